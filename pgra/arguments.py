@@ -1,0 +1,154 @@
+"""Reads argument dataclasses from a command line, with `--profile` and `--config` underneath.
+
+A value comes from, in rising order: the dataclass, `--profile`, `--config FILE.yaml`, the command
+line. One YAML may serve several programs: a key that belongs to another program of ours is passed
+over, one that belongs to none is refused.
+"""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pgra import config
+from pgra.config import PROFILES, choose, config_root, read_yaml
+from pgra.errors import ConfigError, unknown_name
+
+
+def parse_arguments(
+    classes: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    epilog: str = "",
+) -> tuple[Any, ...]:
+    """Read dataclasses from a command line, with `--profile` and `--config` underneath.
+
+    Args:
+        classes: Dataclasses whose fields do not overlap.
+        argv: Arguments without the program's name; None reads the process's own.
+        prog: Name shown in the help.
+        description: What the program does.
+        epilog: An example, shown as it is.
+
+    Returns:
+        One instance a class, in their order.
+
+    Raises:
+        ConfigError: On an unknown key, a wrong type or a contradiction in a YAML.
+    """
+    from transformers import HfArgumentParser
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", help="YAML of defaults; the command line wins.")
+    first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
+    known, rest = first.parse_known_args(argv)
+    parser = HfArgumentParser(
+        list(classes),
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        parents=[first],
+        allow_abbrev=False,
+    )
+    parser.formatter_class = _HelpFormatter
+    fields = {f.name: f.type for cls in classes for f in dataclasses.fields(cls) if f.init}
+    for path in _default_files(known.profile, known.config):
+        parser.set_defaults(**read_defaults(path, fields))
+    *parsed, _, remaining = parser.parse_args_into_dataclasses(
+        args=rest, return_remaining_strings=True
+    )
+    if remaining:
+        raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+    return tuple(parsed)
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Show defaults, and keep the example's line breaks."""
+
+
+def _unknown_argument(text: str, names: Sequence[str]) -> str:
+    name = text.lstrip("-").split("=")[0]
+    return (
+        unknown_name("argument", f"--{name}", [f"--{n}" for n in names]).split(" Known:")[0]
+        + " See --help."
+    )
+
+
+def _default_files(profile: str | None, config: str | None) -> list[Path]:
+    files = []
+    if profile is not None:
+        choose("profile", profile, PROFILES)
+        files.append(config_root() / "profiles" / f"{profile}.yaml")
+    if config is not None:
+        files.append(Path(config))
+    return files
+
+
+def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a YAML of defaults and check names and types.
+
+    Args:
+        path: The YAML.
+        fields: Type by field name, of the program that asks.
+
+    Returns:
+        The values of that program's fields. Keys of other programs of ours are left out.
+
+    Raises:
+        ConfigError: On an unknown key or a wrong type, with the value and the way out.
+    """
+    values = read_yaml(path)
+    others = _all_fields() if set(values) - set(fields) else frozenset[str]()
+    for name in values:
+        if name not in fields and name not in others:
+            raise ConfigError(f"{path}: {unknown_name('key', str(name), {*fields, *others})}")
+    values = {name: value for name, value in values.items() if name in fields}
+    for name, value in values.items():
+        if not _fits(value, fields[name]):
+            hint = (
+                " (write it as 1.0e-4: YAML reads 1e-4 as text)"
+                if isinstance(value, str) and _is_number(value)
+                else ""
+            )
+            raise ConfigError(
+                f"{path}: {name} is {value!r}, a {type(value).__name__}; "
+                f"it must be {_spell(fields[name])}{hint}"
+            )
+    return values
+
+
+def _all_fields() -> frozenset[str]:
+    from transformers import TrainingArguments
+
+    ours = [c for c in vars(config).values() if isinstance(c, type) and dataclasses.is_dataclass(c)]
+    return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(kind))
+    kind = typing.get_origin(kind) or kind
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return (
+        value is None
+        if kind is type(None)
+        else not isinstance(kind, type) or isinstance(value, kind)
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _spell(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind)).replace("NoneType", "null")

@@ -1,0 +1,260 @@
+"""Argument dataclasses: flat, with Hugging Face's names where it has one.
+
+Every default stands once, here; a YAML in `configs/` holds what differs (`pgra.arguments`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pgra.errors import ConfigError, unknown_name
+
+PROFILES = ("official", "paper", "pgra")
+SIMILARITIES = ("cosine", "dot")
+
+
+def config_root() -> Path:
+    """Give the folder of shipped YAMLs: the checkout's `configs/`, or the installed copy."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def choose(kind: str, name: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not in a table.
+
+    Raises:
+        ConfigError: If it is not, with the nearest that is.
+    """
+    if name not in known:
+        raise ConfigError(unknown_name(kind, name, known))
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    """Refuse a number that is too small; None passes.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if value is not None and value < least:
+        raise ConfigError(f"{name} is {value}: it must be at least {least}")
+
+
+def _arg(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(kw_only=True)
+class RuntimeArguments:
+    """Where products go and what computes them."""
+
+    artifacts_dir: str = _arg(
+        "artifacts", "Folder of indexes, candidates, banks and evidence, shared by all runs."
+    )
+    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+
+
+@dataclass(kw_only=True)
+class DataArguments:
+    """Which task, and where its examples come from."""
+
+    task: str | None = _arg(None, "Name of a YAML in configs/tasks, or the path of one.")
+    dataset_name: str | None = _arg(
+        None,
+        "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
+        "default: the task's own.",
+    )
+    train_file: str | None = _arg(
+        None, "jsonl, csv or tsv with the task's input fields and 'label'; over dataset_name."
+    )
+    validation_file: str | None = _arg(
+        None, "The same, to choose a checkpoint on; without one a part of train is held out."
+    )
+    test_file: str | None = _arg(None, "The same, to report on.")
+    max_train_samples: int | None = _arg(
+        None, "Keep this many training examples (drawn with split_seed)."
+    )
+    max_dev_samples: int | None = _arg(500, "At most this many examples to choose a checkpoint on.")
+    max_test_samples: int | None = _arg(
+        None, "Keep this many test examples (drawn with split_seed)."
+    )
+    dev_fraction: float = _arg(
+        0.1,
+        "Share of train held out when there is no validation file, the same share of each label.",
+    )
+    split_seed: int = _arg(0, "Seed of the held-out part and of every sub-sample.")
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        for name in ("max_train_samples", "max_dev_samples", "max_test_samples"):
+            at_least(name, getattr(self, name), 1)
+        if not 0 < self.dev_fraction < 1:
+            raise ConfigError(f"dev_fraction is {self.dev_fraction}: it must lie between 0 and 1")
+
+
+@dataclass(kw_only=True)
+class CorpusArguments:
+    """The sentences that are searched."""
+
+    corpus: str = _arg(
+        "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
+        "One passage a line (.txt, .txt.gz) or a field a line (.jsonl, .jsonl.gz); "
+        "hub dataset/file; or bundled:NAME.",
+    )
+    corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    max_passages: int | None = _arg(None, "Keep the first so many passages.")
+    drop_duplicates: bool = _arg(
+        True, "Keep only the first of equal passages (their number is reported either way)."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        at_least("max_passages", self.max_passages, 1)
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments:
+    """First stage: k candidates a query."""
+
+    retriever: str = _arg(
+        "dense", "First stage: dense, bm25, or hybrid (both, fused by reciprocal rank)."
+    )
+    num_candidates: int = _arg(150, "Candidates a query (the paper's k).")
+    encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = _arg(
+        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
+    )
+    normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
+    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
+    encoder_dtype: str = _arg(
+        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    )
+    encoder_batch_tokens: int = _arg(
+        8192, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
+    )
+    index_factory: str = _arg("Flat", "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32.")
+    index_dir: str | None = _arg(
+        None, "A built index to use; default: found or built under artifacts_dir."
+    )
+    shard_rows: int = _arg(
+        8192, "Passages in one shard, the unit that a stopped job does not repeat."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("retriever", self.retriever, ("bm25", "dense", "hybrid"))
+        choose("pooling", self.pooling, ("auto", "cls", "cls_before_pooler", "mean", "pooler"))
+        choose("encoder_dtype", self.encoder_dtype, DTYPES)
+        at_least("num_candidates", self.num_candidates, 1)
+        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
+        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
+        at_least("shard_rows", self.shard_rows, 1)
+
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+@dataclass(kw_only=True)
+class RerankArguments:
+    """Second stage: which LM orders the candidates, and how many become evidence."""
+
+    reranker: str = _arg(
+        "prompted", "prompted (the paper's), or none: evidence is the first stage's best."
+    )
+    lm: str = _arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    num_evidence: int = _arg(16, "Evidence kept a query (the paper's d); 0 is the plain reader.")
+    similarity: str = _arg("dot", "dot (the paper) or cosine (its code).")
+    num_exemplars: int = _arg(8, "Labelled examples in the prompt's prefix (the paper's m).")
+    exemplars: str = _arg(
+        "balanced",
+        "How they are chosen: random, balanced, or official (first in the file, capped a class).",
+    )
+    exemplar_seed: int = _arg(0, "Seed of their choice and order; one draw serves all splits.")
+    lm_dtype: str = _arg(
+        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    )
+    lm_batch_tokens: int = _arg(
+        512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
+    )
+    max_prompt_tokens: int | None = _arg(
+        None, "Longest prompt; default: the LM's window. Longer texts are cut, never the tail."
+    )
+    prefix_sharing: str = _arg(
+        "auto",
+        "How the prefix is run once: auto, packed, expanded, or none (run it with every text).",
+    )
+    bank_shard_rows: int = _arg(
+        512, "Texts in one shard of states, the unit that a stopped job does not repeat."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("reranker", self.reranker, ("none", "prompted"))
+        choose("similarity", self.similarity, SIMILARITIES)
+        choose("exemplars", self.exemplars, ("balanced", "official", "random"))
+        choose("lm_dtype", self.lm_dtype, DTYPES)
+        choose("prefix_sharing", self.prefix_sharing, ("auto", "expanded", "none", "packed"))
+        at_least("num_evidence", self.num_evidence, 0)
+        at_least("num_exemplars", self.num_exemplars, 0)
+        at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
+        at_least("bank_shard_rows", self.bank_shard_rows, 1)
+        at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
+
+
+@dataclass(kw_only=True)
+class ReaderArguments:
+    """The fused T5 that reads a query with its evidence."""
+
+    model_name_or_path: str = _arg(
+        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME."
+    )
+    reader_template: str | None = _arg(
+        None,
+        "How the reader sees a query; default: the task's. Holds the task's fields, and "
+        "<extra_id_0> where the word goes.",
+    )
+    segment_order: str = _arg("query_first", "query_first, or evidence_first (the paper's code).")
+    max_segment_tokens: int = _arg(
+        128, "Tokens of one segment; evidence is cut first, the query's slot never."
+    )
+    decode: str = _arg(
+        "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("segment order", self.segment_order, ("evidence_first", "query_first"))
+        choose("decode", self.decode, ("official", "verbalizer"))
+        at_least("max_segment_tokens", self.max_segment_tokens, 8)
+
+
+def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
+    """Refuse d > k.
+
+    Raises:
+        ConfigError: If more evidence is asked for than the first stage returns.
+    """
+    if rerank.num_evidence > retriever.num_candidates:
+        raise ConfigError(
+            f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
+            f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
+        )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML that must be a mapping.
+
+    Raises:
+        ConfigError: If it is missing, not YAML, or not a mapping.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a mapping of names to values")
+    return values

@@ -1,0 +1,1 @@
+"""Corpora, tasks and their splits, from files, the hub and packages."""

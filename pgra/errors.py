@@ -1,0 +1,42 @@
+"""Errors that a user can mend: each says what is wrong, with which value, and the way out.
+
+Scripts turn a `PgraError` into one line and exit code 2 (`pgra.cli.run`). Misuse by a caller is a
+`ValueError`; `assert` is only for what our own code guarantees.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PgraError(Exception):
+    """Base of all errors a user can mend."""
+
+
+class ConfigError(PgraError):
+    """An argument, a YAML or a combination of them that cannot work."""
+
+
+class DataError(PgraError):
+    """A corpus, task file or label that is missing, unreadable or contradictory."""
+
+
+class ArtifactError(PgraError):
+    """A folder on disk that is stale, foreign, damaged or in use."""
+
+
+class ModelError(PgraError):
+    """A model that cannot be found, loaded or used for what is asked."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Word the message for a name that is not in a table, with the nearest one that is.
+
+    Args:
+        kind: What the name stands for, such as "retriever".
+        name: What was asked for.
+        known: The names there are.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"unknown {kind} '{name}'.{hint} Known: {', '.join(names) or 'none'}."

@@ -1,0 +1,1 @@
+"""In-context learning: exemplar choice (KATE) and feedback memory (MemPrompt)."""

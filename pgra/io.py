@@ -1,0 +1,284 @@
+"""Artefacts on disk: written aside, synced, renamed, manifest last; read back with checks.
+
+An artefact is a folder. `manifest.json` is written last, so a folder that has one is finished.
+It holds the fields of the artefact's fingerprint: all that determines the content. A reader says
+which fields it asks for; the first that differs is named in the error.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from pgra.errors import ArtifactError
+from pgra.types import Json
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_PACKAGES = (
+    "pgra",
+    "torch",
+    "transformers",
+    "accelerate",
+    "faiss-cpu",
+    "faiss-gpu",
+    "bm25s",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished artefact says of itself.
+
+    Attributes:
+        stage: Which stage made it, such as "index".
+        fingerprint: The fields that determine the content.
+        counts: Sizes worth knowing, such as {"rows": 10000}.
+        files: By name: {"bytes": int, "checksum": str}.
+        versions: Package versions it was made with (for people; not checked).
+        created: UTC time, ISO 8601.
+        seconds: Wall-clock time the stage took.
+        format: Version of this layout.
+    """
+
+    stage: str
+    fingerprint: Mapping[str, Json]
+    counts: Mapping[str, Json]
+    files: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, str]
+    created: str
+    seconds: float
+    format: int = FORMAT
+
+
+def canonical_json(value: Json) -> str:
+    """Write a value so that equal values give equal text: sorted keys, no spaces, no NaN."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def digest(fields: Json) -> str:
+    """Give the sha256, in hex, of a fingerprint's fields (or of any JSON value)."""
+    return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+
+
+def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
+    """Give the folder of an artefact: `root/NAME-` and the first 12 digits of its fingerprint."""
+    clean = "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip("-")
+    return root / f"{clean}-{digest(fields)[:12]}"
+
+
+def file_checksum(path: Path) -> str:
+    """Give the xxh3-128 of a file's bytes: as fast as the disk, against damage only."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            hasher.update(block)
+    return f"xxh3:{hasher.hexdigest()}"
+
+
+@contextlib.contextmanager
+def write_aside(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success sync and rename it there, else remove it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # numpy and others append a suffix they miss, so the real one stays at the end.
+    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+    try:
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write a value as indented JSON, aside and renamed."""
+    with write_aside(path) as aside:
+        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_lines(path: Path, values: Sequence[Json]) -> None:
+    """Write one JSON value a line, aside and renamed."""
+    with write_aside(path) as aside, aside.open("w") as file:
+        file.writelines(
+            json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
+        )
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array as `.npy`, aside and renamed."""
+    with write_aside(path) as aside:
+        np.save(aside, array, allow_pickle=False)
+
+
+def read_array(path: Path) -> npt.NDArray[Any]:
+    """Memory-map an `.npy` file, read-only.
+
+    Raises:
+        ArtifactError: If the file is missing or is not a whole `.npy` file.
+    """
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (OSError, ValueError, EOFError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({error}): delete its folder and run the stage again"
+        ) from None
+
+
+def package_versions() -> dict[str, str]:
+    """Give the versions of Python and of the packages that results depend on."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    stage: str,
+    fingerprint: Mapping[str, Json],
+    counts: Mapping[str, Json],
+    seconds: float,
+) -> Manifest:
+    """Finish an artefact: record every file in its folder, then write the manifest."""
+    paths = sorted(
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and not p.name.startswith(".") and p.name != MANIFEST
+    )
+    files = {
+        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "checksum": file_checksum(p)}
+        for p in paths
+    }
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
+        stage, fingerprint, counts, files, package_versions(), now, round(seconds, 3)
+    )
+    write_json(folder / MANIFEST, asdict(manifest))
+    return manifest
+
+
+def is_finished(folder: Path) -> bool:
+    """Say whether a folder holds a finished artefact."""
+    return (folder / MANIFEST).is_file()
+
+
+def read_manifest(
+    folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None, verify: bool = True
+) -> Manifest:
+    """Read a finished artefact's manifest and check the folder against it.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that must have made it.
+        fingerprint: Fields it must have been made with; None accepts any.
+        verify: Whether to read every file and compare its checksum (sizes are always compared).
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, of another stage or format, made from something
+            else (the field and both values are named), or damaged (the file is named).
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} does not exist: run the '{stage}' stage first")
+    if not is_finished(folder):
+        raise ArtifactError(
+            f"{folder} has no {MANIFEST}: the '{stage}' stage did not finish, run it again"
+        )
+    try:
+        manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
+        ) from None
+    if manifest.format != FORMAT:
+        raise ArtifactError(
+            f"{folder} has format {manifest.format}, this pgra reads {FORMAT}: "
+            "build it again or update pgra"
+        )
+    if manifest.stage != stage:
+        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+    if fingerprint is not None:
+        check_fingerprint(folder, made=manifest.fingerprint, asked=fingerprint)
+    check_files(folder, manifest.files, verify=verify)
+    return manifest
+
+
+def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
+    """Refuse an artefact made from something else, naming the first field that differs.
+
+    Raises:
+        ArtifactError: If any field differs or is missing on one side.
+    """
+    for name in sorted({*made, *asked}):
+        if canonical_json(made.get(name)) != canonical_json(asked.get(name)):
+            raise ArtifactError(
+                f"{folder} was made with {name} {canonical_json(made.get(name))}, this run asks "
+                f"for {canonical_json(asked.get(name))}: use another folder or build it again"
+            )
+
+
+def check_files(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
+) -> None:
+    """Compare files with their recorded sizes and, if `verify`, checksums.
+
+    Raises:
+        ArtifactError: If a file is missing, of another size or of other content.
+    """
+    for name, record in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing: delete {folder} and run the stage again")
+        if path.stat().st_size != record["bytes"] or (
+            verify and file_checksum(path) != record["checksum"]
+        ):
+            raise ArtifactError(
+                f"{path} is damaged (it is not what was written): "
+                f"delete {folder} and run the stage again"
+            )
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        ArtifactError: If another job holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArtifactError(
+                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
+            ) from None
+        yield

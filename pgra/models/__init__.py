@@ -1,0 +1,1 @@
+"""Encoders, causal LMs and fused readers behind small interfaces."""

@@ -1,0 +1,192 @@
+"""Models by name: a hub id (with an optional `@revision`), a local folder, or `bundled:NAME`.
+
+Weights are safetensors only and never bring code of their own. A model's identity in fingerprints
+is its content: the hub's commit, or the checksums of a folder's files, never just its name.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pgra.errors import ModelError
+from pgra.io import digest, file_checksum
+from pgra.models.bundled import bundled_model_dir
+from pgra.types import Json
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = "bundled:"
+_WEIGHTS = (".safetensors",)
+_IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model is loaded from.
+
+    Attributes:
+        name: As the user wrote it.
+        path: Hub id or local folder, as `from_pretrained` takes it.
+        revision: The hub's commit, None for a folder.
+        identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
+    """
+
+    name: str
+    path: str
+    revision: str | None
+    identity: str
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments that every `from_pretrained` gets."""
+        return {"revision": self.revision} if self.revision else {}
+
+
+def find_model(name: str) -> ModelSource:
+    """Find a model by name, without loading it.
+
+    Raises:
+        ModelError: If a bundled name is unknown or its package absent, a folder holds no
+            safetensors, or the hub has no such model or cannot be reached.
+    """
+    if name.startswith(BUNDLED):
+        folder = bundled_model_dir(name.removeprefix(BUNDLED))
+        return ModelSource(name, str(folder), None, _folder_identity(folder))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return ModelSource(name, str(folder), None, _folder_identity(folder))
+    return _find_on_hub(name)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has no .safetensors weights, the only kind that is loaded: "
+            "load it once with transformers and write it again with save_pretrained"
+        )
+
+
+def _folder_identity(folder: Path) -> str:
+    files = sorted(
+        p for p in folder.iterdir() if p.suffix in _IDENTITY and p.name != "manifest.json"
+    )
+    stamps = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files)
+    return _files_digest(folder, stamps)
+
+
+@lru_cache(maxsize=32)
+def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return digest({name: file_checksum(folder / name) for name, _, _ in stamps})[:32]
+
+
+def _find_on_hub(name: str) -> ModelSource:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    repo, _, revision = name.partition("@")
+    try:  # the config alone pins the commit; from_pretrained then fetches what it needs
+        folder = snapshot_download(repo, revision=revision or None, allow_patterns=["config.json"])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
+            "Give a local folder, a hub id that you can reach, or a bundled: name "
+            "(pgra models lists them)."
+        ) from None
+    commit = Path(folder).name
+    return ModelSource(name, repo, commit, f"{repo}@{commit}")
+
+
+def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
+    """Call a `from_pretrained` on a found model, safetensors only.
+
+    Raises:
+        ModelError: If the weights are missing, damaged or of another architecture.
+    """
+    try:
+        return loader(source.path, use_safetensors=True, **source.kwargs, **kwargs)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot load model '{source.name}': {reason}") from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise ModelError(
+                f"cannot load model '{source.name}': its weights are damaged ({error})"
+            ) from error
+        raise
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """Load a model's tokenizer.
+
+    Raises:
+        ModelError: If it has none that works.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.kwargs)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot load the tokenizer of '{source.name}': {reason}") from error
+    if (
+        len(tokenizer) < 2
+    ):  # transformers 5 gives an empty one, without a word, when files are named oddly
+        raise ModelError(
+            f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
+        )
+    return tokenizer
+
+
+def choose_device(name: str) -> torch.device:
+    """Give the device of that name; "auto" is the current GPU if there is one.
+
+    Raises:
+        ModelError: If there is no such device.
+    """
+    if name == "auto":
+        return (
+            torch.device("cuda", torch.cuda.current_device())
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot use device '{name}': {reason}. Use auto or cpu.") from None
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Give the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Spell a dtype as arguments and fingerprints do: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def batch_budget(tokens: int, device: torch.device) -> int:
+    """Scale a CPU's token budget to a device: 16 times as many on a GPU."""
+    return tokens * (16 if device.type == "cuda" else 1)
+
+
+def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
+    """Give what a fingerprint holds of a loaded model."""
+    return {"model": source.identity, "dtype": dtype_name(dtype)}

@@ -1,0 +1,1 @@
+"""Methods whole, each reading like its paper's algorithm."""

@@ -1,0 +1,1 @@
+"""Templates, verbalizers and few-shot prefixes."""

@@ -1,0 +1,1 @@
+"""The Fusion-in-Decoder reader: inputs, batches, training and prediction."""

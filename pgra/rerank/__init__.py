@@ -1,0 +1,1 @@
+"""Second stage: candidates to evidence under a prompt."""

@@ -1,0 +1,1 @@
+"""First stage: texts to candidates."""

@@ -1,0 +1,153 @@
+"""Values that cross stage borders. Imports nothing of ours, and no torch.
+
+Axes: B queries, K candidates a query, N evidence read, P corpus passages.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
+Unit = TypeVar("Unit")
+Json = object
+"""Anything that `json.dumps` takes; spelled `object` because mypy has no finite JSON type."""
+
+MISSING_ROW = -1
+
+
+@dataclass(frozen=True)
+class Example:
+    """One query of a task.
+
+    Attributes:
+        id: Unique within its split, such as "test-17".
+        fields: The task's inputs by name.
+        label: The label's name, or None where it is unknown.
+    """
+
+    id: str
+    fields: Mapping[str, str]
+    label: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All inputs as one text, in the task's order: what the first stage searches with."""
+        return " ".join(self.fields.values())
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What any retrieval or reranking gives: corpus rows, best first.
+
+    Attributes:
+        rows: (B, K) int64, ties by row, `MISSING_ROW` where there are fewer than K.
+        scores: (B, K) float32, higher is better, -inf where a row is missing.
+
+    Raises:
+        ValueError: If the two shapes differ or are not two-dimensional.
+    """
+
+    rows: Rows
+    scores: Scores
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.shape != self.scores.shape:
+            raise ValueError(f"rows are {self.rows.shape}, scores are {self.scores.shape}")
+
+    @classmethod
+    def best(cls, rows: Rows, scores: Scores, k: int) -> Self:
+        """Sort each line best first (ties by row, missing last) and keep the first k.
+
+        Args:
+            rows: (B, K') int64 in any order, `MISSING_ROW` where missing.
+            scores: (B, K') float32; NaN is refused, missing entries become -inf.
+            k: How many to keep; short lines are filled with missing entries.
+
+        Raises:
+            ValueError: If a score of a present row is NaN.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
+        if np.isnan(scores).any():
+            raise ValueError("a score is NaN")
+        last = np.iinfo(np.int64).max
+        order = np.lexsort((np.where(rows == MISSING_ROW, last, rows), -scores), axis=-1)[:, :k]
+        rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        short = k - rows.shape[1]
+        if short > 0:
+            rows = np.pad(rows, ((0, 0), (0, short)), constant_values=MISSING_ROW)
+            scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
+        return cls(rows, scores)
+
+    def top(self, n: int) -> "Candidates":
+        """Keep each query's first n."""
+        return Candidates(self.rows[:, :n], self.scores[:, :n])
+
+    def __len__(self) -> int:
+        """Count the queries."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One candidate as a person looks at it."""
+
+    row: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class ReaderInput:
+    """What the reader reads for one example.
+
+    Attributes:
+        example_id: The example it was made from.
+        segments: N texts, each the query (with its slot) and one evidence; one text when N is 0.
+        label: The label's name, or None when only a prediction is wanted.
+    """
+
+    example_id: str
+    segments: tuple[str, ...]
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A reader's decision on one example.
+
+    Attributes:
+        example_id: The example decided.
+        label: The label's name with the highest score, ties by the task's order of labels.
+        scores: Probability by label name, over the task's labels; they sum to 1.
+    """
+
+    example_id: str
+    label: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which share of the units of work this process does.
+
+    Attributes:
+        rank: This process, from 0.
+        world: How many processes there are.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Say whether this process writes manifests and speaks."""
+        return self.rank == 0
+
+    def share(self, units: Sequence[Unit]) -> list[Unit]:
+        """Give this process its units: every `world`-th, from `rank`."""
+        return list(units[self.rank :: self.world])

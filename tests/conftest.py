@@ -1,0 +1,306 @@
+"""Tiny models of every architecture, as folders that the real loaders read. No network."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+SENTENCES = [
+    "The film is a warm and funny portrait of a family by the sea.",
+    "A dull, lifeless story that wastes its good actors.",
+    "The river Main flows through the city of Frankfurt.",
+    "He was born in 1925 and studied law at the university.",
+    "Red apples grow in the garden behind the old house.",
+    "The blue sea was calm, and the boats came home early.",
+    "Critics praised the acting but found the plot terrible.",
+    "It was a great success in the cinemas of Europe.",
+    "The council voted against the new railway line in March.",
+    "Her second album sold a million copies within a year.",
+    "The temple stands on a hill and can be seen from the town.",
+    "Audiences laughed at the jokes and cried at the end.",
+]
+LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
+T5_KINDS = ["t5", "t5-v1.1", "flan-t5"]
+ENCODER_KINDS = ["bert", "roberta"]
+_WORDS = (
+    "negative positive terrible great The answer is Does the following sentence have a sentiment?"
+)
+_TEXTS = [*SENTENCES, _WORDS, "0123456789 ,.;:!?'\"-()\n\n" + "abcdefghijklmnopqrstuvwxyz" * 2]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_home(tmp_path_factory):
+    """Few threads: the models are tiny, and the machine may be shared."""
+    torch.set_num_threads(2)
+
+
+def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [t for t in dict.fromkeys([pad, bos, eos]) if t]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        _TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.train_from_iterator(
+        _TEXTS,
+        trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False),
+    )
+    ends = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _unigram(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<pad>", "</s>", "<unk>"]
+    tokenizer.train_from_iterator(
+        _TEXTS,
+        trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
+        ),
+    )
+    tokenizer.add_special_tokens(["<extra_id_0>", "<extra_id_1>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        extra_special_tokens=["<extra_id_0>", "<extra_id_1>"],
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _lively(model: torch.nn.Module) -> torch.nn.Module:
+    """Give random weights enough spread that a wrong token or position shows in the output."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+        elif "bias" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return model
+
+
+def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
+    """Write a 2-layer causal LM with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bos = None if kind in ("gpt2", "qwen2") else "</s>" if kind.startswith("opt") else "<s>"
+    tok = _byte_level(folder, bos=bos, eos="</s>", pad="<pad>")
+    ids = {
+        "bos_token_id": tok.bos_token_id,
+        "eos_token_id": tok.eos_token_id,
+        "pad_token_id": tok.pad_token_id,
+    }
+    size = {
+        "vocab_size": len(tok),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=len(tok), n_embd=32, n_layer=2, n_head=4, n_positions=window, **ids
+        )
+        model = GPT2LMHeadModel(config)
+    elif kind == "llama":
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                **size,
+                num_key_value_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=window,
+                **ids,
+            )
+        )
+    elif kind == "qwen2":
+        model = Qwen2ForCausalLM(
+            Qwen2Config(
+                **size,
+                num_key_value_heads=2,
+                intermediate_size=64,
+                max_position_embeddings=window,
+                **ids,
+            )
+        )
+    else:
+        odd = kind == "opt-350m"  # post-norm, with projections and no final norm
+        model = OPTForCausalLM(
+            OPTConfig(
+                **size,
+                ffn_dim=64,
+                max_position_embeddings=window,
+                word_embed_proj_dim=16 if odd else 32,
+                do_layer_norm_before=not odd,
+                **ids,
+            )
+        )
+    _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_encoder(folder: Path, kind: str = "bert") -> Path:
+    """Write a 2-layer encoder with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tok = _word_piece(folder)
+    size = {
+        "vocab_size": len(tok),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 160,
+        "pad_token_id": tok.pad_token_id,
+    }
+    model = BertModel(BertConfig(**size)) if kind == "bert" else RobertaModel(RobertaConfig(**size))
+    _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_t5(folder: Path, kind: str = "t5") -> Path:
+    """Write a 2-layer T5 with its tokenizer: the original, v1.1 or flan shape."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tok = _unigram(folder)
+    gated = {} if kind == "t5" else {"feed_forward_proj": "gated-gelu"}
+    config = T5Config(
+        vocab_size=len(tok),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.1,
+        pad_token_id=tok.pad_token_id,
+        eos_token_id=tok.eos_token_id,
+        decoder_start_token_id=tok.pad_token_id,
+        **gated,
+    )
+    torch.manual_seed(3)
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lm_dirs(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("lms")
+    return {kind: build_lm(root / kind, kind) for kind in LM_KINDS}
+
+
+@pytest.fixture(scope="session", params=LM_KINDS)
+def lm_dir(request, lm_dirs) -> Path:
+    return lm_dirs[request.param]
+
+
+@pytest.fixture(scope="session")
+def encoder_dirs(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("encoders")
+    return {kind: build_encoder(root / kind, kind) for kind in ENCODER_KINDS}
+
+
+@pytest.fixture(scope="session")
+def encoder_dir(encoder_dirs) -> Path:
+    return encoder_dirs["bert"]
+
+
+@pytest.fixture(scope="session")
+def t5_dirs(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("readers")
+    return {kind: build_t5(root / kind, kind) for kind in T5_KINDS}
+
+
+@pytest.fixture(scope="session")
+def t5_dir(t5_dirs) -> Path:
+    return t5_dirs["t5"]
+
+
+@pytest.fixture
+def corpus_file(tmp_path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(SENTENCES) + "\n")
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def review_files(tmp_path) -> dict[str, Path]:
+    """Forty training and twelve test reviews whose words tell their label."""
+    good, bad = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
+    things = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
+    rows = []
+    for i in range(26):
+        rows.append({"text": f"A {good[i % 4]} {things[i % 10]} number {i}.", "label": "positive"})
+        rows.append(
+            {"text": f"A {bad[i % 4]} {things[(i * 3) % 10]} number {i}.", "label": "negative"}
+        )
+    return {
+        "train": write_jsonl(tmp_path / "train.jsonl", rows[:40]),
+        "test": write_jsonl(tmp_path / "test.jsonl", rows[40:]),
+    }
