@@ -1,0 +1,151 @@
+"""A frozen causal LM: token ids to the hidden states that predict the next token."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from pgra.errors import ModelError
+from pgra.models.loading import (
+    ModelSource,
+    choose_device,
+    choose_dtype,
+    find_model,
+    load_pretrained,
+    load_tokenizer,
+    model_fields,
+)
+from pgra.types import Json
+
+logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """A decoder-only LM without its head: OPT, GPT-2, Llama, Qwen and their kin.
+
+    Attributes:
+        source: Where it came from.
+        model: The base model, in evaluation mode.
+        tokenizer: Its tokenizer.
+        device: Where it runs.
+        dtype: Of its weights and states.
+    """
+
+    source: ModelSource
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def from_name(cls, name: str, *, dtype: str = "auto", device: str = "auto") -> Self:
+        """Load by hub id, folder or `bundled:NAME`.
+
+        Raises:
+            ModelError: If it cannot be found or loaded, or later tokens change earlier states.
+        """
+        from transformers import AutoModel
+
+        source, place = find_model(name), choose_device(device)
+        kind = choose_dtype(dtype, place)
+        tokenizer = load_tokenizer(source)
+        model = load_pretrained(AutoModel.from_pretrained, source, dtype=kind)
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ModelError(
+                f"'{name}' is an encoder-decoder, not a causal LM: give a GPT, OPT, ..."
+            )
+        lm = cls(source, model.eval().requires_grad_(False).to(place), tokenizer, place, kind)
+        lm._check_causal()
+        return lm
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give what a state depends on, besides the prompt."""
+        return model_fields(self.source, self.dtype)
+
+    @cached_property
+    def width(self) -> int:
+        """Give H, the width of a state. It may differ from the config's: OPT-350m projects."""
+        return int(self.states_of([[0]])[0].shape[-1])
+
+    @property
+    def window(self) -> int:
+        """Give the longest input in tokens."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Give each text's token ids, without special tokens."""
+        if not texts:
+            return []
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
+        return ids
+
+    @cached_property
+    def lead_ids(self) -> list[int]:
+        """Give the special tokens that open every input, such as OPT's </s>; empty for GPT-2."""
+        probe = "The answer is"
+        full, bare = self.tokenizer(probe)["input_ids"], self.tokenize([probe])[0]
+        starts = (i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        return list(full[: next(starts, 0)])
+
+    @torch.inference_mode()
+    def states_of(self, batch: Sequence[Sequence[int]]) -> Tensor:
+        """Run whole inputs, padded on the right.
+
+        Args:
+            batch: Token ids of n inputs, none empty.
+
+        Returns:
+            (n, H) in the LM's dtype, on its device: the last layer's output after the final norm,
+            at each input's last token.
+        """
+        lengths = torch.tensor([len(ids) for ids in batch])
+        padded = torch.zeros(len(batch), int(lengths.max()), dtype=torch.long)
+        for row, ids in enumerate(batch):
+            padded[row, : len(ids)] = torch.tensor(ids)
+        # Right padding and causality keep real tokens from the padding; positions must be given,
+        # for OPT and GPT-2 count them in other ways when they are not.
+        positions = torch.arange(padded.shape[1]).expand_as(padded)
+        mask = positions < lengths[:, None]
+        hidden = self.model(
+            input_ids=padded.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=mask.long().to(self.device),
+            use_cache=False,
+        ).last_hidden_state  # (n, L, H)
+        states: Tensor = hidden[torch.arange(len(batch)), (lengths - 1).to(hidden.device)]
+        return states
+
+    def _check_causal(self) -> None:
+        ids = self.tokenize(["The answer is a question of time"])[0]
+        if len(ids) < 2:
+            raise ModelError(f"the tokenizer of '{self.source.name}' does not split English text")
+        alone, followed = self.model_states(ids[:-1]), self.model_states(ids)
+        slack = (1e-3 if self.dtype == torch.float32 else 0.05) * float(alone.abs().max())
+        if not torch.allclose(alone[-1], followed[-2], rtol=0, atol=slack):
+            raise ModelError(
+                f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "
+                "Give a GPT, OPT, Llama, Qwen, ..."
+            )
+
+    @torch.inference_mode()
+    def model_states(self, ids: Sequence[int]) -> Tensor:
+        """Give the states of one input at all its tokens, (L, H) float32."""
+        positions = torch.arange(len(ids), device=self.device)[None]
+        hidden = self.model(
+            input_ids=torch.tensor([list(ids)], device=self.device),
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+        states: Tensor = hidden[0].float()
+        return states

@@ -1,0 +1,82 @@
+"""Templates: how a task shows a text to the LM, P(x) of Guo et al. 2023, section 3.2.
+
+A prompt is `prefix + suffix`. The prefix (instruction and exemplars) is the same for every text of
+a task; the suffix is the text under the template. They are split before the blank line between
+them, because byte-pair merges do not reach across that place but do reach across the one after it.
+"""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgra.errors import ConfigError, unknown_name
+
+INSTRUCTION = "Follow the demonstrations:\n"
+SEPARATOR = "\n\n"
+
+
+def template_fields(template: str) -> list[str]:
+    """Give the names of a template's slots, in order.
+
+    Raises:
+        ConfigError: If the braces do not pair or a slot has no name.
+    """
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ConfigError(f"template {template!r} is not valid: {error}") from None
+    if not all(name.isidentifier() for name in names):
+        raise ConfigError(
+            f"template {template!r} has a slot without a plain name, such as {{text}}"
+        )
+    return names
+
+
+def check_template(template: str, inputs: Sequence[str]) -> None:
+    """Refuse a template whose slots are not a task's inputs.
+
+    Raises:
+        ConfigError: If it has no slot, or one that is no input.
+    """
+    names = template_fields(template)
+    if not names:
+        slots = " or ".join(f"{{{name}}}" for name in inputs)
+        raise ConfigError(f"template {template!r} has no slot: write {slots} where the text goes")
+    for name in names:
+        if name not in inputs:
+            raise ConfigError(f"template {template!r}: {unknown_name('input', name, inputs)}")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """How one task shows texts to the LM.
+
+    Attributes:
+        body: P(x), with a slot for each input of the task.
+        answer: What the LM completes, on a line of its own after P(x).
+        inputs: The task's inputs. A passage fills the first one; the others stay empty.
+    """
+
+    body: str
+    answer: str = "The answer is"
+    inputs: tuple[str, ...] = ("text",)
+
+    def __post_init__(self) -> None:
+        check_template(self.body, self.inputs)
+
+    def passage_fields(self, text: str) -> dict[str, str]:
+        """Give the fields under which a passage is shown."""
+        return {name: text if i == 0 else "" for i, name in enumerate(self.inputs)}
+
+    def render(self, fields: Mapping[str, str]) -> str:
+        """Fill P(x). Blank lines would look like the border between exemplars: they are closed."""
+        values = {name: value.strip() for name, value in fields.items()}
+        return self.body.format_map(values).replace(SEPARATOR, "\n")
+
+    def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
+        """Fill P(x) and say its answer."""
+        return f"{self.render(fields)}\n{self.answer} {word}"
+
+    def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
+        """Fill P(x) and leave the answer open: the suffix of a prompt."""
+        return f"{SEPARATOR if after_prefix else ''}{self.render(fields)}\n{self.answer}"

@@ -1,0 +1,162 @@
+"""Prompted states: the shared prefix run once gives what the whole prompt gives."""
+
+import pytest
+import torch
+from conftest import SENTENCES, build_encoder, build_lm, build_t5
+from transformers import AutoModel, AutoTokenizer
+
+from pgra.errors import ConfigError, ModelError
+from pgra.models.causal_lm import CausalLM
+from pgra.models.packing import RowLayout, pack_rows
+from pgra.models.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+
+TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
+PREFIX = (
+    "Follow the demonstrations:\n"
+    "Does the following sentence have a sentiment?\nA great film.\nThe answer is positive\n\n"
+    "Does the following sentence have a sentiment?\nA dull plot.\nThe answer is negative"
+)
+PROMPT = FewShotPrompt(TEMPLATE, PREFIX)
+TEXTS = [*SENTENCES, "a", "éa 中!", "x" * 90]
+
+
+def whole_prompts(folder, texts, prefix=PREFIX):
+    """Equation 2 of the paper with nothing of ours: one unpadded prompt at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    states = []
+    for text in texts:
+        body = f"Does the following sentence have a sentiment?\n{text}\nThe answer is"
+        prompt = f"{prefix}\n\n{body}" if prefix else body
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            states.append(model(input_ids=ids).last_hidden_state[0, -1])
+    return torch.stack(states)
+
+
+def relative_error(states, truth):
+    return float(((states - truth).norm(dim=1) / truth.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("sharing", ["packed", "expanded", "none", "auto"])
+def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing=sharing)
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dir, TEXTS)) < 1e-4
+
+
+def test_auto_shares_the_prefix_on_every_architecture(lm_dir):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
+    assert encoder.sharing == "packed"
+    assert len(encoder.shared_ids) > 50
+
+
+def test_another_word_in_the_prefix_moves_the_states(lm_dir):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
+    other = whole_prompts(lm_dir, TEXTS, PREFIX.replace("negative", "positive"))
+    assert relative_error(encoder.encode(TEXTS), other) > 1e-2
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 70, 4096])
+def test_batch_size_and_order_change_nothing(lm_dir, batch_tokens):
+    lm = CausalLM.from_name(str(lm_dir))
+    encoder = PromptedEncoder(lm, PROMPT, batch_tokens=batch_tokens)
+    order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
+    shuffled = encoder.encode([TEXTS[i] for i in order])
+    assert relative_error(shuffled, whole_prompts(lm_dir, TEXTS)[order]) < 1e-4
+
+
+def test_a_prompt_without_exemplars_shares_the_head_of_its_template(lm_dir):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), FewShotPrompt(TEMPLATE))
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dir, TEXTS, "")) < 1e-4
+
+
+def test_no_text_gives_no_state(lm_dirs):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT)
+    assert encoder.encode([]).shape == (0, 32)
+
+
+def test_opt_350m_states_are_projected(lm_dirs):
+    assert CausalLM.from_name(str(lm_dirs["opt-350m"])).width == 16
+
+
+def test_a_long_text_is_cut_in_the_text_and_counted(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["gpt2"]))
+    encoder = PromptedEncoder(lm, PROMPT, max_prompt_tokens=250)
+    long = "The film is warm. " * 100
+    states = encoder.encode(["a", long])
+    assert encoder.num_cut == 1
+    ids = encoder._prompt_ids(encoder._cut({"text": long}))
+    assert 240 < len(ids) <= 250
+    tail = lm.tokenize(["\nThe answer is"])[0]
+    assert ids[-len(tail) :] == tail
+    assert lm.tokenizer.decode(ids).endswith("\nThe answer is")
+    assert relative_error(states[:1], whole_prompts(lm_dirs["gpt2"], ["a"])) < 1e-4
+
+
+def test_a_prefix_over_the_window_is_refused_with_its_tokens(tmp_path):
+    lm = CausalLM.from_name(str(build_lm(tmp_path, "opt", window=64)))
+    with pytest.raises(ConfigError, match=r"the prompt has \d+ tokens .* may read 64: use fewer"):
+        PromptedEncoder(lm, PROMPT)
+
+
+def test_a_limit_over_the_window_is_refused(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["opt"]))
+    with pytest.raises(ConfigError, match="max_prompt_tokens is 9999, .* at most 512"):
+        PromptedEncoder(lm, PROMPT, max_prompt_tokens=9999)
+
+
+def test_a_state_that_is_not_finite_names_the_text(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["gpt2"]))
+    encoder = PromptedEncoder(lm, PROMPT)
+    token = lm.tokenize(["中"])[0][0]
+    lm.model.wte.weight.data[token] = float("nan")
+    with pytest.raises(ModelError, match="no finite state in torch.float32 for 1 of 2 texts.*中"):
+        encoder.encode(["a", "中"])
+
+
+def test_an_encoder_is_no_causal_lm(tmp_path):
+    with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
+        CausalLM.from_name(str(build_encoder(tmp_path, "bert")))
+
+
+def test_an_encoder_decoder_is_no_causal_lm(tmp_path):
+    with pytest.raises(ModelError, match="is an encoder-decoder"):
+        CausalLM.from_name(str(build_t5(tmp_path)))
+
+
+def test_bfloat16_states_are_near_float32_ones(lm_dirs):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["llama"]), dtype="bfloat16"), PROMPT)
+    states = encoder.encode(SENTENCES)
+    assert states.dtype == torch.bfloat16
+    assert relative_error(states.float(), whole_prompts(lm_dirs["llama"], SENTENCES)) < 0.1
+
+
+def test_a_prefix_that_cannot_be_tokenised_apart_is_tokenised_whole(lm_dirs):
+    prompt = FewShotPrompt(TEMPLATE, PREFIX + "\n")  # a break that merges with the blank line
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"])), prompt)
+    encoder.lm.tokenizer.add_tokens(["\n\n\n"])
+    encoder.lm.model.resize_token_embeddings(len(encoder.lm.tokenizer), mean_resizing=False)
+    assert not PromptedEncoder(encoder.lm, prompt)._splits_cleanly
+    states = PromptedEncoder(encoder.lm, prompt, sharing="packed").encode(SENTENCES)
+    truth = [
+        encoder.lm.model_states(
+            encoder.lm.tokenizer(prompt.prefix + prompt.suffix({"text": text}))["input_ids"]
+        )[-1]
+        for text in SENTENCES
+    ]
+    assert relative_error(states, torch.stack(truth)) < 1e-4
+
+
+def test_rows_are_filled_in_order_and_a_long_text_stands_alone():
+    assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
+
+
+def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
+    layout = RowLayout.of([2, 1, 1], [[0, 1], [2]])
+    assert layout.segments.tolist() == [[0, 0, 1], [2, -1, -1]]
+    assert layout.positions.tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert (layout.rows.tolist(), layout.ends.tolist()) == ([0, 0, 1], [1, 2, 0])
+    seen = (layout.mask(1, torch.float32)[0, 0] == 0).int().tolist()
+    assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
