@@ -55,10 +55,10 @@ _WORDS = (
 _TEXTS = [*SENTENCES, _WORDS, "0123456789 ,.;:!?'\"-()\n\n" + "abcdefghijklmnopqrstuvwxyz" * 2]
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_home(tmp_path_factory):
-    """Few threads: the models are tiny, and the machine may be shared."""
-    torch.set_num_threads(2)
+@pytest.fixture(autouse=True)
+def _few_threads(request):
+    """Tiny models gain nothing from threads, and lose much where the cores are shared."""
+    torch.set_num_threads(2 if request.node.get_closest_marker("slow") else 1)
 
 
 def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrainedTokenizerFast:

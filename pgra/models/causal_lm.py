@@ -15,6 +15,7 @@ from pgra.models.loading import (
     choose_device,
     choose_dtype,
     find_model,
+    load_config,
     load_pretrained,
     load_tokenizer,
     model_fields,
@@ -30,40 +31,51 @@ _NO_LIMIT = 1 << 20
 class CausalLM:
     """A decoder-only LM without its head: OPT, GPT-2, Llama, Qwen and their kin.
 
+    The weights are loaded when they are first needed: a run whose states are all in the bank
+    never reads them.
+
     Attributes:
         source: Where it came from.
-        model: The base model, in evaluation mode.
+        config: The base model's configuration.
         tokenizer: Its tokenizer.
         device: Where it runs.
         dtype: Of its weights and states.
     """
 
     source: ModelSource
-    model: Any
+    config: Any
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
     def from_name(cls, name: str, *, dtype: str = "auto", device: str = "auto") -> Self:
-        """Load by hub id, folder or `bundled:NAME`.
+        """Find by hub id, folder or `bundled:NAME`.
 
         Raises:
-            ModelError: If it cannot be found or loaded, or later tokens change earlier states.
+            ModelError: If it cannot be found, or is an encoder-decoder.
         """
-        from transformers import AutoModel
-
         source, place = find_model(name), choose_device(device)
-        kind = choose_dtype(dtype, place)
-        tokenizer = load_tokenizer(source)
-        model = load_pretrained(AutoModel.from_pretrained, source, dtype=kind)
-        if getattr(model.config, "is_encoder_decoder", False):
+        config = load_config(source)
+        if getattr(config, "is_encoder_decoder", False):
             raise ModelError(
                 f"'{name}' is an encoder-decoder, not a causal LM: give a GPT, OPT, ..."
             )
-        lm = cls(source, model.eval().requires_grad_(False).to(place), tokenizer, place, kind)
-        lm._check_causal()
-        return lm
+        return cls(source, config, load_tokenizer(source), place, choose_dtype(dtype, place))
+
+    @cached_property
+    def model(self) -> Any:
+        """Load the base model, in evaluation mode.
+
+        Raises:
+            ModelError: If it cannot be loaded, or later tokens change earlier states.
+        """
+        from transformers import AutoModel
+
+        model = load_pretrained(AutoModel.from_pretrained, self.source, dtype=self.dtype)
+        model = model.eval().requires_grad_(False).to(self.device)
+        self._check_causal(model)
+        return model
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -78,7 +90,7 @@ class CausalLM:
     @property
     def window(self) -> int:
         """Give the longest input in tokens."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
+        limit = getattr(self.config, "max_position_embeddings", None)
         return int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -126,26 +138,16 @@ class CausalLM:
         states: Tensor = hidden[torch.arange(len(batch)), (lengths - 1).to(hidden.device)]
         return states
 
-    def _check_causal(self) -> None:
-        ids = self.tokenize(["The answer is a question of time"])[0]
-        if len(ids) < 2:
+    def _check_causal(self, model: Any) -> None:
+        ids = torch.tensor([self.tokenize(["The answer is a question of time"])[0]])
+        if ids.shape[1] < 2:
             raise ModelError(f"the tokenizer of '{self.source.name}' does not split English text")
-        alone, followed = self.model_states(ids[:-1]), self.model_states(ids)
+        with torch.inference_mode():
+            followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
+            alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
         slack = (1e-3 if self.dtype == torch.float32 else 0.05) * float(alone.abs().max())
-        if not torch.allclose(alone[-1], followed[-2], rtol=0, atol=slack):
+        if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "
                 "Give a GPT, OPT, Llama, Qwen, ..."
             )
-
-    @torch.inference_mode()
-    def model_states(self, ids: Sequence[int]) -> Tensor:
-        """Give the states of one input at all its tokens, (L, H) float32."""
-        positions = torch.arange(len(ids), device=self.device)[None]
-        hidden = self.model(
-            input_ids=torch.tensor([list(ids)], device=self.device),
-            position_ids=positions,
-            use_cache=False,
-        ).last_hidden_state
-        states: Tensor = hidden[0].float()
-        return states

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from pgra.errors import ModelError
 from pgra.io import digest, file_checksum
@@ -106,24 +107,33 @@ def _find_on_hub(name: str) -> ModelSource:
 
 
 def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
-    """Call a `from_pretrained` on a found model, safetensors only.
+    """Call a model's `from_pretrained` on a found model, safetensors only.
 
     Raises:
         ModelError: If the weights are missing, damaged or of another architecture.
     """
+    return _load(loader, source, use_safetensors=True, **kwargs)
+
+
+def _load(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
     try:
-        return loader(source.path, use_safetensors=True, **source.kwargs, **kwargs)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+        return loader(source.path, **source.kwargs, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"cannot load model '{source.name}': {reason}") from error
-    except Exception as error:
-        if type(error).__name__ == "SafetensorError":
-            raise ModelError(
-                f"cannot load model '{source.name}': its weights are damaged ({error})"
-            ) from error
-        raise
+
+
+def load_config(source: ModelSource) -> Any:
+    """Load a model's configuration.
+
+    Raises:
+        ModelError: If it has none, or of an architecture that transformers does not know.
+    """
+    from transformers import AutoConfig
+
+    return _load(AutoConfig.from_pretrained, source)
 
 
 def load_tokenizer(source: ModelSource) -> Any:

@@ -8,13 +8,12 @@ itself, and positions that start again for each text.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.batching import token_budget_batches
@@ -48,7 +47,6 @@ class PromptedEncoder:
 
     Raises:
         ConfigError: If the prefix leaves no room for a text.
-        ModelError: If a forced way of sharing gives other states than the whole prompt.
     """
 
     lm: CausalLM
@@ -63,7 +61,6 @@ class PromptedEncoder:
         self._caches: dict[int, object] = {}
         self._budget = batch_budget(self.batch_tokens, self.lm.device)
         self._check_room()
-        self.sharing = self._choose_sharing()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -119,8 +116,12 @@ class PromptedEncoder:
                 "use fewer or shorter exemplars (--num_exemplars), or an LM with a longer window"
             )
 
-    def encode(self, texts: Sequence[str], *, progress: bool = False) -> Tensor:
+    def encode(self, texts: Sequence[str], *, advance: Callable[[int], object] = int) -> Tensor:
         """Give the states of passages.
+
+        Args:
+            texts: Any number, in any order.
+            advance: Told how many more are done, for a progress bar.
 
         Returns:
             (n, H) in the LM's dtype, on the CPU, in the order given.
@@ -129,19 +130,18 @@ class PromptedEncoder:
             ModelError: If a state is not finite; the text is named.
         """
         fields = [self.prompt.template.passage_fields(text) for text in texts]
-        return self.encode_fields(fields, progress=progress)
+        return self.encode_fields(fields, advance=advance)
 
     def encode_fields(
-        self, fields: Sequence[Mapping[str, str]], *, progress: bool = False
+        self, fields: Sequence[Mapping[str, str]], *, advance: Callable[[int], object] = int
     ) -> Tensor:
         """Give the states of a task's examples, by their fields; see `encode`."""
         states = torch.empty(len(fields), self.lm.width, dtype=self.lm.dtype)
         prompts = self._fit(fields)
-        with tqdm(total=len(prompts), unit="text", disable=not progress, desc="LM states") as bar:
-            for batch in self._batches(prompts):
-                states[batch] = self._run_backing_off(prompts, batch).cpu()
-                self.num_tokens += self._cost(prompts, batch)
-                bar.update(len(batch))
+        for batch in self._batches(prompts):
+            states[batch] = self._run_backing_off(prompts, batch).cpu()
+            self.num_tokens += self._cost(prompts, batch)
+            advance(len(batch))
         self._check_finite(states, prompts, fields)
         return states
 
@@ -187,7 +187,10 @@ class PromptedEncoder:
         return {**fields, name: fields[name][:low]}
 
     def _shares(self, ids: Sequence[int]) -> bool:
-        return self.sharing != "none" and list(ids[: len(self.shared_ids)]) == self.shared_ids
+        return self.way != "none" and self._begins_shared(ids)
+
+    def _begins_shared(self, ids: Sequence[int]) -> bool:
+        return list(ids[: len(self.shared_ids)]) == self.shared_ids
 
     def _cost(self, prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> int:
         shared = len(self.shared_ids) if self._shares(prompts[batch[0]]) else 0
@@ -224,12 +227,13 @@ class PromptedEncoder:
     def _run(self, prompts: Sequence[list[int]]) -> Tensor:
         if not self._shares(prompts[0]):
             return self.lm.states_of(prompts)
-        own = [ids[len(self.shared_ids) :] for ids in prompts]
-        return self._run_rows(own, pack_rows([len(ids) for ids in own], self._row_tokens))
+        return self._run_behind(prompts, self.way)
 
-    @property
-    def _row_tokens(self) -> int:
-        return _ROW_TOKENS if self.sharing == "packed" else 1
+    def _run_behind(self, prompts: Sequence[list[int]], way: str) -> Tensor:
+        """Run prompts behind the shared prefix, many a row or one a row."""
+        own = [ids[len(self.shared_ids) :] for ids in prompts]
+        row_tokens = _ROW_TOKENS if way == "packed" else 1
+        return self._run_rows(own, pack_rows([len(ids) for ids in own], row_tokens))
 
     @torch.inference_mode()
     def _run_rows(self, own: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> Tensor:
@@ -267,7 +271,7 @@ class PromptedEncoder:
             return self._caches.pop(rows)
         from transformers import DynamicCache
 
-        cache = DynamicCache(config=self.lm.model.config)
+        cache = DynamicCache(config=self.lm.config)
         for layer, (keys, values) in enumerate(self._prefix_state):
             shape = (rows, *keys.shape[1:])
             cache.update(keys.expand(shape), values.expand(shape), layer)
@@ -286,33 +290,37 @@ class PromptedEncoder:
         self.num_tokens += ids.shape[1]
         return [(layer.keys, layer.values) for layer in cache.layers]
 
-    def _choose_sharing(self) -> str:
-        """Take the wanted way, or with "auto" the first whose states equal the whole prompt's."""
-        wanted = self.sharing
-        ways = SHARINGS if wanted == "auto" else (wanted,)
+    @cached_property
+    def way(self) -> str:
+        """Give the way the prefix is shared; with "auto" found by comparing with the whole prompt.
+
+        Raises:
+            ModelError: If a forced way gives other states than the whole prompt.
+        """
+        ways = SHARINGS if self.sharing == "auto" else (self.sharing,)
         for way in ways:
-            self.sharing = way
-            if way == "none" or not self.shared_ids or self._agrees():
+            if way == "none" or not self.shared_ids or self._agrees(way):
                 return way if self.shared_ids else "none"
             self._caches.clear()
         raise ModelError(
-            f"prefix_sharing '{wanted}' gives other states than the whole prompt on "
+            f"prefix_sharing '{self.sharing}' gives other states than the whole prompt on "
             f"'{self.lm.source.name}': use auto or none"
         )
 
-    def _agrees(self) -> bool:
+    def _agrees(self, way: str) -> bool:
         """Compare with the whole prompt, on a few texts of different lengths."""
         texts = ["a", "The film was not bad at all.", "It opened in 1925 with a cast of nine."]
+        cut = self.num_cut
         prompts = self._fit([self.prompt.template.passage_fields(text) for text in texts])
-        self.num_cut = 0
-        if not all(self._shares(ids) for ids in prompts):
+        self.num_cut = cut
+        if not all(self._begins_shared(ids) for ids in prompts):
             return False
         try:
-            fast = self._run(prompts)
+            fast = self._run_behind(prompts, way)
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            logger.info("prefix sharing '%s' does not work here: %s", self.sharing, error)
+            logger.info("prefix sharing '%s' does not work here: %s", way, error)
             return False
         slow = self.lm.states_of(prompts)
         distance = torch.linalg.vector_norm(fast.float() - slow.float(), dim=1)

@@ -48,7 +48,7 @@ def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
 
 def test_auto_shares_the_prefix_on_every_architecture(lm_dir):
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
-    assert encoder.sharing == "packed"
+    assert encoder.way == "packed"
     assert len(encoder.shared_ids) > 50
 
 
@@ -103,7 +103,7 @@ def test_a_prefix_over_the_window_is_refused_with_its_tokens(tmp_path):
 
 def test_a_limit_over_the_window_is_refused(lm_dirs):
     lm = CausalLM.from_name(str(lm_dirs["opt"]))
-    with pytest.raises(ConfigError, match="max_prompt_tokens is 9999, .* at most 512"):
+    with pytest.raises(ConfigError, match=r"max_prompt_tokens is 9999, .* at most 512"):
         PromptedEncoder(lm, PROMPT, max_prompt_tokens=9999)
 
 
@@ -112,13 +112,13 @@ def test_a_state_that_is_not_finite_names_the_text(lm_dirs):
     encoder = PromptedEncoder(lm, PROMPT)
     token = lm.tokenize(["中"])[0][0]
     lm.model.wte.weight.data[token] = float("nan")
-    with pytest.raises(ModelError, match="no finite state in torch.float32 for 1 of 2 texts.*中"):
+    with pytest.raises(ModelError, match=r"no finite state in torch.float32 for 1 of 2 texts.*中"):
         encoder.encode(["a", "中"])
 
 
 def test_an_encoder_is_no_causal_lm(tmp_path):
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
-        CausalLM.from_name(str(build_encoder(tmp_path, "bert")))
+        CausalLM.from_name(str(build_encoder(tmp_path, "bert"))).states_of([[5, 6]])
 
 
 def test_an_encoder_decoder_is_no_causal_lm(tmp_path):
@@ -141,9 +141,9 @@ def test_a_prefix_that_cannot_be_tokenised_apart_is_tokenised_whole(lm_dirs):
     assert not PromptedEncoder(encoder.lm, prompt)._splits_cleanly
     states = PromptedEncoder(encoder.lm, prompt, sharing="packed").encode(SENTENCES)
     truth = [
-        encoder.lm.model_states(
-            encoder.lm.tokenizer(prompt.prefix + prompt.suffix({"text": text}))["input_ids"]
-        )[-1]
+        encoder.lm.states_of(
+            [encoder.lm.tokenizer(prompt.prefix + prompt.suffix({"text": text}))["input_ids"]]
+        )[0]
         for text in SENTENCES
     ]
     assert relative_error(states, torch.stack(truth)) < 1e-4
