@@ -1,0 +1,267 @@
+"""The searched collection: passages from a file, memory-mapped and fetched by row.
+
+A passage is one line: white space around it is dropped, and a line break inside a JSON value
+becomes a space. Blank lines are dropped. Of equal passages the first stays. Both are counted.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from pgra.config import CorpusArguments
+from pgra.data.build import build_once
+from pgra.data.bundled import bundled_corpus_file
+from pgra.data.textfile import check_file, read_lines, read_records
+from pgra.errors import ArtifactError, DataError
+from pgra.io import Manifest, artifact_dir, file_checksum, read_manifest
+from pgra.types import Json, Rows
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = "bundled:"
+KINDS = ("txt", "jsonl")
+STAGE = "corpus"
+_FILE = "corpus.arrow"
+_BATCH_ROWS = 1 << 14
+_SCHEMA = pa.schema([("text", pa.large_string())])
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Passages on disk. Nothing of the text is in memory but what is asked for.
+
+    Attributes:
+        folder: The artefact that holds them.
+        fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
+        counts: {"rows", "blank", "duplicates"}: kept, and what the source held beside them.
+        batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
+    """
+
+    folder: Path
+    fingerprint: Mapping[str, Json]
+    counts: Mapping[str, int]
+    batches: Sequence[Any]
+
+    def __len__(self) -> int:
+        """Count the passages."""
+        return self.counts["rows"]
+
+    def __getitem__(self, row: int) -> str:
+        """Give one passage.
+
+        Raises:
+            IndexError: If there is no such row.
+        """
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of a corpus of {len(self)} passages")
+        return str(self.batches[row // _BATCH_ROWS].column(0)[row % _BATCH_ROWS].as_py())
+
+    def texts(self, rows: Sequence[int] | Rows) -> list[str]:
+        """Give the passages of these rows, in the order asked, repeats included.
+
+        Raises:
+            IndexError: If a row is outside the corpus, such as `MISSING_ROW`.
+        """
+        wanted = np.asarray(rows, dtype=np.int64).reshape(-1)
+        if not len(wanted):
+            return []
+        if wanted.min() < 0 or wanted.max() >= len(self):
+            wrong = wanted[(wanted < 0) | (wanted >= len(self))][0]
+            raise IndexError(f"row {wrong} of a corpus of {len(self)} passages")
+        order = np.argsort(wanted, kind="stable")
+        homes = wanted[order] // _BATCH_ROWS
+        starts = np.flatnonzero(np.r_[True, homes[1:] != homes[:-1]])
+        found: list[str] = []
+        for start, stop in zip(starts, [*starts[1:], len(wanted)], strict=True):
+            inside = wanted[order[start:stop]] % _BATCH_ROWS
+            found += self.batches[homes[start]].column(0).take(pa.array(inside)).to_pylist()
+        given = [""] * len(wanted)
+        for place, text in zip(order.tolist(), found, strict=True):
+            given[place] = text
+        return given
+
+    def slice(self, start: int, stop: int) -> list[str]:
+        """Give the passages from `start` up to `stop`, which may lie past the end."""
+        return self.texts(np.arange(max(start, 0), min(stop, len(self))))
+
+    def batched(self, size: int) -> Iterator[list[str]]:
+        """Give all passages in order, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.slice(start, start + size)
+
+
+def open_corpus(args: CorpusArguments, artifacts: Path) -> Corpus:
+    """Open a corpus by name, reading its source into `artifacts/corpora` the first time.
+
+    The folder's name holds the source's checksum, so a changed source is read again.
+
+    Args:
+        args: Which corpus, and the rules for its lines.
+        artifacts: Root of all products.
+
+    Raises:
+        DataError: If the source is missing, of an unknown kind, empty, damaged or not UTF-8.
+        ArtifactError: If what was read before is damaged.
+    """
+    source = _find_source(args.corpus)
+    kind = check_file(source, KINDS)
+    fields: dict[str, Json] = {
+        "source": file_checksum(source),
+        "kind": kind,
+        "field": args.corpus_field if kind == "jsonl" else None,
+        "max_passages": args.max_passages,
+        "drop_duplicates": args.drop_duplicates,
+    }
+    name = Path(args.corpus.removeprefix(BUNDLED)).name.split(".")[0]
+    folder = artifact_dir(artifacts / "corpora", name, fields)
+    manifest = build_once(
+        folder,
+        stage=STAGE,
+        fingerprint=fields,
+        build=lambda aside: _CorpusWriter(args, source).write(aside),
+    )
+    return _open(folder, manifest)
+
+
+def load_corpus(folder: Path) -> Corpus:
+    """Open a corpus that was read before.
+
+    Raises:
+        ArtifactError: If the folder is missing, unfinished or damaged.
+    """
+    return _open(folder, read_manifest(folder, stage=STAGE, verify=False))
+
+
+def _open(folder: Path, manifest: Manifest) -> Corpus:
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(folder / _FILE)))
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ArtifactError(
+            f"{folder / _FILE} cannot be read ({error}): delete {folder} and run again"
+        ) from None
+    counts = {name: int(str(manifest.counts[name])) for name in ("rows", "blank", "duplicates")}
+    fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
+    return Corpus(folder, fingerprint, counts, batches)
+
+
+class _CorpusWriter:
+    """Streams one source into an Arrow file. Memory: about 100 bytes a passage, for duplicates."""
+
+    def __init__(self, args: CorpusArguments, source: Path) -> None:
+        self.args = args
+        self.source = source
+        self.seen: set[bytes] = set()
+        self.sha256 = hashlib.sha256()
+        self.rows = self.blank = self.duplicates = 0
+
+    def write(self, folder: Path) -> Mapping[str, Json]:
+        with pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
+            batch: list[str] = []
+            for passage in self._kept():
+                batch.append(passage)
+                if len(batch) == _BATCH_ROWS:
+                    self._flush(sink, batch)
+            self._flush(sink, batch)
+        if not self.rows:
+            raise DataError(f"{self.source} holds no passage: all of its lines are blank")
+        logger.info(
+            "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
+            self.source,
+            self.rows,
+            self.blank,
+            self.duplicates,
+            "dropped" if self.args.drop_duplicates else "kept",
+        )
+        return {
+            "rows": self.rows,
+            "blank": self.blank,
+            "duplicates": self.duplicates,
+            "sha256": self.sha256.hexdigest(),
+        }
+
+    def _flush(self, sink: Any, batch: list[str]) -> None:
+        if batch:
+            sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
+            self.sha256.update("".join(f"{passage}\n" for passage in batch).encode())
+            self.rows += len(batch)
+            batch.clear()
+
+    def _kept(self) -> Iterator[str]:
+        kept = 0
+        for text in _raw_passages(self.source, self.args.corpus_field):
+            passage = text.strip()
+            if not passage:
+                self.blank += 1
+                continue
+            key = xxhash.xxh3_128_digest(passage.encode())
+            if key in self.seen:
+                self.duplicates += 1
+                if self.args.drop_duplicates:
+                    continue
+            self.seen.add(key)
+            yield passage
+            kept += 1
+            if kept == self.args.max_passages:
+                return
+
+
+def _raw_passages(source: Path, field: str) -> Iterator[str]:
+    if check_file(source, KINDS) == "txt":
+        for line in read_lines(source):
+            yield line.text
+        return
+    for record in read_records(source):
+        value = record.fields.get(field)
+        where = f"{source}, line {record.line}"
+        if field not in record.fields:
+            raise DataError(
+                f"{where}: no field '{field}' (it has {', '.join(record.fields) or 'none'}): "
+                "name another with --corpus_field"
+            )
+        if not isinstance(value, str):
+            raise DataError(f"{where}: '{field}' is a {type(value).__name__}, not text")
+        if "\0" in value or not _is_utf8(value):
+            raise DataError(f"{where}: '{field}' holds a NUL or half a surrogate pair")
+        yield " ".join(value.split("\n"))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _find_source(name: str) -> Path:
+    if name.startswith(BUNDLED):
+        return bundled_corpus_file(name.removeprefix(BUNDLED))
+    path = Path(name).expanduser()
+    parts = name.split("/")
+    is_hub_name = len(parts) >= 3 and all(parts) and parts[0] not in (".", "..", "~")
+    if path.exists() or not is_hub_name or path.parent.is_dir():
+        return path
+    return _fetch_from_hub(name, "/".join(parts[:2]), "/".join(parts[2:]))
+
+
+def _fetch_from_hub(name: str, repo: str, file: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo, file, repo_type="dataset"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(
+            f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
+            "Give a local .txt or .jsonl file (or those with .gz), or a bundled: name "
+            "(pgra models lists them)."
+        ) from None

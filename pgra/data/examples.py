@@ -1,0 +1,283 @@
+"""A task's examples from files, folders, bundled data and the hub, with labels by name.
+
+Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a quote mark is a
+character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
+"""
+
+import csv
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgra.data.bundled import bundled_task_files
+from pgra.data.tasks import LABEL, SPLITS, HubSource, Task
+from pgra.data.textfile import check_file, read_lines, read_records
+from pgra.errors import DataError, unknown_name
+from pgra.types import Example
+
+logger = logging.getLogger(__name__)
+
+BUNDLED = "bundled:"
+KINDS = ("jsonl", "csv", "tsv")
+_ANY_SPLITS = {split: split for split in SPLITS}
+
+
+@dataclass(frozen=True)
+class SplitRows:
+    """What a source holds for one split.
+
+    Attributes:
+        examples: In the source's order, without blank rows.
+        blank: How many rows had no text and were dropped.
+        where: The source, in words.
+        is_standard: Whether it stands where the task's own split stands, so that its size is known.
+    """
+
+    examples: list[Example]
+    blank: int
+    where: str
+    is_standard: bool = False
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    values: Mapping[str, object]
+
+
+def load_examples(
+    task: Task, source: str, split: str, *, require_labels: bool = True
+) -> list[Example]:
+    """Read one split from a file, or from anything that `dataset_name` may be.
+
+    Args:
+        task: Whose inputs and labels the rows have.
+        source: A jsonl, csv or tsv file; or a local folder, bundled:NAME or hub id.
+        split: "train", "validation" or "test"; ids begin with it.
+        require_labels: Whether a row without label is refused; otherwise its label is None.
+
+    Raises:
+        DataError: If nothing is there, or it is not readable, or lacks a column or label.
+    """
+    is_file = not Path(source).is_dir() and _is_file_name(source)
+    if is_file:
+        return read_file(task, Path(source), split, require_labels=require_labels).examples
+    rows = read_dataset(task, source, split, require_labels=require_labels)
+    if rows is None:
+        raise DataError(f"{source} has no {split} split for task '{task.name}'")
+    return rows.examples
+
+
+def _is_file_name(source: str) -> bool:
+    suffixes = [s.lstrip(".").lower() for s in Path(source).suffixes]
+    return Path(source).is_file() or any(kind in suffixes for kind in KINDS)
+
+
+def read_file(task: Task, path: Path, split: str, *, require_labels: bool = True) -> SplitRows:
+    """Read one split from a file.
+
+    Raises:
+        DataError: If the file cannot be read, lacks a column, or has a row without a known label.
+    """
+    kind = check_file(path, KINDS)
+    rows = _json_rows(path) if kind == "jsonl" else _table_rows(path, kind)
+    columns = {name: name for name in (*task.inputs, LABEL)}
+    reader = _RowReader(task, columns, task.labels, require_labels=require_labels)
+    return reader.read(rows, split, str(path))
+
+
+def read_dataset(
+    task: Task, name: str, split: str, *, require_labels: bool = True
+) -> SplitRows | None:
+    """Read one split of a data set; None if the data set has no such split.
+
+    Args:
+        task: Whose inputs and labels the rows have.
+        name: bundled:NAME, a local folder, or a hub id.
+        split: "train", "validation" or "test".
+        require_labels: Whether a row without label is refused.
+
+    Raises:
+        DataError: If there is no such data set, or as `read_file`.
+    """
+    if name.startswith(BUNDLED):
+        files = bundled_task_files(name.removeprefix(BUNDLED))
+        if split not in files:
+            return None
+        return read_file(task, files[split], split, require_labels=require_labels)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        path = _find_split_file(task, folder, split)
+        if path is None:
+            return None
+        rows = read_file(task, path, split, require_labels=require_labels)
+        return SplitRows(rows.examples, rows.blank, rows.where, task.local_splits is not None)
+    return _read_hub(task, name, split, require_labels=require_labels)
+
+
+def _find_split_file(task: Task, folder: Path, split: str) -> Path | None:
+    """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; the split is named as the task's YAML says."""
+    stem = (task.local_splits or _ANY_SPLITS).get(split)
+    if stem is None:
+        return None
+    names = [f"{stem}.{kind}{end}" for kind in KINDS for end in ("", ".gz")]
+    found = [home / n for home in (folder, folder / task.name) for n in names]
+    present = [path for path in found if path.is_file()]
+    if len(present) > 1:
+        raise DataError(
+            f"{folder} holds {len(present)} files for the {split} split "
+            f"({', '.join(str(p.relative_to(folder)) for p in present)}): keep one, or name it "
+            f"with --{split}_file"
+        )
+    if not present and split != "validation":
+        raise DataError(
+            f"{folder} has no {stem}.jsonl, .csv or .tsv, nor has {folder / task.name}: "
+            f"it is the {split} split of task '{task.name}'; name another with --{split}_file"
+        )
+    return present[0] if present else None
+
+
+def _json_rows(path: Path) -> Iterator[_Row]:
+    for record in read_records(path):
+        yield _Row(f"{path}, line {record.line}", record.fields)
+
+
+def _table_rows(path: Path, kind: str) -> Iterator[_Row]:
+    lines = (line.text for line in read_lines(path))
+    if kind == "csv":
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        for cells in reader:
+            place = f"{path}, line {reader.line_num}"
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{place}: {len(cells)} cells under a header of {len(header)} "
+                    f"({', '.join(header)})"
+                )
+            yield _Row(place, dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
+
+
+@dataclass(frozen=True)
+class _RowReader:
+    """Turns rows into examples.
+
+    Attributes:
+        task: Whose inputs and labels the rows have.
+        columns: Column by input name, and by "label".
+        names: Label names in the order of the source's integers.
+        require_labels: Whether a row without label is refused.
+    """
+
+    task: Task
+    columns: Mapping[str, str]
+    names: Sequence[str]
+    require_labels: bool
+
+    def read(self, rows: Iterable[_Row], split: str, where: str) -> SplitRows:
+        examples, blank = [], 0
+        for number, row in enumerate(rows):
+            fields = {name: self._field(row, name) for name in self.task.inputs}
+            if not any(fields.values()):
+                blank += 1
+                continue
+            examples.append(Example(f"{split}-{number}", fields, self._label(row)))
+        if not examples:
+            raise DataError(f"{where} holds no example ({blank} blank rows)")
+        if blank:
+            logger.warning("%s: %d rows without text were dropped", where, blank)
+        return SplitRows(examples, blank, where)
+
+    def _field(self, row: _Row, name: str) -> str:
+        column = self.columns[name]
+        value = row.values.get(column)
+        if column not in row.values:
+            raise DataError(f"{row.place}: {_missing_column(column, list(row.values))}")
+        if not isinstance(value, str):
+            raise DataError(f"{row.place}: '{column}' is {value!r}, not text")
+        return value.strip()
+
+    def _label(self, row: _Row) -> str | None:
+        column = self.columns[LABEL]
+        value = row.values.get(column)
+        text = value.strip() if isinstance(value, str) else value
+        if text in (None, "", -1):  # -1 is what hidden labels are on the hub
+            if self.require_labels:
+                has = "has no label" if column in row.values else None
+                raise DataError(f"{row.place}: {has or _missing_column(column, list(row.values))}")
+            return None
+        if isinstance(text, str) and text in self.task.labels:
+            return text
+        digits = text.isdecimal() if isinstance(text, str) else type(text) is int
+        if digits and 0 <= int(str(text)) < len(self.names):
+            return self.names[int(str(text))]
+        message = unknown_name("label", str(value), self.task.labels)
+        raise DataError(f"{row.place}: {message} Numbers 0 to {len(self.names) - 1} are read too.")
+
+
+def _missing_column(column: str, found: Sequence[str]) -> str:
+    near = difflib.get_close_matches(column, found, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return f"no column '{column}'.{hint} Found: {', '.join(map(str, found)) or 'none'}."
+
+
+def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> SplitRows | None:
+    own = task.hub is not None and task.hub.id == name
+    plain = {column: column for column in (*task.inputs, LABEL)}
+    hub = task.hub if task.hub and own else HubSource(name, None, None, plain, None, _ANY_SPLITS)
+    if split not in hub.splits:
+        return None
+    data = _load_hub(hub)
+    if hub.splits[split] not in data:
+        if split == "validation":
+            return None
+        raise DataError(
+            f"data set '{name}' has no split '{hub.splits[split]}' (it has {', '.join(data)}): "
+            f"give the {split} split with --{split}_file"
+        )
+    table = data[hub.splits[split]]
+    names = hub.labels or _class_names(table, hub.columns[LABEL], task.labels)
+    where = f"data set '{name}', split '{hub.splits[split]}'"
+    rows = (_Row(f"{where}, row {number}", row) for number, row in enumerate(table))
+    reader = _RowReader(task, hub.columns, names, require_labels=require_labels)
+    found = reader.read(rows, split, where)
+    return SplitRows(found.examples, found.blank, found.where, own)
+
+
+def _class_names(table: object, column: str, labels: Sequence[str]) -> Sequence[str]:
+    """Give the names behind a hub column's integers, where the data set states ours."""
+    feature = getattr(table, "features", {}).get(column)
+    names = getattr(feature, "names", None)
+    if names is None:
+        return labels
+    if set(names) != set(labels):
+        raise DataError(
+            f"column '{column}' has the classes {', '.join(names)}, the task has "
+            f"{', '.join(labels)}: state the order in the task's YAML (hub.labels)"
+        )
+    return list(names)
+
+
+def _load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
+    from datasets import load_dataset
+
+    try:
+        data: Mapping[str, Iterable[Mapping[str, object]]] = load_dataset(
+            hub.id, hub.config, revision=hub.revision
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(
+            f"cannot load data set '{hub.id}': it is no folder here, and the hub says: {reason} "
+            "Give a local folder or a bundled: name with --dataset_name, or --train_file and "
+            "--test_file."
+        ) from None
+    return data

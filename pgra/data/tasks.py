@@ -1,0 +1,247 @@
+"""What a task is: one YAML in `configs/tasks`, whose name is the file's.
+
+Only `labels`, `prompt`, `reader_template` and `verbalizer` are needed; the rest has defaults.
+"""
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pgra.config import config_root, read_yaml
+from pgra.errors import ConfigError, unknown_name
+
+LABEL = "label"
+SPLITS = ("train", "validation", "test")
+TASK_METRICS = ("accuracy", "macro_f1", "mcc")
+_NEEDED = ("labels", "prompt", "reader_template", "verbalizer")
+_OPTIONAL = ("inputs", "answer", "prompt_words", "metric", "hub", "local", "sizes")
+_HUB_KEYS = ("id", "config", "revision", "columns", "labels", "splits")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A task's data set on the hub.
+
+    Attributes:
+        id: The data set.
+        config: Its configuration, if it has several.
+        revision: A branch or commit other than its main one.
+        columns: Column by input name, and by "label".
+        labels: Our label names in the order of the hub's integers; None: the column holds names.
+        splits: The hub's split by ours ("train", "test", perhaps "validation").
+    """
+
+    id: str
+    config: str | None
+    revision: str | None
+    columns: Mapping[str, str]
+    labels: tuple[str, ...] | None
+    splits: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification task.
+
+    Attributes:
+        name: The YAML's name.
+        inputs: Fields every example has, in the order they are searched with.
+        labels: Names; their order is that of ids.
+        prompt: P(x) of the second stage, with the inputs in braces.
+        answer: What follows P(x), on a line of its own, before the word.
+        prompt_words: Word by label, in the second stage's exemplars.
+        reader_template: How the reader sees an example.
+        verbalizer: Word by label, which the reader writes.
+        metric: Its headline metric, a name of `pgra.evaluation.metrics.METRICS`.
+        hub: Where its data is on the hub, or None.
+        local_splits: File name (without suffix) by split, in a local folder; None: train,
+            validation if there is one, and test.
+        sizes: Rows the papers' splits have; empty where unknown.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    labels: tuple[str, ...]
+    prompt: str
+    answer: str
+    prompt_words: Mapping[str, str]
+    reader_template: str
+    verbalizer: Mapping[str, str]
+    metric: str
+    hub: HubSource | None
+    local_splits: Mapping[str, str] | None
+    sizes: Mapping[str, int]
+
+
+def task_names() -> list[str]:
+    """Give the names of the shipped tasks."""
+    return sorted(path.stem for path in (config_root() / "tasks").glob("*.yaml"))
+
+
+def load_task(name_or_path: str) -> Task:
+    """Read a task by its name in `configs/tasks`, or from a path that ends in .yaml.
+
+    Raises:
+        ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
+            contradicts itself.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        if name_or_path not in task_names():
+            message = unknown_name("task", name_or_path, task_names())
+            raise ConfigError(f"{message} A new task is one YAML: give its path.")
+        path = config_root() / "tasks" / f"{name_or_path}.yaml"
+    return _TaskReader(path).read()
+
+
+class _TaskReader:
+    """Checks one YAML key by key, so that each message names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.values = read_yaml(path)
+
+    def read(self) -> Task:
+        self._check_keys(self.values, (*_NEEDED, *_OPTIONAL))
+        for key in _NEEDED:
+            if key not in self.values:
+                raise ConfigError(f"{self.path}: '{key}' is missing")
+        inputs = self._names("inputs", self.values.get("inputs", ["text"]))
+        labels = self._names("labels", self.values["labels"])
+        if len(labels) < 2:
+            raise ConfigError(f"{self.path}: labels are {list(labels)}: a task has at least two")
+        if LABEL in inputs:
+            raise ConfigError(f"{self.path}: an input cannot be named '{LABEL}'")
+        metric = self._text("metric", self.values.get("metric", "accuracy"))
+        if metric not in TASK_METRICS:
+            raise ConfigError(f"{self.path}: {unknown_name('metric', metric, TASK_METRICS)}")
+        same = {label: label for label in labels}
+        return Task(
+            name=self.path.stem,
+            inputs=inputs,
+            labels=labels,
+            prompt=self._template("prompt", inputs),
+            answer=self._text("answer", self.values.get("answer", "The answer is")),
+            prompt_words=self._words("prompt_words", labels, same),
+            reader_template=self._template("reader_template", inputs),
+            verbalizer=self._words("verbalizer", labels, same),
+            metric=metric,
+            hub=self._hub(inputs, labels),
+            local_splits=self._local(),
+            sizes=self._sizes(),
+        )
+
+    def _check_keys(self, values: Mapping[Any, Any], known: Sequence[str]) -> None:
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{self.path}: {unknown_name('key', str(key), known)}")
+
+    def _text(self, key: str, value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(
+                f"{self.path}: {key} is {value!r}; it must be text "
+                "(in quotes, where YAML reads yes, no, true or a number)"
+            )
+        return value
+
+    def _names(self, key: str, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{self.path}: {key} is {value!r}; it must be a list of names")
+        names = tuple(self._text(key, item).strip() for item in value)
+        if len(set(names)) < len(names):
+            raise ConfigError(f"{self.path}: {key} names something twice: {', '.join(names)}")
+        return names
+
+    def _mapping(self, key: str, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.path}: {key} is {value!r}; it must be a mapping")
+        return {self._text(key, name): item for name, item in value.items()}
+
+    def _template(self, key: str, inputs: Sequence[str]) -> str:
+        text = self._text(key, self.values[key])
+        try:
+            parts = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.path}: {key} has a stray brace ({error}); write {{{{ for a plain one"
+            ) from None
+        fields = [field for _, field, _, _ in parts if field is not None]
+        for field in fields:
+            if field not in inputs:
+                message = unknown_name(f"field in {key}", field, inputs)
+                raise ConfigError(f"{self.path}: {message}")
+        if not fields:
+            raise ConfigError(f"{self.path}: {key} holds no field; put {{{inputs[0]}}} into it")
+        return text
+
+    def _words(
+        self, key: str, labels: Sequence[str], default: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        given = self._mapping(key, self.values.get(key, default))
+        self._check_keys(given, labels)
+        lacking = [label for label in labels if label not in given]
+        if lacking:
+            raise ConfigError(f"{self.path}: {key} has no word for '{lacking[0]}'")
+        words = {label: self._text(key, given[label]).strip() for label in labels}
+        owner: dict[str, str] = {}
+        for label, word in words.items():
+            if word in owner:
+                raise ConfigError(
+                    f"{self.path}: {key} has '{word}' for both '{owner[word]}' and '{label}'"
+                )
+            owner[word] = label
+        return words
+
+    def _splits(self, key: str, value: object) -> Mapping[str, str]:
+        splits = {s: self._text(key, name) for s, name in self._mapping(key, value).items()}
+        self._check_keys(splits, SPLITS)
+        for split in ("train", "test"):
+            if split not in splits:
+                raise ConfigError(f"{self.path}: {key} does not say which is the {split} split")
+        if len(set(splits.values())) < len(splits):
+            raise ConfigError(f"{self.path}: {key} uses one split twice: {dict(splits)}")
+        return splits
+
+    def _hub(self, inputs: Sequence[str], labels: Sequence[str]) -> HubSource | None:
+        if self.values.get("hub") is None:
+            return None
+        hub = self._mapping("hub", self.values["hub"])
+        self._check_keys(hub, _HUB_KEYS)
+        wanted = (*inputs, LABEL)
+        columns = self._mapping("hub.columns", hub.get("columns", {}))
+        self._check_keys(columns, wanted)
+        by_id = None if hub.get("labels") is None else self._names("hub.labels", hub["labels"])
+        if by_id is not None and set(by_id) != set(labels):
+            raise ConfigError(
+                f"{self.path}: hub.labels are {', '.join(by_id)}, labels are {', '.join(labels)}: "
+                "they must be the same names, in the order of the hub's integers"
+            )
+        return HubSource(
+            id=self._text("hub.id", hub.get("id")),
+            config=None if hub.get("config") is None else self._text("hub.config", hub["config"]),
+            revision=None
+            if hub.get("revision") is None
+            else self._text("hub.revision", hub["revision"]),
+            columns={n: self._text("hub.columns", columns.get(n, n)) for n in wanted},
+            labels=by_id,
+            splits=self._splits(
+                "hub.splits", hub.get("splits", {"train": "train", "test": "test"})
+            ),
+        )
+
+    def _local(self) -> Mapping[str, str] | None:
+        if self.values.get("local") is None:
+            return None
+        local = self._mapping("local", self.values["local"])
+        self._check_keys(local, ("splits",))
+        return self._splits("local.splits", local.get("splits"))
+
+    def _sizes(self) -> Mapping[str, int]:
+        sizes = self._mapping("sizes", self.values.get("sizes") or {})
+        self._check_keys(sizes, SPLITS)
+        for split, rows in sizes.items():
+            if not isinstance(rows, int) or isinstance(rows, bool):
+                raise ConfigError(f"{self.path}: sizes.{split} is {rows!r}; it must be a number")
+        return sizes

