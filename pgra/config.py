@@ -132,7 +132,7 @@ class RetrieverArguments:
         "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
     )
     encoder_batch_tokens: int = _arg(
-        8192, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
+        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
     )
     index_factory: str = _arg("Flat", "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32.")
     index_dir: str | None = _arg(

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import fcntl
 import hashlib
+import io
 import json
 import os
 import platform
@@ -117,15 +118,20 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, aside and renamed."""
+    with write_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Json) -> None:
     """Write a value as indented JSON, aside and renamed."""
-    with write_aside(path) as aside:
-        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_lines(path: Path, values: Sequence[Json]) -> None:
     """Write one JSON value a line, aside and renamed."""
-    with write_aside(path) as aside, aside.open("w") as file:
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
         file.writelines(
             json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
         )
@@ -133,8 +139,11 @@ def write_lines(path: Path, values: Sequence[Json]) -> None:
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
     """Write an array as `.npy`, aside and renamed."""
+    # numpy writes to a real file past Python, and a full disk then goes unseen.
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
     with write_aside(path) as aside:
-        np.save(aside, array, allow_pickle=False)
+        aside.write_bytes(buffer.getbuffer())
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:

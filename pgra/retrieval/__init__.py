@@ -1,1 +1,83 @@
-"""First stage: texts to candidates."""
+"""First stage: which corpus passages come near a text. One class a retriever."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgra.config import RetrieverArguments, choose
+from pgra.processes import Processes
+from pgra.retrieval.base import (
+    BuiltIndex,
+    IndexRequest,
+    Retriever,
+    check_num_candidates,
+)
+from pgra.retrieval.bm25 import BM25Retriever
+from pgra.retrieval.dense import DenseRetriever
+from pgra.retrieval.hybrid import HybridRetriever
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+
+__all__ = [
+    "RETRIEVERS",
+    "BuiltIndex",
+    "IndexRequest",
+    "Retriever",
+    "open_retriever",
+    "prepare_index",
+]
+
+RETRIEVERS: dict[str, type[Retriever]] = {
+    "bm25": BM25Retriever,
+    "dense": DenseRetriever,
+    "hybrid": HybridRetriever,
+}
+
+
+def open_retriever(
+    args: RetrieverArguments,
+    corpus: "Corpus",
+    artifacts: Path,
+    *,
+    device: str = "auto",
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    progress: bool = True,
+) -> Retriever:
+    """Open the first stage: find its finished index, or build it.
+
+    Args:
+        args: Which retriever; with `index_dir`, that index is used or refused, never built.
+        corpus: What is searched.
+        artifacts: Root of all products.
+        device: What encodes and searches.
+        processes: Who shares the building.
+        progress: Whether to show bars.
+
+    Raises:
+        ConfigError: If more candidates are asked for than there are passages, or the index's
+            settings cannot work.
+        ArtifactError: If the index was made from something else (the field and both values are
+            named), is damaged, unfinished, or in use by another job.
+        ModelError: If the encoder cannot be used.
+    """
+    choose("retriever", args.retriever, sorted(RETRIEVERS))
+    check_num_candidates(args.num_candidates, len(corpus))
+    request = IndexRequest(
+        args=args,
+        corpus=corpus,
+        artifacts=artifacts,
+        device=device,
+        processes=processes,
+        progress=progress,
+    )
+    return RETRIEVERS[args.retriever].open(request)
+
+
+def prepare_index(request: IndexRequest) -> list[BuiltIndex]:
+    """Find or build the indexes of a retriever (two for hybrid) without loading them.
+
+    Raises:
+        PgraError: As `open_retriever`, but for the number of candidates.
+    """
+    choose("retriever", request.args.retriever, sorted(RETRIEVERS))
+    return RETRIEVERS[request.args.retriever].prepare(request)

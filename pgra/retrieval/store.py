@@ -17,8 +17,8 @@ from pgra.io import (
     write_array,
     write_manifest,
 )
-from pgra.retrieval.base import no_wait
-from pgra.types import Candidates, Example, Json, Worker
+from pgra.processes import Processes
+from pgra.types import Candidates, Example, Json
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,7 @@ def store_candidates(
     make: Callable[[], Candidates],
     *,
     stage: str,
-    worker: Worker = Worker(),  # noqa: B008 (frozen)
-    barrier: Callable[[], None] = no_wait,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
 ) -> Stored:
     """Read a split's candidates, or make and write them.
 
@@ -63,16 +62,15 @@ def store_candidates(
         fingerprint: All that determines the candidates.
         make: Finds them; called in the main process only.
         stage: "candidates" or "evidence".
-        worker: This process.
-        barrier: Waits until all processes are there.
+        processes: Who waits.
 
     Raises:
         ArtifactError: If what is there is damaged.
     """
     folder = artifact_dir(root, split, fingerprint)
     reused = is_finished(folder)
-    barrier()  # all have looked before the main process writes
-    if not reused and worker.is_main:
+    processes.barrier()  # all have looked before the main process writes
+    if not reused and processes.worker.is_main:
         start = time.perf_counter()
         found = make()
         write_array(folder / "rows.npy", found.rows)
@@ -80,7 +78,7 @@ def store_candidates(
         counts = {"queries": len(found), "candidates": found.rows.shape[1]}
         seconds = time.perf_counter() - start
         write_manifest(folder, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
-    barrier()
+    processes.barrier()
     read_manifest(folder, stage=stage, fingerprint=fingerprint)
     rows, scores = read_array(folder / "rows.npy"), read_array(folder / "scores.npy")
     return Stored(

@@ -1,0 +1,1 @@
+"""The program that builds a first-stage index: `python -m index_build`."""

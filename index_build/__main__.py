@@ -1,0 +1,111 @@
+"""Builds a first-stage index, alone or on many GPUs (`accelerate launch -m index_build`).
+
+On many CPUs it is `torchrun -m index_build`: `accelerate launch --cpu` starts one process only.
+A stopped job run again goes on where it stopped; a finished index is found and reused.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pgra.arguments import parse_arguments
+from pgra.commands.common import quiet_libraries, say
+from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
+from pgra.errors import ConfigError
+from pgra.processes import join_processes
+
+if TYPE_CHECKING:
+    from pgra.retrieval import BuiltIndex
+
+EXAMPLE = """example:
+  python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
+  accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \\
+      --index_factory IVF4096,Flat
+"""
+
+
+@dataclass(kw_only=True)
+class BuildArguments:
+    """What only this program takes."""
+
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of the index (hybrid: of its dense half); default: under "
+            "artifacts_dir, where other programs find it. Elsewhere, name it to them with "
+            "--index_dir."
+        },
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build an index, or find that it is there, and say what it is."""
+    runtime, corpus_args, args, build = parse_arguments(
+        [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
+        argv,
+        prog="python -m index_build",
+        description="Build the first stage's index of a corpus.",
+        epilog=EXAMPLE,
+    )
+    if args.index_dir is not None:
+        raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
+    from pgra.data.corpus import open_corpus
+    from pgra.retrieval import IndexRequest, prepare_index
+
+    quiet_libraries()
+    processes = join_processes(runtime.device)
+    worker = processes.worker
+    artifacts = Path(runtime.artifacts_dir)
+    corpus = open_corpus(corpus_args, artifacts)
+    request = IndexRequest(
+        args=args,
+        corpus=corpus,
+        artifacts=artifacts,
+        output_dir=None if build.output_dir is None else Path(build.output_dir),
+        device=runtime.device,
+        processes=processes,
+        progress=worker.is_main,
+    )
+    built_indexes = prepare_index(request)
+    if worker.is_main:
+        for built in built_indexes:
+            say(describe_index(built))
+        kept = "dropped" if corpus_args.drop_duplicates else "kept"
+        say(
+            f"corpus: {len(corpus):,} passages; {corpus.counts['blank']:,} blank lines dropped, "
+            f"{corpus.counts['duplicates']:,} duplicates {kept}"
+        )
+    return 0
+
+
+def describe_index(built: "BuiltIndex") -> str:
+    """Word what an index is, and what of it was found done."""
+    counts: Mapping[str, Any] = built.manifest.counts
+    rows = int(str(counts["rows"]))
+    lines = [
+        f"index: {built.folder}",
+        f"  {rows:,} passages, {int(str(counts['bytes'])):,} bytes"
+        + (f", {counts['dim']} dimensions" if "dim" in counts else f", {counts['words']} words"),
+    ]
+    if built.num_reused == rows:
+        lines.append("  reused: nothing was left to encode")
+    else:
+        reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
+        lines.append(f"  {counts['texts_per_second']} texts/s{reused}")
+    if counts.get("is_exact"):
+        lines.append("  exact search")
+    elif isinstance(counts.get("recall"), dict):
+        recall = ", ".join(f"@{depth} {share}" for depth, share in counts["recall"].items())
+        setting = ", ".join(f"{name} {value}" for name, value in counts["search"].items())
+        lines.append(f"  recall {recall}" + (f" with {setting}" if setting else ""))
+    if counts.get("cut"):
+        lines.append(f"  {counts['cut']:,} passages were cut at max_encoder_tokens")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    from pgra.cli import run
+
+    sys.exit(run(main))

@@ -1,0 +1,41 @@
+"""The processes of `accelerate launch`, seen from one of them."""
+
+import atexit
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pgra.types import Worker
+
+
+def no_wait() -> None:
+    """Wait for nobody: the barrier of a single process."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of a job.
+
+    Attributes:
+        worker: Its share of the units of work.
+        barrier: Waits until all processes are there.
+    """
+
+    worker: Worker = Worker()  # noqa: RUF009 (frozen)
+    barrier: Callable[[], None] = no_wait
+
+
+def join_processes(device: str) -> Processes:
+    """Join the other processes of `accelerate launch`; alone, wait for nobody."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    import torch
+    from accelerate import PartialState
+
+    # One process may encode or read for long after the others are done. Without `cpu`, accelerate
+    # takes each process for the only one where there is no GPU.
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
+    atexit.register(state.destroy_process_group)
+    return Processes(Worker(state.process_index, state.num_processes), state.wait_for_everyone)

@@ -1,0 +1,84 @@
+"""First stage by meaning and by words: dense and BM25, fused by reciprocal rank."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
+from pgra.retrieval.bm25 import BM25Retriever
+from pgra.retrieval.dense import DenseRetriever
+from pgra.types import MISSING_ROW, Candidates, Json
+
+FUSION_CONSTANT = 60
+MIN_DEPTH = 100
+
+
+class HybridRetriever:
+    """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`."""
+
+    def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
+        self.fingerprint: Mapping[str, Json] = {
+            "dense": dense.fingerprint,
+            "bm25": bm25.fingerprint,
+            "fusion_constant": FUSION_CONSTANT,
+            "min_depth": MIN_DEPTH,
+        }
+        self._parts = (dense, bm25)
+        self._num_passages = num_passages
+
+    @classmethod
+    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
+        """Find or build both indexes; `index_dir` and `output_dir` are the dense one's."""
+        return [*DenseRetriever.prepare(request), *BM25Retriever.prepare(request)]
+
+    @classmethod
+    def open(cls, request: IndexRequest) -> Self:
+        """Find or build both indexes, and load them."""
+        dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
+        return cls(dense, bm25, len(request.corpus))
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
+        """Give each query its best k passages; scores are sums of reciprocal ranks.
+
+        Raises:
+            ConfigError: If k exceeds the corpus.
+        """
+        check_num_candidates(k, self._num_passages)
+        depth = min(max(k, MIN_DEPTH), self._num_passages)
+        return fuse_by_rank([part.retrieve(queries, depth) for part in self._parts], k)
+
+
+def fuse_by_rank(
+    rankings: Sequence[Candidates], k: int, *, constant: int = FUSION_CONSTANT
+) -> Candidates:
+    """Fuse rankings of the same queries by reciprocal rank (Cormack et al. 2009, k = 60 there).
+
+    A passage's score is the sum, over the rankings that hold it, of 1 / (constant + rank), the
+    first rank being 1. Missing entries add nothing.
+
+    Args:
+        rankings: One or more, of the same queries.
+        k: Candidates a query to keep.
+        constant: The larger, the less the first ranks stand out.
+
+    Returns:
+        (B, k), ties by row.
+    """
+    rows = np.concatenate([ranking.rows for ranking in rankings], axis=1)  # (B, sum of K)
+    gains = np.concatenate(
+        [1.0 / (constant + 1 + np.arange(ranking.rows.shape[1])) for ranking in rankings]
+    )
+    # Equal rows side by side, each run summed at its first entry, the others made missing.
+    order = np.argsort(rows, axis=1, kind="stable")
+    rows, sums = np.take_along_axis(rows, order, 1), gains[order]
+    is_repeat = np.zeros_like(rows, dtype=bool)
+    is_repeat[:, 1:] = rows[:, 1:] == rows[:, :-1]
+    for shift in range(1, len(rankings)):
+        follows = np.zeros_like(is_repeat)
+        follows[:, :-shift] = rows[:, shift:] == rows[:, :-shift]
+        extra = np.zeros_like(sums)
+        extra[:, :-shift] = gains[order][:, shift:]
+        sums = sums + np.where(follows, extra, 0)
+    rows = np.where(is_repeat, MISSING_ROW, rows)
+    return Candidates.best(rows, sums.astype(np.float32), k)

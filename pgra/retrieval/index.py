@@ -1,0 +1,243 @@
+"""Builds a FAISS index of a corpus: float16 shards first, then `index.faiss`, manifest last."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import faiss
+import numpy as np
+
+from pgra.errors import ConfigError
+from pgra.io import (
+    Manifest,
+    is_finished,
+    lock_folder,
+    read_manifest,
+    write_aside,
+    write_manifest,
+)
+from pgra.models.encoder import Encoder
+from pgra.processes import Processes
+from pgra.retrieval.base import BuiltIndex, refuse_strangers
+from pgra.retrieval.recall import Sample, depths_for, draw_rows, measure_recall, tune_search
+from pgra.retrieval.shards import (
+    Shard,
+    count_cut,
+    encode_shards,
+    plan_shards,
+    read_rows,
+    read_shards,
+    remove_strays,
+    vectors_digest,
+)
+from pgra.types import Json
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+
+logger = logging.getLogger(__name__)
+
+STAGE = "dense_index"
+INDEX_FILE = "index.faiss"
+MAX_TRAINING_ROWS = 262_144
+"""Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768."""
+_SEED = 0
+_WRITE_BYTES = 1 << 20
+_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE)
+
+
+@dataclass(frozen=True)
+class _Job:
+    corpus: "Corpus"
+    encoder: Encoder
+    factory: str
+    shards: Sequence[Shard]
+    made_of: str
+
+
+def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
+    """Give all that determines a dense index."""
+    return {**corpus.fingerprint, **encoder.fingerprint, "factory": factory, "metric": "ip"}
+
+
+def build_dense_index(
+    corpus: "Corpus",
+    encoder: Encoder,
+    folder: Path,
+    *,
+    factory: str = "Flat",
+    shard_rows: int = 8192,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    progress: bool = True,
+) -> BuiltIndex:
+    """Build an index, or find that it is finished.
+
+    A killed job run again computes only the shards that are missing, foreign or damaged, and its
+    files are byte for byte those of an unbroken run (the manifest's times aside). For factories
+    with a graph (HNSW) that holds with one thread only, as FAISS inserts in parallel.
+
+    Args:
+        corpus: What is searched.
+        encoder: What encodes it.
+        folder: The artefact.
+        factory: FAISS factory string; inner product.
+        shard_rows: Rows a shard, the unit of work.
+        processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
+        progress: Whether to show a bar.
+
+    Raises:
+        ArtifactError: If the folder is another index's, damaged, or in use by another job.
+        ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
+        OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
+    """
+    worker, barrier = processes.worker, processes.barrier
+    fields = dense_fingerprint(corpus, encoder, factory)
+    is_there = is_finished(folder)
+    barrier()  # all have looked before anyone writes
+    if is_there:
+        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
+        return BuiltIndex(folder, manifest, len(corpus))
+    _empty_index(factory, encoder.width, len(corpus))
+    shards = plan_shards(folder, len(corpus), shard_rows)
+    made_of = vectors_digest(corpus.fingerprint, encoder)
+    job = _Job(corpus, encoder, factory, shards, made_of)
+    if worker.is_main:
+        with lock_folder(folder):
+            manifest, num_reused = _build(job, folder, fields, processes, progress)
+        barrier()  # finished
+        return BuiltIndex(folder, manifest, num_reused)
+    barrier()  # locked and tidied by the main process
+    _encode_missing(job, worker.share(shards), progress=False)
+    barrier()  # all encoded
+    barrier()  # finished
+    return BuiltIndex(folder, read_manifest(folder, stage=STAGE, verify=False), 0)
+
+
+def _build(
+    job: _Job,
+    folder: Path,
+    fields: Mapping[str, Json],
+    processes: Processes,
+    progress: bool,  # noqa: FBT001 (private)
+) -> tuple[Manifest, int]:
+    began = time.monotonic()
+    refuse_strangers(folder, _OURS)
+    remove_strays(folder, job.shards)
+    missing = [shard for shard in job.shards if not shard.is_done(job.made_of)]
+    num_missing = sum(shard.stop - shard.start for shard in missing)
+    num_done = len(job.shards) - len(missing)
+    if num_done:
+        logger.info("%s of %s shards already there", num_done, len(job.shards))
+    processes.barrier()  # counted, before others write
+    _encode_missing(job, processes.worker.share(job.shards), progress=progress)
+    processes.barrier()  # all encoded
+    seconds = time.monotonic() - began
+    speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
+    counts = {**_make_faiss(job, folder / INDEX_FILE), "texts_per_second": speed}
+    counts["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    manifest = write_manifest(
+        folder,
+        stage=STAGE,
+        fingerprint=fields,
+        counts=counts,
+        seconds=time.monotonic() - began,
+    )
+    return manifest, len(job.corpus) - num_missing
+
+
+def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> None:
+    missing = [shard for shard in shards if not shard.is_done(job.made_of)]
+    encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
+
+
+def _empty_index(factory: str, width: int, num_rows: int) -> Any:
+    """Make the index that a factory string names, and refuse one that cannot work."""
+    try:
+        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        reason = str(error).rsplit(": ", 1)[-1].strip()
+        raise ConfigError(
+            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}. "
+            "Use Flat, or another factory string of FAISS, such as IVF4096,Flat or HNSW32."
+        ) from None
+    num_lists = _count_lists(index)
+    if num_lists is not None and num_lists > num_rows:
+        raise ConfigError(
+            f"index_factory '{factory}' has {num_lists} lists, the corpus {num_rows} passages: "
+            "use Flat, or fewer lists"
+        )
+    return index
+
+
+def _count_lists(index: Any) -> int | None:
+    ivf = faiss.try_extract_index_ivf(index)
+    return None if ivf is None else int(ivf.nlist)
+
+
+def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
+    """Write `index.faiss` from the shards; give the counts for the manifest."""
+    num_rows = len(job.corpus)
+    index = _empty_index(job.factory, job.encoder.width, num_rows)
+    if not index.is_trained:
+        _train(index, job, num_rows)
+    for vectors in read_shards(job.shards):
+        index.add(vectors)
+    counts: dict[str, Json] = {
+        "rows": num_rows,
+        "dim": job.encoder.width,
+        "cut": count_cut(job.shards),
+        **_measure(index, job, num_rows),
+    }
+    _write_faiss(index, path)
+    return counts
+
+
+def _train(index: Any, job: _Job, num_rows: int) -> None:
+    size = min(num_rows, MAX_TRAINING_ROWS)
+    rows = np.random.default_rng(_SEED).choice(num_rows, size=size, replace=False)
+    try:
+        index.train(read_rows(job.shards, np.sort(rows).astype(np.int64)))
+    except RuntimeError as error:
+        reason = str(error).rsplit(": ", 1)[-1].strip()
+        raise ConfigError(
+            f"index_factory '{job.factory}' cannot be trained on {size} passages: {reason}. "
+            "Use Flat, or a smaller index."
+        ) from None
+
+
+def _measure(index: Any, job: _Job, num_rows: int) -> dict[str, Json]:
+    depths = depths_for(num_rows)
+    if job.factory == "Flat" or not depths:
+        return {"is_exact": job.factory == "Flat", "recall": {str(d): 1.0 for d in depths}}
+    rows = draw_rows(num_rows, seed=_SEED)
+    blocks = read_shards(job.shards)
+    sample = Sample.search(rows, read_rows(job.shards, rows), blocks, depths[-1])
+    setting = tune_search(index, sample, depths[-1], num_lists=_count_lists(index))
+    recall = {str(depth): measure_recall(index, sample, depth) for depth in depths}
+    return {"is_exact": False, "recall": recall, "search": setting}
+
+
+def _write_faiss(index: Any, path: Path) -> None:
+    # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
+    failures: list[OSError] = []
+    with write_aside(path) as aside, aside.open("wb") as file:
+
+        def write(block: bytes) -> int:
+            try:
+                return file.write(block)
+            except OSError as error:
+                failures.append(error)
+                return 0
+
+        try:
+            sink = faiss.PyCallbackIOWriter(write, _WRITE_BYTES)  # type: ignore[attr-defined]
+            faiss.write_index(index, sink)
+        except RuntimeError:
+            if failures:
+                raise failures[0] from None
+            raise
+        if failures:
+            raise failures[0]

@@ -1,0 +1,121 @@
+"""How much an approximate index loses: its answers beside an exact search, on a sample of rows."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from pgra.types import MISSING_ROW, Candidates, Rows
+
+Vectors = npt.NDArray[np.float32]
+
+SAMPLE = 200
+DEPTHS = (10, 150)
+GOOD_RECALL = 0.95
+_WORTH_IT = 0.005
+_FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
+_LAST_VALUE = 1024
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Corpus rows used as queries, with their true neighbours.
+
+    Attributes:
+        rows: (n,) which rows.
+        vectors: (n, D) their vectors.
+        neighbours: (n, K) the rows nearest to each, best first, itself left out.
+    """
+
+    rows: Rows
+    vectors: Vectors
+    neighbours: Rows
+
+    @classmethod
+    def search(cls, rows: Rows, vectors: Vectors, blocks: Iterable[Vectors], depth: int) -> Self:
+        """Find the true neighbours by comparing with every vector.
+
+        Args:
+            rows: Rows drawn.
+            vectors: Theirs.
+            blocks: The whole corpus's vectors, in order.
+            depth: Neighbours a row.
+        """
+        start = 0
+        best = Candidates(np.empty((len(rows), 0), np.int64), np.empty((len(rows), 0), np.float32))
+        for block in blocks:
+            k = min(depth + 1, len(block))
+            scores, places = faiss.knn(vectors, block, k, metric=faiss.METRIC_INNER_PRODUCT)
+            both = np.concatenate([best.rows, places + start], axis=1)
+            best = Candidates.best(both, np.concatenate([best.scores, scores], axis=1), depth + 1)
+            start += len(block)
+        return cls(rows, vectors, without_own(best.rows, rows)[:, :depth])
+
+
+def draw_rows(num_rows: int, *, seed: int) -> Rows:
+    """Draw up to `SAMPLE` rows, rising."""
+    size = min(SAMPLE, num_rows)
+    rows = np.random.default_rng(seed).choice(num_rows, size=size, replace=False)
+    return np.sort(rows).astype(np.int64)
+
+
+def without_own(found: Rows, own: Rows) -> Rows:
+    """Drop each query's own row (or its last one, where it is not there): (n, K) to (n, K - 1)."""
+    is_own = found == own[:, None]
+    drop = np.where(is_own.any(axis=1), is_own.argmax(axis=1), found.shape[1] - 1)
+    keep = np.arange(found.shape[1]) != drop[:, None]
+    kept: Rows = found[keep].reshape(len(found), -1)
+    return kept
+
+
+def measure_recall(index: Any, sample: Sample, depth: int) -> float:
+    """Give the share of the true `depth` neighbours that the index finds among as many."""
+    _, found = index.search(sample.vectors, depth + 1)
+    found, true = without_own(found, sample.rows), sample.neighbours[:, :depth]
+    hits = [len(np.intersect1d(a[a != MISSING_ROW], b)) for a, b in zip(found, true, strict=True)]
+    return round(float(np.mean(hits)) / depth, 4)
+
+
+def tune_search(index: Any, sample: Sample, depth: int, *, num_lists: int | None) -> dict[str, int]:
+    """Widen an approximate index's search until it finds 95 % of the true neighbours.
+
+    Doubles `nprobe` (IVF) or `efSearch` (HNSW), and stops early where that no longer helps, as a
+    PQ's loss cannot be searched away. The index keeps the setting, on disk too.
+
+    Returns:
+        The setting by name; empty where there is nothing to set.
+    """
+    name = _parameter(index)
+    if name is None:
+        return {}
+    last = min(num_lists, _LAST_VALUE) if num_lists else _LAST_VALUE
+    value, recall = _FIRST_VALUES[name], 0.0
+    while True:
+        _set(index, name, value)
+        before, recall = recall, measure_recall(index, sample, depth)
+        is_stuck = recall - before < _WORTH_IT and before > 0
+        if recall >= GOOD_RECALL or is_stuck or value >= last:
+            return {name: value}
+        value = min(2 * value, last)
+
+
+def _parameter(index: Any) -> str | None:
+    for name, value in _FIRST_VALUES.items():
+        try:
+            _set(index, name, value)
+        except RuntimeError:
+            continue
+        return name
+    return None
+
+
+def _set(index: Any, name: str, value: int) -> None:
+    faiss.ParameterSpace().set_index_parameter(index, name, value)
+
+
+def depths_for(num_rows: int) -> Sequence[int]:
+    """Give the depths to measure at: 10 and 150, or what a small corpus allows."""
+    return sorted({min(depth, num_rows - 1) for depth in DEPTHS} - {0})

@@ -1,0 +1,172 @@
+"""Corpus vectors on disk: float16 shards, each with a record, so that a stopped job goes on.
+
+A shard counts as done when its record is there, names the same vectors, and its bytes match the
+record's checksum. The record is written after the shard. Anything else is computed again.
+"""
+
+import io
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from pgra.errors import ArtifactError, ModelError
+from pgra.io import digest, file_checksum, read_array, write_aside, write_json
+from pgra.models.encoder import Encoder
+from pgra.types import Json
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Where one run of the corpus's rows keeps its vectors.
+
+    Attributes:
+        folder: The index.
+        number: From 0.
+        start: First row.
+        stop: Row after the last.
+    """
+
+    folder: Path
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def path(self) -> Path:
+        """The vectors, (stop - start, D) float16."""
+        return self.folder / f"vectors-{self.number:05d}.npy"
+
+    @property
+    def record_path(self) -> Path:
+        """What the vectors are, and their checksum."""
+        return self.path.with_suffix(".json")
+
+    def read_record(self) -> dict[str, Any] | None:
+        """Give the record, or None where there is none that can be read."""
+        try:
+            record = json.loads(self.record_path.read_text())
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) else None
+
+    def is_done(self, made_of: str) -> bool:
+        """Say whether the vectors are there, whole, and of this kind.
+
+        Args:
+            made_of: Digest of all that determines the vectors.
+        """
+        record = self.read_record()
+        if record is None or not self.path.is_file():
+            return False
+        same = (record.get("rows"), record.get("made_of")) == ([self.start, self.stop], made_of)
+        return same and file_checksum(self.path) == record.get("checksum")
+
+
+def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
+    """Cut the corpus into shards of `shard_rows` rows, the last one shorter."""
+    starts = range(0, num_rows, shard_rows)
+    return [
+        Shard(folder, number, start, min(start + shard_rows, num_rows))
+        for number, start in enumerate(starts)
+    ]
+
+
+def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
+    """Give the digest of all that determines a shard's vectors, besides its rows."""
+    return digest({**corpus_fields, **encoder.fingerprint})
+
+
+def encode_shards(
+    shards: Sequence[Shard], corpus: "Corpus", encoder: Encoder, *, made_of: str, progress: bool
+) -> None:
+    """Encode these shards and write each with its record.
+
+    Raises:
+        ModelError: If a vector is not finite, in float32 or in float16.
+        OSError: If the disk is full; what was being written is removed, done shards stay.
+    """
+    total = sum(shard.stop - shard.start for shard in shards)
+    with tqdm(total=total, desc="encode", unit="text", disable=not progress) as bar:
+        for shard in shards:
+            cut_before = encoder.num_cut
+            texts = corpus.slice(shard.start, shard.stop)
+            vectors = encoder.encode(texts, advance=bar.update)
+            _write_vectors(shard.path, _to_float16(vectors, shard))
+            record = {
+                "rows": [shard.start, shard.stop],
+                "made_of": made_of,
+                "cut": encoder.num_cut - cut_before,
+                "checksum": file_checksum(shard.path),
+            }
+            write_json(shard.record_path, record)
+
+
+def _write_vectors(path: Path, vectors: npt.NDArray[np.float16]) -> None:
+    # numpy writes an array to a file through C's buffer, and a disk that fills up when that is
+    # flushed goes unnoticed: the file is short, and nothing is raised. Python's own write raises.
+    buffer = io.BytesIO()
+    np.save(buffer, vectors, allow_pickle=False)
+    with write_aside(path) as aside:
+        aside.write_bytes(buffer.getbuffer())
+
+
+def _to_float16(vectors: npt.NDArray[np.float32], shard: Shard) -> npt.NDArray[np.float16]:
+    largest = np.finfo(np.float16).max
+    too_large = np.flatnonzero(np.abs(vectors).max(axis=1) > largest)
+    if len(too_large):
+        raise ModelError(
+            f"the vector of passage {shard.start + int(too_large[0])} exceeds {largest}, the most "
+            "that float16 holds: use normalize"
+        )
+    return vectors.astype(np.float16)
+
+
+def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
+    """Give each shard's vectors as float32, one shard in memory at a time."""
+    for shard in shards:
+        yield np.ascontiguousarray(read_array(shard.path), dtype=np.float32)
+
+
+def read_rows(shards: Sequence[Shard], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Give the vectors of these rows, which must rise, as (n, D) float32."""
+    parts = []
+    for shard in shards:
+        inside = rows[(rows >= shard.start) & (rows < shard.stop)] - shard.start
+        if len(inside):
+            parts.append(read_array(shard.path)[inside].astype(np.float32))
+    return np.concatenate(parts)
+
+
+def count_cut(shards: Sequence[Shard]) -> int:
+    """Count the passages longer than the encoder reads, from the shards' records.
+
+    Raises:
+        ArtifactError: If a shard's record has gone since it was written.
+    """
+    total = 0
+    for shard in shards:
+        record = shard.read_record()
+        if record is None:
+            raise ArtifactError(f"{shard.record_path} has gone: run the job again")
+        total += int(record["cut"])
+    return total
+
+
+def remove_strays(folder: Path, shards: Sequence[Shard]) -> None:
+    """Remove what a killed job left half-written, and shards of another plan."""
+    expected = {path for shard in shards for path in (shard.path, shard.record_path)}
+    for path in [*folder.glob(".*.partial*"), *folder.glob("vectors-*")]:
+        if path not in expected:
+            path.unlink(missing_ok=True)

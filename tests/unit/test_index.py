@@ -1,0 +1,297 @@
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import faiss
+import numpy as np
+import pytest
+
+from pgra.config import CorpusArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.io import lock_folder
+from pgra.models.encoder import Encoder
+from pgra.processes import Processes
+from pgra.retrieval.index import build_dense_index
+from pgra.retrieval.recall import Sample, depths_for, without_own
+from pgra.types import Worker
+
+WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
+TEXTS = [" ".join(words) for words in itertools.permutations(WORDS, 3)]  # 720
+
+
+@pytest.fixture(scope="module")
+def encoder(encoder_dir):
+    return Encoder.from_name(str(encoder_dir), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"), TEXTS[:40])
+
+
+def make_corpus(folder, texts):
+    (folder / "texts.txt").write_text("\n".join(texts) + "\n")
+    return open_corpus(CorpusArguments(corpus=str(folder / "texts.txt")), folder)
+
+
+def build(corpus, encoder, folder, **kwargs):
+    return build_dense_index(
+        corpus, encoder, folder, **{"shard_rows": 10, "progress": False, **kwargs}
+    )
+
+
+def contents(folder):
+    """Every file's bytes, the manifest without its times."""
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
+    manifest = json.loads(files.pop("manifest.json"))
+    for name in ("created", "seconds"):
+        del manifest[name]
+    del manifest["counts"]["texts_per_second"]
+    return files, manifest
+
+
+def flip_a_byte(path):
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+def test_a_built_index_holds_all_vectors(corpus, encoder, tmp_path):
+    built = build(corpus, encoder, tmp_path / "i")
+    names = {f"vectors-0000{n}.{end}" for n in range(4) for end in ("npy", "json")}
+    assert set(built.manifest.files) == names | {"index.faiss"}
+    assert built.num_reused == 0
+    vectors = np.concatenate([np.load(p) for p in sorted((tmp_path / "i").glob("*.npy"))])
+    np.testing.assert_allclose(vectors, encoder.encode(TEXTS[:40]), atol=1e-3)
+    index = faiss.read_index(str(tmp_path / "i" / "index.faiss"))
+    np.testing.assert_array_equal(index.reconstruct_n(0, 40), vectors.astype(np.float32))
+    counts = built.manifest.counts
+    assert (counts["rows"], counts["dim"], counts["cut"], counts["is_exact"]) == (40, 16, 0, True)
+
+
+@pytest.mark.parametrize("damage", ["record", "both", "byte", "foreign", "half-written"])
+def test_a_build_gone_on_with_is_the_unbroken_one(damage, corpus, encoder, tmp_path):
+    build(corpus, encoder, tmp_path / "whole")
+    build(corpus, encoder, tmp_path / "broken")
+    folder, shard = tmp_path / "broken", tmp_path / "broken" / "vectors-00002.npy"
+    (folder / "manifest.json").unlink()
+    (folder / "index.faiss").unlink()
+    record = shard.with_suffix(".json")
+    if damage == "byte":
+        flip_a_byte(shard)
+    elif damage == "foreign":
+        record.write_text(record.read_text().replace('"made_of": "', '"made_of": "0'))
+    else:
+        record.unlink()
+    if damage == "both":
+        shard.unlink()
+    if damage == "half-written":
+        (folder / ".12345678.partial.npy").write_bytes(b"half")
+    again = build(corpus, encoder, folder)
+    assert again.num_reused == 30
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert not list(folder.glob(".*.partial*"))
+
+
+def test_resumed_shards_are_told(corpus, encoder, tmp_path, caplog):
+    build(corpus, encoder, tmp_path / "i")
+    (tmp_path / "i" / "manifest.json").unlink()
+    (tmp_path / "i" / "vectors-00001.json").unlink()
+    with caplog.at_level("INFO"):
+        build(corpus, encoder, tmp_path / "i")
+    assert "3 of 4 shards already there" in caplog.text
+
+
+def test_shards_of_another_size_are_made_again(corpus, encoder, tmp_path):
+    build(corpus, encoder, tmp_path / "i", shard_rows=7)
+    (tmp_path / "i" / "manifest.json").unlink()
+    assert build(corpus, encoder, tmp_path / "i").num_reused == 0
+    build(corpus, encoder, tmp_path / "whole")
+    assert contents(tmp_path / "i") == contents(tmp_path / "whole")
+
+
+def test_a_finished_index_is_reused_whole(corpus, encoder, tmp_path):
+    build(corpus, encoder, tmp_path / "i")
+    before = (tmp_path / "i" / "manifest.json").read_bytes()
+    assert build(corpus, encoder, tmp_path / "i").num_reused == 40
+    assert (tmp_path / "i" / "manifest.json").read_bytes() == before
+
+
+def test_a_damaged_index_is_refused(corpus, encoder, tmp_path):
+    build(corpus, encoder, tmp_path / "i")
+    flip_a_byte(tmp_path / "i" / "index.faiss")
+    with pytest.raises(ArtifactError, match=r"index\.faiss is damaged"):
+        build(corpus, encoder, tmp_path / "i")
+
+
+def test_two_jobs_do_not_share_a_folder(corpus, encoder, tmp_path):
+    with (
+        lock_folder(tmp_path / "i"),
+        pytest.raises(ArtifactError, match="in use by another pgra job"),
+    ):
+        build(corpus, encoder, tmp_path / "i")
+    assert not list((tmp_path / "i").glob("vectors-*"))
+
+
+def test_a_folder_with_something_else_is_left_alone(corpus, encoder, tmp_path):
+    (tmp_path / "letters.txt").write_text("mine")
+    with pytest.raises(ArtifactError, match=r"holds letters\.txt, which is not an index's"):
+        build(corpus, encoder, tmp_path)
+    assert (tmp_path / "letters.txt").read_text() == "mine"
+
+
+def test_each_process_encodes_its_share(corpus, encoder, tmp_path):
+    """Both ranks run in threads here; test_index_build.py starts real processes."""
+    from threading import Barrier, Thread
+
+    both = Barrier(2, timeout=60)
+    folder = tmp_path / "two"
+    results = {}
+
+    def work(rank):
+        name = str(encoder.model.config._name_or_path)
+        own = Encoder.from_name(name, device="cpu")
+        built = build(corpus, own, folder, processes=Processes(Worker(rank, 2), both.wait))
+        results[rank] = built.manifest
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0] == results[1]
+    build(corpus, encoder, tmp_path / "one")
+    assert contents(folder) == contents(tmp_path / "one")
+
+
+def test_an_unknown_factory_is_refused_before_encoding(corpus, encoder, tmp_path):
+    with pytest.raises(ConfigError, match=r"index_factory 'Flt' does not work .*Use Flat"):
+        build(corpus, encoder, tmp_path / "i", factory="Flt")
+    with pytest.raises(ConfigError, match="'IVF64,Flat' has 64 lists, the corpus 40 passages"):
+        build(corpus, encoder, tmp_path / "i", factory="IVF64,Flat")
+    assert not (tmp_path / "i").exists()
+
+
+def test_a_factory_that_needs_more_passages_is_refused(corpus, encoder, tmp_path):
+    with pytest.raises(ConfigError, match="'PQ4' cannot be trained on 40 passages"):
+        build(corpus, encoder, tmp_path / "i", factory="PQ4")
+
+
+@pytest.mark.parametrize(("factory", "name"), [("IVF8,Flat", "nprobe"), ("HNSW8", "efSearch")])
+def test_an_approximate_index_finds_nearly_all(factory, name, encoder, tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS[:400])
+    counts = build(corpus, encoder, tmp_path / "i", factory=factory).manifest.counts
+    assert set(counts["recall"]) == {"10", "150"}
+    assert counts["recall"]["150"] >= 0.95
+    assert set(counts["search"]) == {name}
+    if name == "nprobe":  # the setting is on disk, not only in the manifest
+        index = faiss.read_index(str(tmp_path / "i" / "index.faiss"))
+        assert index.nprobe == counts["search"]["nprobe"]
+
+
+def test_a_lossy_index_says_how_much_it_loses(encoder, tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS[:400])
+    counts = build(corpus, encoder, tmp_path / "i", factory="PQ2x4").manifest.counts
+    assert 0.02 < counts["recall"]["10"] < 0.9
+    assert counts["is_exact"] is False
+
+
+def test_recall_agrees_with_brute_force_on_the_sample():
+    vectors = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    rows = np.array([3, 17, 40])
+    sample = Sample.search(rows, vectors[rows], [vectors[:20], vectors[20:23], vectors[23:]], 10)
+    scores = vectors[rows] @ vectors.T
+    scores[np.arange(3), rows] = -np.inf
+    np.testing.assert_array_equal(sample.neighbours, np.argsort(-scores, axis=1)[:, :10])
+
+
+def test_own_row_is_left_out_of_recall():
+    found = np.array([[4, 7, 9], [1, 2, 3]])
+    assert without_own(found, np.array([7, 0])).tolist() == [[4, 9], [1, 2]]
+    assert depths_for(1) == []
+    assert depths_for(5) == [4]
+    assert depths_for(1000) == [10, 150]
+
+
+def test_one_passage_makes_an_index(encoder, tmp_path):
+    built = build(make_corpus(tmp_path, ["sea"]), encoder, tmp_path / "i", factory="HNSW8")
+    assert built.manifest.counts["rows"] == 1
+
+
+def test_vectors_too_large_for_float16_are_refused(corpus, encoder_dir, tmp_path):
+    encoder = Encoder.from_name(str(encoder_dir), device="cpu", normalize=False)
+    encoder.model.register_forward_hook(
+        lambda module, args, output: output.__setitem__(
+            "last_hidden_state", output.last_hidden_state * 1e6
+        )
+    )
+    with pytest.raises(ModelError, match="passage 0 exceeds 65504.*use normalize"):
+        build(corpus, encoder, tmp_path / "i")
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import signal
+from pgra.data.corpus import load_corpus
+from pgra.models.encoder import Encoder
+from pgra.retrieval.index import build_dense_index
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+encoder = Encoder.from_name(sys.argv[1], device="cpu")
+corpus = load_corpus(Path(sys.argv[2]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
+try:
+    build_dense_index(corpus, encoder, Path(sys.argv[3]), shard_rows=10, progress=False)
+except OSError as error:
+    print("OSError", error.errno, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [400, 1000])  # a shard is 448 bytes, index.faiss 2.6 kB
+def test_a_full_disk_leaves_nothing_half_written(limit, corpus, encoder_dir, encoder, tmp_path):
+    folder = tmp_path / "i"
+    told = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, encoder_dir, corpus.folder, folder, str(limit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "OSError" in told.stdout, told.stderr
+    left = {p.name for p in folder.iterdir() if p.name != ".lock"}
+    assert not {name for name in left if "partial" in name or "index" in name or "manif" in name}
+    assert build(corpus, encoder, folder).num_reused == (0 if limit == 400 else 40)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pgra.data.corpus import load_corpus
+from pgra.models.encoder import Encoder
+from pgra.retrieval.index import build_dense_index
+encoder = Encoder.from_name(sys.argv[1], device="cpu", batch_tokens=64)
+build_dense_index(
+    load_corpus(Path(sys.argv[2])), encoder, Path(sys.argv[3]), shard_rows=20, progress=False
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_goes_on_where_it_stopped(encoder_dir, tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS)
+    job = [sys.executable, "-c", KILLED, encoder_dir, corpus.folder]
+    process = subprocess.Popen([*job, tmp_path / "broken"], stderr=subprocess.DEVNULL)
+    while len(list((tmp_path / "broken").glob("vectors-*.json"))) < 5 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (tmp_path / "broken" / "manifest.json").exists()
+    encoder = Encoder.from_name(str(encoder_dir), device="cpu", batch_tokens=64)
+    again = build(corpus, encoder, tmp_path / "broken", shard_rows=20)
+    assert 80 <= again.num_reused < len(TEXTS)
+    build(corpus, encoder, tmp_path / "whole", shard_rows=20)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
