@@ -1,1 +1,70 @@
-"""Second stage: candidates to evidence under a prompt."""
+"""Second stage: candidates to evidence under a prompt. One class a reranker."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pgra.config import RerankArguments, choose
+from pgra.data.corpus import Corpus
+from pgra.models.causal_lm import CausalLM
+from pgra.models.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.rerank.base import FirstStageOrder, Reranker, Work
+from pgra.rerank.prompted import PromptedReranker
+
+__all__ = ["RERANKERS", "FirstStageOrder", "PromptedReranker", "Reranker", "Work", "open_reranker"]
+
+Opener = Callable[[RerankArguments, FewShotPrompt, Corpus, Path, str], Reranker]
+
+
+def _open_prompted(
+    args: RerankArguments, prompt: FewShotPrompt, corpus: Corpus, artifacts: Path, device: str
+) -> Reranker:
+    lm = CausalLM.from_name(args.lm, dtype=args.lm_dtype, device=device)
+    encoder = PromptedEncoder(
+        lm,
+        prompt,
+        sharing=args.prefix_sharing,
+        batch_tokens=args.lm_batch_tokens,
+        max_prompt_tokens=args.max_prompt_tokens,
+    )
+    return PromptedReranker(
+        encoder,
+        corpus,
+        artifacts,
+        similarity=args.similarity,
+        shard_rows=args.bank_shard_rows,
+        name=args.lm.removeprefix("bundled:").rstrip("/").split("/")[-1],
+    )
+
+
+def _open_none(*_: object) -> Reranker:
+    return FirstStageOrder()
+
+
+RERANKERS: dict[str, Opener] = {"none": _open_none, "prompted": _open_prompted}
+
+
+def open_reranker(
+    args: RerankArguments,
+    prompt: FewShotPrompt,
+    corpus: Corpus,
+    artifacts: Path,
+    *,
+    device: str = "auto",
+) -> Reranker:
+    """Open the second stage.
+
+    Args:
+        args: Which reranker, with its LM.
+        prompt: The task's prompt.
+        corpus: What rows stand for.
+        artifacts: Root of all products.
+        device: Where the LM runs.
+
+    Raises:
+        ConfigError: If the reranker is unknown, or the prompt leaves no room for a text.
+        ArtifactError: If a bank is damaged.
+        ModelError: If the LM cannot be used.
+    """
+    choose("reranker", args.reranker, sorted(RERANKERS))
+    return RERANKERS[args.reranker](args, prompt, corpus, artifacts, device)

@@ -33,7 +33,8 @@ from pgra.io import (
     write_json,
     write_manifest,
 )
-from pgra.types import Json, Rows, Worker
+from pgra.processes import Processes
+from pgra.types import Json, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,7 @@ class Bank:
         encode: Encode,
         *,
         shard_rows: int,
-        worker: Worker = Worker(),  # noqa: B008 (frozen)
-        barrier: Callable[[], None] = lambda: None,
+        processes: Processes = Processes(),  # noqa: B008 (frozen)
         progress: bool = False,
         title: str = "states",
     ) -> int:
@@ -104,8 +104,7 @@ class Bank:
             keys: What must be there afterwards; repeated ones count once.
             encode: Computes states.
             shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
-            worker: This process's share of the shards.
-            barrier: Waits until all processes are there.
+            processes: Who shares the shards.
             progress: Whether to show a bar.
             title: What the bar says.
 
@@ -115,6 +114,7 @@ class Bank:
         Raises:
             ArtifactError: If another job fills the bank.
         """
+        worker, barrier = processes.worker, processes.barrier
         self._load()
         missing = self.missing(keys)
         barrier()  # all have looked before anyone writes

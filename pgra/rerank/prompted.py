@@ -6,8 +6,7 @@ change the order, so scores are the plain products.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,31 +17,14 @@ from torch import Tensor
 from pgra.data.corpus import Corpus
 from pgra.io import artifact_dir, canonical_json
 from pgra.models.prefix import PromptedEncoder
+from pgra.processes import Processes
 from pgra.rerank.bank import Advance, Bank
-from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows, Worker
+from pgra.rerank.base import Work
+from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 1 << 28  # of gathered states, while scores are computed
-
-
-@dataclass(frozen=True)
-class Work:
-    """What filling the banks cost.
-
-    Attributes:
-        num_passages: Distinct passages wanted.
-        num_new: Of them and of the queries, how many the LM read now.
-        num_tokens: Tokens the LM read in this process, padding not counted.
-        num_cut: Texts cut to fit, in this process.
-        seconds: Wall-clock time.
-    """
-
-    num_passages: int
-    num_new: int
-    num_tokens: int
-    num_cut: int
-    seconds: float
 
 
 class PromptedReranker:
@@ -84,8 +66,7 @@ class PromptedReranker:
         examples: Sequence[Example],
         rows: Rows,
         *,
-        worker: Worker = Worker(),  # noqa: B008 (frozen)
-        barrier: Callable[[], None] = lambda: None,
+        processes: Processes = Processes(),  # noqa: B008 (frozen)
         progress: bool = False,
     ) -> Work:
         """Let the LM read the queries and candidates that it has not read yet.
@@ -93,8 +74,7 @@ class PromptedReranker:
         Args:
             examples: The queries, of all splits at once.
             rows: Their candidates, any shape; missing ones are passed over.
-            worker: This process's share.
-            barrier: Waits until all processes are there.
+            processes: Who shares the work.
             progress: Whether to show a bar.
         """
         start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
@@ -117,8 +97,7 @@ class PromptedReranker:
                 keys,
                 read,
                 shard_rows=self._shard_rows,
-                worker=worker,
-                barrier=barrier,
+                processes=processes,
                 progress=progress,
                 title=title,
             )

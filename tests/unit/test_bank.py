@@ -12,6 +12,7 @@ import torch
 
 from pgra.errors import ArtifactError
 from pgra.io import lock_folder
+from pgra.processes import Processes
 from pgra.rerank.bank import Bank
 from pgra.types import Worker
 
@@ -71,7 +72,7 @@ def test_two_workers_leave_what_one_leaves(tmp_path):
     Bank(tmp_path / "one", FIELDS).fill(range(11), slopes, shard_rows=3)
     for rank in (1, 0):  # in turn: the second sees none of the first's in its list of missing keys
         bank = Bank(tmp_path / f"two-{rank}", FIELDS)
-        bank.fill(range(11), slopes, shard_rows=3, worker=Worker(rank, 2))
+        bank.fill(range(11), slopes, shard_rows=3, processes=Processes(Worker(rank, 2)))
     both = contents(tmp_path / "two-0") | contents(tmp_path / "two-1")
     assert both == contents(tmp_path / "one")
     assert not contents(tmp_path / "two-0").keys() & contents(tmp_path / "two-1").keys()

@@ -1,0 +1,202 @@
+"""Metrics on labels by name, and how sure one may be of them.
+
+All take the true labels, the predictions, and the task's label names. Values are fractions; MCC
+lies between -1 and 1.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
+_Counts = npt.NDArray[np.int64]
+_Values = npt.NDArray[np.float64]
+_CHUNK_CELLS = 4_000_000
+
+
+def accuracy(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
+    """Give the share of predictions that are right."""
+    return float(_accuracy(_confusion(labels, predictions, names))[0])
+
+
+def mcc(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
+    """Give Matthews' correlation, for any number of labels; 0 where it is undefined.
+
+    The closed form of Gorodkin 2004, R_K. Undefined is: only one label, or only one prediction.
+    """
+    return float(_mcc(_confusion(labels, predictions, names))[0])
+
+
+def macro_f1(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
+    """Give the mean over all names of F1; a name that neither side uses counts 0."""
+    return float(_macro_f1(_confusion(labels, predictions, names))[0])
+
+
+METRICS: dict[str, Metric] = {"accuracy": accuracy, "macro_f1": macro_f1, "mcc": mcc}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval: the 2.5th and 97.5th percentile."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How much better one system is than another on the same examples.
+
+    Attributes:
+        difference: Metric of a minus metric of b.
+        low: 2.5th percentile of the difference over resamples.
+        high: 97.5th percentile.
+        p: Two-sided p-value of no difference: twice the share of resamples on the other side of
+            0 (0 itself counts), at least 2 / (draws + 1).
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def measure(
+    metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+) -> dict[str, float]:
+    """Give the task's metric first, then the others, by name.
+
+    Raises:
+        ValueError: If the metric is unknown, the lengths differ, or there is nothing to measure.
+    """
+    _check_metric(metric)
+    order = [metric, *(name for name in METRICS if name != metric)]
+    return {name: METRICS[name](labels, predictions, names) for name in order}
+
+
+def bootstrap_interval(
+    metric: str,
+    labels: Sequence[str],
+    predictions: Sequence[str],
+    names: Sequence[str],
+    *,
+    seed: int,
+    draws: int = 2000,
+) -> Interval:
+    """Give the percentile interval over resamples of the examples (Efron 1979).
+
+    Raises:
+        ValueError: As `measure`.
+    """
+    _check_metric(metric)
+    cells = _cells(labels, predictions, names)
+    size = len(names) ** 2
+    values = _resampled(metric, cells, size, (len(names), len(names)), seed=seed, draws=draws)
+    low, high = np.percentile(values[:, 0], [2.5, 97.5])
+    return Interval(float(low), float(high))
+
+
+def paired_bootstrap(
+    metric: str,
+    labels: Sequence[str],
+    a: Sequence[str],
+    b: Sequence[str],
+    names: Sequence[str],
+    *,
+    seed: int,
+    draws: int = 2000,
+) -> PairedDifference:
+    """Compare two systems' predictions on the same examples, resampled together.
+
+    Raises:
+        ValueError: As `measure`.
+    """
+    _check_metric(metric)
+    n = len(names)
+    # One cell an example: its label and both predictions, so one resample serves both systems.
+    cells = _cells(labels, a, names) * n + _cells(labels, b, names) % n
+    values = _resampled(metric, cells, n**3, (n, n, n), seed=seed, draws=draws)
+    gaps = values[:, 0] - values[:, 1]
+    difference = METRICS[metric](labels, a, names) - METRICS[metric](labels, b, names)
+    other_side = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
+    p = min(1.0, 2 * (other_side + 1) / (draws + 1))
+    low, high = np.percentile(gaps, [2.5, 97.5])
+    return PairedDifference(difference, float(low), float(high), p)
+
+
+def _check_metric(metric: str) -> None:
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric '{metric}'. Known: {', '.join(METRICS)}.")
+
+
+def _cells(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> _Counts:
+    """Give each example's cell in the confusion matrix, row label and column prediction."""
+    if len(labels) != len(predictions):
+        raise ValueError(f"{len(labels)} labels, {len(predictions)} predictions")
+    if not len(labels):
+        raise ValueError("there is nothing to measure: no labels")
+    place = {name: i for i, name in enumerate(names)}
+    for name in (*labels, *predictions):
+        if name not in place:
+            raise ValueError(f"'{name}' is not among the label names: {', '.join(names)}")
+    rows = np.array([place[name] for name in labels], dtype=np.int64)
+    columns = np.array([place[name] for name in predictions], dtype=np.int64)
+    return rows * len(names) + columns
+
+
+def _confusion(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> _Counts:
+    n = len(names)
+    return np.bincount(_cells(labels, predictions, names), minlength=n * n).reshape(1, n, n)
+
+
+def _resampled(
+    metric: str, cells: _Counts, size: int, shape: tuple[int, ...], *, seed: int, draws: int
+) -> _Values:
+    """Give the metric of each resample, (draws, 1), or (draws, 2) for cells of a pair.
+
+    Resampling examples is drawing counts of cells from a multinomial, which needs no example.
+    """
+    generator = np.random.default_rng(seed)
+    shares = np.bincount(cells, minlength=size) / len(cells)
+    values = []
+    step = max(1, _CHUNK_CELLS // size)
+    for start in range(0, draws, step):
+        counts: Any = generator.multinomial(len(cells), shares, size=min(step, draws - start))
+        counts = counts.reshape(-1, *shape)
+        systems = [counts] if len(shape) == 2 else [counts.sum(axis=3), counts.sum(axis=2)]
+        values.append(np.stack([_FROM_COUNTS[metric](system) for system in systems], axis=1))
+    return np.concatenate(values)
+
+
+def _accuracy(counts: _Counts) -> _Values:
+    return np.asarray(_diagonal(counts).sum(-1) / counts.sum((-2, -1)), np.float64)
+
+
+def _mcc(counts: _Counts) -> _Values:
+    counts = counts.astype(np.float64)
+    true, guessed, total = counts.sum(-1), counts.sum(-2), counts.sum((-2, -1))
+    top = _diagonal(counts).sum(-1) * total - (true * guessed).sum(-1)
+    below = np.sqrt((total**2 - (guessed**2).sum(-1)) * (total**2 - (true**2).sum(-1)))
+    return np.asarray(np.divide(top, below, out=np.zeros_like(top), where=below > 0), np.float64)
+
+
+def _macro_f1(counts: _Counts) -> _Values:
+    both = (counts.sum(-1) + counts.sum(-2)).astype(np.float64)
+    right = 2.0 * _diagonal(counts)
+    return np.asarray(
+        np.divide(right, both, out=np.zeros_like(right), where=both > 0).mean(-1), np.float64
+    )
+
+
+def _diagonal(counts: Any) -> Any:
+    return np.diagonal(counts, axis1=-2, axis2=-1)
+
+
+_FROM_COUNTS: dict[str, Callable[[Any], _Values]] = {
+    "accuracy": _accuracy,
+    "macro_f1": _macro_f1,
+    "mcc": _mcc,
+}

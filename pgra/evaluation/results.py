@@ -1,0 +1,138 @@
+"""What a run leaves: `metrics.json`, `predictions.jsonl`, and the arguments that gave them."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pgra.evaluation.metrics import bootstrap_interval, measure
+from pgra.io import package_versions, write_json, write_lines
+from pgra.types import Example, Json, Prediction
+
+METRICS_FILE = "metrics.json"
+PREDICTIONS_FILE = "predictions.jsonl"
+_BOOTSTRAP_SEED = 0
+
+
+@dataclass(frozen=True)
+class EvidenceLine:
+    """One evidence as `predictions.jsonl` tells it.
+
+    Attributes:
+        row: Of the corpus.
+        text: The passage.
+        stage1_rank: Its place among the first stage's candidates, from 1.
+        stage1_score: The first stage's score.
+        score: The second stage's; the first stage's where nothing was reranked.
+    """
+
+    row: int
+    text: str
+    stage1_rank: int
+    stage1_score: float
+    score: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What is said of a run beside its predictions.
+
+    Attributes:
+        task: Name of the task.
+        split: Which examples were decided.
+        metric: The task's headline metric.
+        labels: The task's labels, in order.
+        seed: Of the training run.
+        seconds: Wall-clock time by stage.
+        fingerprints: Of all inputs, by stage.
+        notes: What a reader of the numbers must know.
+    """
+
+    task: str
+    split: str
+    metric: str
+    labels: Sequence[str]
+    seed: int
+    seconds: Mapping[str, float]
+    fingerprints: Mapping[str, Json]
+    notes: Sequence[str] = ()
+
+
+def write_results(
+    folder: Path,
+    record: RunRecord,
+    examples: Sequence[Example],
+    predictions: Sequence[Prediction],
+    evidence: Sequence[Sequence[EvidenceLine]],
+) -> dict[str, Any]:
+    """Write a run's predictions, then its metrics.
+
+    Args:
+        folder: The run.
+        record: What is said of it.
+        examples: The queries, labelled.
+        predictions: One for each, in the same order.
+        evidence: What the reader saw, for each; may be empty.
+
+    Returns:
+        The content of `metrics.json`.
+    """
+    lines: list[Json] = [
+        {
+            "id": example.id,
+            "text": example.text,
+            "label": example.label,
+            "prediction": prediction.label,
+            "scores": dict(prediction.scores),
+            "evidence": [asdict(line) for line in seen],
+        }
+        for example, prediction, seen in zip(examples, predictions, evidence, strict=True)
+    ]
+    write_lines(folder / PREDICTIONS_FILE, lines)
+    metrics = _summarise(record, examples, predictions)
+    write_json(folder / METRICS_FILE, metrics)
+    return metrics
+
+
+def _summarise(
+    record: RunRecord, examples: Sequence[Example], predictions: Sequence[Prediction]
+) -> dict[str, Any]:
+    labels = [example.label or "" for example in examples]
+    decided = [prediction.label for prediction in predictions]
+    values = measure(record.metric, labels, decided, record.labels)
+    interval = bootstrap_interval(
+        record.metric, labels, decided, record.labels, seed=_BOOTSTRAP_SEED
+    )
+    return {
+        "task": record.task,
+        "split": record.split,
+        "n": len(examples),
+        "metric": record.metric,
+        "value": values[record.metric],
+        "interval_95": [interval.low, interval.high],
+        "metrics": values,
+        "seed": record.seed,
+        "seconds": {name: round(value, 3) for name, value in record.seconds.items()},
+        "fingerprints": dict(record.fingerprints),
+        "versions": package_versions(),
+        "git_commit": git_commit(),
+        "notes": list(record.notes),
+    }
+
+
+def git_commit() -> str | None:
+    """Give the commit of this code, with "-dirty" if it was changed; None outside a checkout."""
+    root = Path(__file__).parents[2]
+    try:
+        if not (root / ".git").exists():
+            return None
+        commit = _git(root, "rev-parse", "HEAD")
+        return f"{commit}-dirty" if _git(root, "status", "--porcelain", "-uno") else commit
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
