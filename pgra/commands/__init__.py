@@ -1,0 +1,1 @@
+"""One file a command: read arguments, call one pipeline, say what came out."""

@@ -1,0 +1,311 @@
+"""One run: a reader trained on a task's evidence and measured, in a folder that can be resumed.
+
+runs/NAME/run.json           what determines the run; the same command goes on, another is refused
+runs/NAME/arguments.json     all resolved arguments
+runs/NAME/prompt.txt         the prompt as the LM sees it
+runs/NAME/checkpoint-N/      the Trainer's
+runs/NAME/reader/            the best reader: a plain T5 folder
+runs/NAME/predictions.jsonl, metrics.json
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pgra.config import ReaderArguments
+from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.tasks import Task
+from pgra.errors import ArtifactError
+from pgra.evaluation.metrics import measure
+from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
+from pgra.io import check_fingerprint, digest, file_checksum, write_json, write_text
+from pgra.models.bundled import BUNDLED_MODELS
+from pgra.models.fid import FusionReader
+from pgra.models.loading import (
+    BUNDLED,
+    ModelSource,
+    batch_budget,
+    choose_device,
+    find_model,
+    load_tokenizer,
+)
+from pgra.pipelines.pgra import SPLITS, Found, PgraArguments, find_evidence, read_task
+from pgra.processes import Processes
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.reader.predict import predict
+from pgra.reader.train import READER_FOLDER, train_reader
+from pgra.types import Json, ReaderInput
+
+logger = logging.getLogger(__name__)
+
+IDENTITY_FILE = "run.json"
+ARGUMENTS_FILE = "arguments.json"
+_BATCH_TOKENS = 8192
+# What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
+_DECIDING = (
+    *("seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type"),
+    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+    *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run.
+
+    Attributes:
+        folder: Where it is.
+        metrics: The content of its `metrics.json`.
+        reused: Whether it was there already.
+    """
+
+    folder: Path
+    metrics: Mapping[str, Any]
+    reused: bool
+
+
+def train_run(
+    args: PgraArguments,
+    training: ReaderTrainingArguments,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> Outcome:
+    """Find evidence, train a reader on it, and measure it on the test set.
+
+    Args:
+        args: Everything before the reader's training.
+        training: The Trainer's arguments; `output_dir` is the run.
+        processes: Who shares the work.
+
+    Raises:
+        ArtifactError: If the folder holds another run.
+        PgraError: As each stage says.
+    """
+    folder = Path(str(training.output_dir))
+    source = find_model(args.reader.model_name_or_path)
+    tokenizer = load_tokenizer(source)
+    found = read_task(args)
+    verbalizer = task_verbalizer(found.task, args.reader)
+    verbalizer.audit(tokenizer, decode=args.reader.decode)  # before the long stages
+    find_evidence(found, args, processes)
+    identity = _identity(args, training, found, source)
+    _check_same_run(folder, identity)
+    if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
+        logger.info("run: %s is finished (reused)", folder)
+        return Outcome(folder, _read_json(folder / METRICS_FILE), reused=True)
+    if processes.worker.is_main:
+        write_json(folder / IDENTITY_FILE, identity)
+        write_json(folder / ARGUMENTS_FILE, _resolved(args, training))
+        shown = found.prompt.prefix + found.prompt.suffix(found.splits.test[0].fields)
+        write_text(folder / "prompt.txt", shown)
+    processes.barrier()
+    if training.resume_from_checkpoint is None and last_checkpoint(folder) is not None:
+        training.resume_from_checkpoint = "true"
+        logger.info("run: going on from %s", last_checkpoint(folder))
+    inputs = {split: _inputs(found, split, tokenizer, args.reader) for split in SPLITS}
+    labels, metric = found.task.labels, found.task.metric
+    reader = FusionReader.from_name(args.reader.model_name_or_path)
+    start = time.perf_counter()
+    result = train_reader(
+        reader,
+        tokenizer,
+        inputs["train"],
+        inputs["dev"],
+        verbalizer=verbalizer,
+        measure=lambda truth, decided: measure(metric, truth, decided, labels),
+        metric=metric,
+        arguments=training,
+        decode=args.reader.decode,
+        batch_tokens=batch_budget(_BATCH_TOKENS, training.device),
+    )
+    found.seconds["training"] = time.perf_counter() - start
+    found.fingerprints["run"] = digest(identity)
+    found.fingerprints["reader"] = file_checksum(result.folder / "model.safetensors")
+    trained = _Trained(reader, tokenizer, verbalizer, training.seed)
+    metrics = _measure(trained, found, "test", args, folder, processes)
+    return Outcome(folder, metrics, reused=False)
+
+
+def evaluate_run(
+    run: Path,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    *,
+    split: str = "test",
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    output_dir: Path | None = None,
+) -> Outcome:
+    """Measure a trained run again, on its own split or on another file.
+
+    Args:
+        run: A folder that `train_run` left.
+        processes: Who shares the work.
+        split: "test" or "dev".
+        changes: Arguments to change, by section, such as {"data": {"test_file": ...}}.
+        output_dir: Where results go; default: the run.
+
+    Raises:
+        ArtifactError: If the folder holds no finished reader.
+        PgraError: As each stage says.
+    """
+    args, seed = load_run_arguments(run, changes or {})
+    tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
+    found = read_task(args)
+    find_evidence(found, args, processes, splits=(split,))
+    reader = FusionReader.from_name(str(run / READER_FOLDER))
+    reader.to(choose_device(args.runtime.device))
+    found.fingerprints["run"] = digest(_read_json(run / IDENTITY_FILE))
+    found.fingerprints["reader"] = file_checksum(run / READER_FOLDER / "model.safetensors")
+    trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
+    metrics = _measure(trained, found, split, args, output_dir or run, processes)
+    return Outcome(output_dir or run, metrics, reused=False)
+
+
+def load_run_arguments(
+    run: Path, changes: Mapping[str, Mapping[str, Any]]
+) -> tuple[PgraArguments, int]:
+    """Read a run's resolved arguments, with changes, and its seed.
+
+    Raises:
+        ArtifactError: If the folder holds no finished reader.
+    """
+    if not (run / READER_FOLDER).is_dir() or not (run / ARGUMENTS_FILE).is_file():
+        raise ArtifactError(
+            f"{run} holds no trained reader: give the folder of a finished run of train.py"
+        )
+    values = _read_json(run / ARGUMENTS_FILE)
+    sections = {}
+    for section in fields(PgraArguments):
+        cls: Any = section.type
+        sections[section.name] = cls(**{**values[section.name], **changes.get(section.name, {})})
+    return PgraArguments(**sections), int(values["training"]["seed"])
+
+
+def task_verbalizer(task: Task, args: ReaderArguments) -> Verbalizer:
+    """Give the reader's words and template for a task."""
+    return Verbalizer(task.verbalizer, args.reader_template or task.reader_template)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    reader: FusionReader
+    tokenizer: Any
+    verbalizer: Verbalizer
+    seed: int
+
+
+def _inputs(found: Found, split: str, tokenizer: Any, args: ReaderArguments) -> list[ReaderInput]:
+    layout = SegmentLayout(
+        args.reader_template or found.task.reader_template,
+        args.segment_order,
+        args.max_segment_tokens,
+    )
+    texts = found.evidence_texts(split)
+    return build_inputs(found.examples(split), texts, tokenizer, layout=layout).inputs
+
+
+def _measure(
+    trained: _Trained,
+    found: Found,
+    split: str,
+    args: PgraArguments,
+    folder: Path,
+    processes: Processes,
+) -> dict[str, Any]:
+    """Decide a split's examples and write what came out."""
+    start = time.perf_counter()
+    predictions = predict(
+        trained.reader,
+        trained.tokenizer,
+        _inputs(found, split, trained.tokenizer, args.reader),
+        trained.verbalizer,
+        decode=args.reader.decode,
+        batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),
+        progress=processes.worker.is_main,
+        worker=processes.worker,
+    )
+    found.seconds["evaluation"] = time.perf_counter() - start
+    record = RunRecord(
+        task=found.task.name,
+        split=split,
+        metric=found.task.metric,
+        labels=found.task.labels,
+        seed=trained.seed,
+        seconds=found.seconds,
+        fingerprints=found.fingerprints,
+        notes=_notes(args, found),
+    )
+    examples, lines = found.examples(split), found.evidence_lines(split)
+    if processes.worker.is_main:
+        write_results(folder, record, examples, predictions, lines)
+    processes.barrier()
+    return _read_json(folder / METRICS_FILE)
+
+
+def _notes(args: PgraArguments, found: Found) -> list[str]:
+    """Gather what a reader of the numbers must know: bundled models and data, leaks."""
+    notes = []
+    models = [args.reader.model_name_or_path]
+    if found.depth:
+        models += [args.retriever.encoder, args.rerank.lm]
+    for name in models:
+        model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        notes += [f"{name}: {model.note}"] if model and model.note else []
+    for name in (args.data.dataset_name or "", args.corpus.corpus if found.depth else ""):
+        data = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        notes += [f"{name}: {data.note}"] if data and data.note else []
+    shared = found.splits.notes.get("test_rows_in_train")
+    notes += [f"{shared} test texts also stand in the training file"] if shared else []
+    return notes
+
+
+def _resolved(args: PgraArguments, training: ReaderTrainingArguments) -> dict[str, Json]:
+    return {**asdict(args), "training": training.to_dict()}
+
+
+def _identity(
+    args: PgraArguments, training: ReaderTrainingArguments, found: Found, source: ModelSource
+) -> dict[str, Json]:
+    """Give what decides a run's weights and predictions."""
+    values = training.to_dict()
+    return {
+        "method": args.method,
+        "task": found.task.name,
+        "reader_weights": source.identity,
+        "reader": {**asdict(args.reader), "model_name_or_path": None},
+        "verbalizer": dict(found.task.verbalizer),
+        "reader_template": args.reader.reader_template or found.task.reader_template,
+        "num_evidence": args.rerank.num_evidence,
+        **{name: values.get(name) for name in _DECIDING},
+        **found.fingerprints,
+    }
+
+
+def _check_same_run(folder: Path, identity: Mapping[str, Json]) -> None:
+    """Let the same run go on; refuse another one.
+
+    Raises:
+        ArtifactError: If the folder holds another run; the first difference is named.
+    """
+    path = folder / IDENTITY_FILE
+    if not path.is_file():
+        return
+    try:
+        check_fingerprint(folder, made=_read_json(path), asked=identity)
+    except ArtifactError as error:
+        reason = str(error).removesuffix(": use another folder or build it again")
+        raise ArtifactError(f"{reason}: choose another --output_dir, or delete it") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}): run train.py again") from None
+    return values

@@ -1,0 +1,67 @@
+"""The Trainer's own arguments, with the paper's values as defaults."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from pgra.errors import ConfigError
+
+_A_WEEK = 7 * 24 * 3600
+
+
+def _arg(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not followed by mypy
+    """`transformers.TrainingArguments`; the defaults are the paper's for SST-2 (appendix B).
+
+    The Trainer decays all weights but norms and biases; the released code decays those too.
+    """
+
+    output_dir: str | None = _arg(
+        "runs/{task}-{method}-seed{seed}", "Folder of this run: checkpoints and results."
+    )
+    learning_rate: float = _arg(8e-5, "Peak learning rate (the paper's grid: 1e-5 to 1e-4).")
+    per_device_train_batch_size: int = _arg(8, "Examples a device and step (the paper: 4 or 8).")
+    max_steps: int = _arg(5000, "Training steps; over num_train_epochs.")
+    weight_decay: float = _arg(0.01, "AdamW's weight decay.")
+    eval_strategy: str = _arg("steps", "When the dev set is measured: steps, epoch or no.")
+    eval_steps: float | None = _arg(
+        500, "Steps between measurements on the dev set (at most max_steps)."
+    )
+    save_steps: float | None = _arg(None, "Steps between checkpoints; default: eval_steps.")
+    save_total_limit: int | None = _arg(1, "Checkpoints kept: the best, and the last so many.")
+    load_best_model_at_end: bool = _arg(True, "Keep the checkpoint that is best on the dev set.")
+    logging_steps: float = _arg(50, "Steps between lines of the log.")
+    dataloader_drop_last: bool = _arg(True, "Leave out an epoch's last, smaller batch.")
+    remove_unused_columns: bool = _arg(False, "Not of use here: inputs are tokenised beforehand.")
+    ddp_find_unused_parameters: bool | None = _arg(
+        False, "Not needed: every weight of a T5 takes part in every step."
+    )
+    ddp_timeout: int = _arg(_A_WEEK, "Seconds that processes wait for each other.")
+
+    def __post_init__(self) -> None:
+        """Refuse what a T5 reader cannot do, and tie checkpoints to measurements."""
+        if self.fp16:
+            raise ConfigError("fp16 overflows in a T5 and gives NaN: use --bf16, or neither")
+        if self.label_smoothing_factor:
+            raise ConfigError("label_smoothing_factor is not supported by the reader: leave it out")
+        if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
+            self.eval_steps = min(self.eval_steps, self.max_steps)
+        if self.save_steps is None:
+            self.save_steps = self.eval_steps or 500
+        elif self.load_best_model_at_end and self.save_steps != self.eval_steps:
+            raise ConfigError(
+                f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps}): the "
+                "best measurement needs its checkpoint. Leave save_steps out"
+            )
+        if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
+            self.dataloader_pin_memory = False
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            raise ConfigError(f"training arguments: {error}") from None

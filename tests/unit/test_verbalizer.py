@@ -1,0 +1,92 @@
+import logging
+
+import pytest
+
+from pgra.errors import ConfigError
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.prompts.verbalizer import Verbalizer
+
+SLOTTED = "{text} It was <extra_id_0> ."
+
+
+@pytest.fixture(scope="module")
+def tokenizer(t5_dir):
+    return load_tokenizer(find_model(str(t5_dir)))
+
+
+def _pieces(tokenizer, word):
+    return tokenizer(word, add_special_tokens=False).input_ids
+
+
+def test_a_target_fills_the_slot_only_if_the_template_has_one():
+    words = {"bad": "terrible", "good": "great"}
+    assert Verbalizer(words, SLOTTED).target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
+    assert Verbalizer(words, "Review: {text} Answer:").target_text("bad") == "terrible"
+
+
+def test_target_tokens_are_sentinel_word_sentinel_end(tokenizer):
+    start, end, eos = tokenizer.convert_tokens_to_ids(["<extra_id_0>", "<extra_id_1>", "</s>"])
+    ids = Verbalizer({"bad": "terrible"}, SLOTTED).target_ids(tokenizer)
+    (found,) = ids
+    word = _pieces(tokenizer, "terrible")
+    assert found[: len(word) + 1] == [start, *word]
+    assert found[-2:] == [end, eos]
+
+
+def test_words_are_found_without_case_punctuation_or_articles():
+    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
+    assert verbalizer.label_of_word(" A Great! ") == "good"
+    assert verbalizer.label_of_word("greatest") is None
+
+
+def test_labels_keep_the_order_of_the_task():
+    assert Verbalizer({"z": "one", "a": "two"}, "{text}").labels == ("z", "a")
+
+
+def test_words_of_the_same_tokens_are_refused(tokenizer):
+    with pytest.raises(ConfigError, match=r"'a b' \(x\) and 'a▁b' \(y\) are the same tokens"):
+        Verbalizer({"x": "a b", "y": "a▁b"}, SLOTTED).audit(tokenizer)
+
+
+def test_a_word_may_begin_another(tokenizer):
+    audit = Verbalizer({"x": "a", "y": "a b"}, SLOTTED).audit(tokenizer)
+    assert {*audit.single, *audit.multi} == {"x", "y"}
+    assert "y" in audit.multi
+
+
+def test_official_refuses_words_that_begin_alike_and_the_verbalizer_does_not(tokenizer):
+    verbalizer = Verbalizer({"x": "a b", "y": "a c"}, SLOTTED)
+    assert verbalizer.audit(tokenizer).multi == ("x", "y")
+    with pytest.raises(ConfigError, match="begin with one token"):
+        verbalizer.audit(tokenizer, decode="official")
+
+
+def test_official_says_which_labels_can_never_be_right(tokenizer, caplog):
+    verbalizer = Verbalizer({"x": "a b", "y": "terrible"}, SLOTTED)
+    with caplog.at_level(logging.WARNING):
+        verbalizer.audit(tokenizer, decode="official")
+    assert "1 of 2 labels can never be right (x)" in caplog.text
+
+
+def test_words_outside_the_vocabulary_are_refused(tokenizer):
+    with pytest.raises(ConfigError, match="'☃' of label 'snow' is not in the reader's vocabulary"):
+        Verbalizer({"snow": "☃"}, "{text}").audit(tokenizer)
+
+
+def test_an_unknown_decode_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match=r"unknown decode 'offical'. Did you mean 'official'"):
+        Verbalizer({"x": "a"}, SLOTTED).audit(tokenizer, decode="offical")
+
+
+def test_a_slot_that_is_no_token_is_refused(lm_dirs):
+    other = load_tokenizer(find_model(str(lm_dirs["gpt2"])))
+    with pytest.raises(ConfigError, match="'<extra_id_0>' is no token of this reader"):
+        Verbalizer({"x": "a"}, SLOTTED).audit(other)
+
+
+@pytest.mark.slow
+def test_entity_is_two_tokens_of_the_real_t5():
+    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
+    words = ["Description", "Entity", "Expression", "Human", "Location", "Number"]
+    audit = Verbalizer({word.lower(): word for word in words}, SLOTTED).audit(tokenizer)
+    assert audit.multi == ("entity",)
