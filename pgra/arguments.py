@@ -7,11 +7,12 @@ over, one that belongs to none is refused.
 
 import argparse
 import dataclasses
+import enum
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pgra import config
 from pgra.config import PROFILES, choose, config_root, read_yaml
@@ -39,11 +40,12 @@ def parse_arguments(
         One instance a class, in their order.
 
     Raises:
-        ConfigError: On an unknown key, a wrong type or a contradiction in a YAML.
+        ConfigError: On an unknown name, a wrong type or a contradiction, on the command line or in
+            a YAML.
     """
     from transformers import HfArgumentParser
 
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", help="YAML of defaults; the command line wins.")
     first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
     known, rest = first.parse_known_args(argv)
@@ -56,7 +58,8 @@ def parse_arguments(
         allow_abbrev=False,
     )
     parser.formatter_class = _HelpFormatter
-    fields = {f.name: f.type for cls in classes for f in dataclasses.fields(cls) if f.init}
+    parser.error = _refuse
+    fields = _field_types(classes)
     for path in _default_files(known.profile, known.config):
         parser.set_defaults(**read_defaults(path, fields))
     *parsed, _, remaining = parser.parse_args_into_dataclasses(
@@ -71,12 +74,36 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Show defaults, and keep the example's line breaks."""
 
 
+def _field_types(classes: Sequence[type]) -> dict[str, Any]:
+    """Give types by field name, from the annotations: HfArgumentParser edits its fields' types."""
+    return {
+        f.name: hints[f.name]
+        for cls in classes
+        for hints in (typing.get_type_hints(cls),)
+        for f in dataclasses.fields(cls)
+        if f.init
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Words a mistake in one line, without the usage of two hundred arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}. See --help.")
+
+
 def _unknown_argument(text: str, names: Sequence[str]) -> str:
     name = text.lstrip("-").split("=")[0]
-    return (
-        unknown_name("argument", f"--{name}", [f"--{n}" for n in names]).split(" Known:")[0]
-        + " See --help."
-    )
+    return _unknown("argument", f"--{name}", [f"--{n}" for n in names])
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Word it without the list of two hundred names."""
+    return unknown_name(kind, name, known).split(" Known:")[0] + " See --help."
 
 
 def _default_files(profile: str | None, config: str | None) -> list[Path]:
@@ -106,7 +133,7 @@ def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     others = _all_fields() if set(values) - set(fields) else frozenset[str]()
     for name in values:
         if name not in fields and name not in others:
-            raise ConfigError(f"{path}: {unknown_name('key', str(name), {*fields, *others})}")
+            raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
     values = {name: value for name, value in values.items() if name in fields}
     for name, value in values.items():
         if not _fits(value, fields[name]):
@@ -133,6 +160,8 @@ def _fits(value: object, kind: Any) -> bool:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return any(_fits(value, part) for part in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return value in [member.value for member in kind]
     if kind in (int, float):
         return isinstance(value, (int, kind)) and not isinstance(value, bool)
     return (

@@ -68,7 +68,14 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         "dev_rows_in_train": _count_shared(divided.dev, divided.train),
         "test_rows_in_train": _count_shared(tested, train.examples),
     }
-    logger.info("%s: %s", task.name, notes)
+    logger.info(
+        "%s: %d training, %d dev and %d test examples (%s)",
+        task.name,
+        len(kept),
+        len(divided.dev),
+        len(tested),
+        divided.rule,
+    )
     return Splits(kept, divided.dev, tested, notes)
 
 

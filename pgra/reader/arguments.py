@@ -17,7 +17,7 @@ def _arg(default: Any, text: str) -> Any:
 
 @dataclass
 class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not followed by mypy
-    """`transformers.TrainingArguments`; the defaults are the paper's for SST-2 (appendix B).
+    """`transformers.TrainingArguments` with the paper's values for SST-2 (appendix H, table 7).
 
     The Trainer decays all weights but norms and biases; the released code decays those too.
     """
@@ -61,6 +61,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
+            self.use_cpu = True  # or accelerate takes each process for the only one
         try:
             super().__post_init__()
         except ValueError as error:

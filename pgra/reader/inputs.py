@@ -172,9 +172,12 @@ def _shorten(text: str, surplus: int, tokenizer: Any) -> str:
     """Take at least `surplus` tokens, and at least one, off a text's end."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     kept = len(encoded.input_ids) - surplus
-    if kept <= 0:
-        return ""
-    return text[: encoded.offset_mapping[kept - 1][1]].rstrip()
+    while kept > 0:
+        shorter = text[: encoded.offset_mapping[kept - 1][1]].rstrip()
+        if len(shorter) < len(text):
+            return shorter
+        kept -= 1  # several tokens may stand for one character, such as an ellipsis
+    return ""
 
 
 def check_labels(inputs: Sequence[ReaderInput], labels: Sequence[str]) -> None:

@@ -88,6 +88,12 @@ class PromptedReranker:
             fields = [by_key[int(key)].fields for key in keys]
             return self.encoder.encode_fields(fields, advance=advance)
 
+        todo = self.bank.missing(wanted)
+        logger.info(
+            "reranker: %d distinct passages among the candidates, %d for the LM to read",
+            len(wanted),
+            len(todo),
+        )
         new = 0
         for bank, keys, read, title in (
             (self.query_bank, np.array(list(by_key), np.int64), read_queries, "LM reads queries"),

@@ -1,4 +1,5 @@
 import pytest
+from tokenizers import normalizers
 
 from pgra.errors import ConfigError, DataError
 from pgra.models.loading import find_model, load_tokenizer
@@ -39,6 +40,17 @@ def test_without_evidence_there_is_one_segment_the_query(tokenizer):
         ("A great film. It was <extra_id_0> . Sea.",),
     ]
     assert built.inputs[1].label is None
+
+
+def test_a_character_of_several_tokens_is_cut_whole(t5_dir):
+    tokenizer = load_tokenizer(find_model(str(t5_dir)))
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # an ellipsis becomes three dots
+    layout = SegmentLayout(
+        TEMPLATE, max_tokens=count_tokens(["a It was <extra_id_0> ."], tokenizer)[0] + 2
+    )
+    built = build_inputs([_example("a")], [["…"]], tokenizer, layout=layout)
+    assert built.inputs[0].segments == ("a It was <extra_id_0> .",)
+    assert built.evidence_cut == 1
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
