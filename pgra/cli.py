@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +14,19 @@ from pgra.errors import ConfigError, PgraError, unknown_name
 
 Main = Callable[[Sequence[str] | None], int]
 
-_DISK_ERRORS = {
+_OS_ERRORS = {
     errno.ENOSPC: "the disk is full: make room, or choose another folder, and run it again",
     errno.EDQUOT: "your disk quota is used up: make room and run it again",
     errno.EACCES: "no permission: choose a folder you may write to",
     errno.EPERM: "no permission: choose a folder you may write to",
     errno.EROFS: "the disk is read-only: choose a folder you may write to",
+    errno.EFBIG: "larger than a file may be here (ulimit -f): raise the limit, or choose another "
+    "folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another",
+    errno.EISDIR: "it is a folder, where a file is wanted: choose another path, or move it away",
+    errno.EEXIST: "it is there, and is no folder: choose another path, or move it away",
+    errno.ENOENT: "it, or a folder above it, does not exist or was removed meanwhile",
+    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
 }
 
 
@@ -59,14 +68,28 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except KeyboardInterrupt:
         return _fail("interrupted; the same command goes on where it stopped", code=130)
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS:
+    except Exception as error:
+        code = _os_error_code(error)
+        if code not in _OS_ERRORS:
             raise
-        place = f" ({error.filename})" if error.filename else ""
-        return _fail(f"cannot write{place}: {_DISK_ERRORS[error.errno]}")
+        place = getattr(error, "filename", None)
+        return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
+
+
+def _os_error_code(error: Exception) -> int | None:
+    """Find what the system said: safetensors, tokenizers and torch raise errors of their own."""
+    if isinstance(error, OSError):
+        return error.errno
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    if told:
+        return int(told.group(1))
+    # torch.save only sees that its file is shorter than it should be.
+    is_short = "inline_container" in str(error) and "unexpected pos" in str(error)
+    return errno.ENOSPC if is_short else None
 
 
 def _fail(message: str, *, code: int = 2) -> int:
+    message = " ".join(message.split())  # of a YAML parser, say, in several lines
     sys.stdout.flush()
     sys.stderr.write(f"\npgra: error: {message}\n" if code == 2 else f"\npgra: {message}\n")
     return code
@@ -74,7 +97,8 @@ def _fail(message: str, *, code: int = 2) -> int:
 
 def _configure_logging() -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
-    logging.getLogger("pgra").setLevel(logging.INFO)
+    is_main = os.environ.get("RANK", "0") == "0"  # of the processes of accelerate launch
+    logging.getLogger("pgra").setLevel(logging.INFO if is_main else logging.WARNING)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -105,6 +105,10 @@ def write_aside(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         aside.replace(path)
         sync_folder(path.parent)
+    except OSError as error:
+        if error.filename in (None, str(aside)):  # a failed write does not say of which file
+            error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -266,8 +270,8 @@ def check_files(
         path = folder / name
         if not path.is_file():
             raise ArtifactError(f"{path} is missing: delete {folder} and run the stage again")
-        if path.stat().st_size != record["bytes"] or (
-            verify and file_checksum(path) != record["checksum"]
+        if path.stat().st_size != record.get("bytes") or (
+            verify and file_checksum(path) != record.get("checksum")
         ):
             raise ArtifactError(
                 f"{path} is damaged (it is not what was written): "

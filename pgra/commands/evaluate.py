@@ -28,7 +28,9 @@ class EvaluateArguments:
     split: str = _arg("test", "test, or dev (the part a checkpoint was chosen on).")
     test_file: str | None = _arg(None, "Another file to measure on; needs --output_dir.")
     output_dir: str | None = _arg(None, "Where results go; default: the run (of its own test set).")
-    decode: str | None = _arg(None, "verbalizer or official; default: the run's.")
+    decode: str | None = _arg(
+        None, "verbalizer or official; default: the run's. Needs --output_dir."
+    )
     device: str | None = _arg(None, "auto, cpu, cuda, ...; default: the run's.")
     artifacts_dir: str | None = _arg(None, "Folder of indexes and banks; default: the run's.")
 
@@ -37,7 +39,7 @@ class EvaluateArguments:
         if self.run is None:
             raise ConfigError("--run is missing: give the folder of a finished run of train.py")
         choose("split", self.split, ("dev", "test"))
-        elsewhere = self.test_file or self.split == "dev"
+        elsewhere = self.test_file or self.decode or self.split == "dev"
         if elsewhere and self.output_dir is None:
             raise ConfigError(
                 "the run's folder keeps the results of its own test set: give --output_dir"

@@ -1,6 +1,8 @@
 """Trains a reader on a task: `train.py`, `pgra train`, alone or under `accelerate launch`."""
 
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from pgra.arguments import parse_arguments
@@ -25,9 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.processes import join_processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
+    # Before the Trainer's arguments, which would join with a time limit of half an hour.
+    words = list(sys.argv[1:] if argv is None else argv)
+    on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
+    processes = join_processes("cpu" if on_cpu else "auto")
     *sections, training = parse_arguments(
         [*SECTIONS.values(), ReaderTrainingArguments],
-        argv,
+        [*words, "--use_cpu"] if on_cpu else words,
         prog="train.py",
         description="Train a reader on a task with evidence that an LM picked.",
         epilog=EXAMPLE,
@@ -36,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = PgraArguments(**dict(zip(SECTIONS, sections, strict=True)))
     quiet_libraries()
-    processes = join_processes(args.runtime.device)
     training.output_dir = _output_dir(args, training)
     outcome = train_run(args, training, processes)
     if processes.worker.is_main:

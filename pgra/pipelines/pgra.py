@@ -192,9 +192,9 @@ def find_evidence(
     """
     if args.rerank.num_evidence == 0:
         return
-    with _timed(found, "corpus"):
+    with timed(found, "corpus"):
         found.corpus = open_corpus(args.corpus, args.artifacts)
-    with _timed(found, "index"):
+    with timed(found, "index"):
         retriever = open_retriever(
             args.retriever,
             found.corpus,
@@ -203,14 +203,14 @@ def find_evidence(
             processes=processes,
             progress=processes.worker.is_main,
         )
-    with _timed(found, "candidates"):
+    with timed(found, "candidates"):
         _retrieve(found, retriever, args, processes, splits)
     reranker = open_reranker(
         args.rerank, found.prompt, found.corpus, args.artifacts, device=args.runtime.device
     )
-    with _timed(found, "states"):
+    with timed(found, "states"):
         _read(found, reranker, processes, splits)
-    with _timed(found, "evidence"):
+    with timed(found, "evidence"):
         _rerank(found, reranker, args, processes, splits)
 
 
@@ -220,7 +220,8 @@ def prompt_template(task: Task) -> PromptTemplate:
 
 
 @contextmanager
-def _timed(found: Found, stage: str) -> Iterator[None]:
+def timed(found: Found, stage: str) -> Iterator[None]:
+    """Keep a stage's wall-clock time."""
     start = time.perf_counter()
     yield
     found.seconds[stage] = time.perf_counter() - start
@@ -269,13 +270,13 @@ def _read(found: Found, reranker: Reranker, processes: Processes, splits: Sequen
     work = reranker.prepare(examples, rows, processes=processes, progress=processes.worker.is_main)
     if not work.num_passages:
         return
-    pairs = int((rows != MISSING_ROW).sum())
     logger.info(
-        "reranker: %d query-candidate pairs are %d distinct passages; the LM read %d texts%s",
-        pairs,
-        work.num_passages,
-        work.num_new,
-        f" ({work.num_tokens} tokens, {work.num_cut} texts cut)" if work.num_new else " (reused)",
+        "reranker: %d query-candidate pairs; %s",
+        int((rows != MISSING_ROW).sum()),
+        f"the LM read {work.num_new} texts in {work.seconds:.0f} s ({work.num_tokens} tokens here, "
+        f"{work.num_cut} texts cut)"
+        if work.num_new
+        else "no text was left for the LM to read (reused)",
     )
 
 

@@ -8,11 +8,9 @@ runs/NAME/reader/            the best reader: a plain T5 folder
 runs/NAME/predictions.jsonl, metrics.json
 """
 
-import json
 import logging
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from pgra.data.tasks import Task
 from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import measure
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
-from pgra.io import check_fingerprint, digest, file_checksum, write_json, write_text
+from pgra.io import digest, write_json, write_text
 from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
 from pgra.models.loading import (
@@ -33,7 +31,17 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
-from pgra.pipelines.pgra import SPLITS, Found, PgraArguments, find_evidence, read_task
+from pgra.pipelines.pgra import SPLITS, Found, PgraArguments, find_evidence, read_task, timed
+from pgra.pipelines.run_folder import (
+    ARGUMENTS_FILE,
+    IDENTITY_FILE,
+    check_reader,
+    check_same_run,
+    check_writable,
+    load_run_arguments,
+    read_json,
+    reader_checksum,
+)
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -45,8 +53,6 @@ from pgra.types import Json, ReaderInput
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_FILE = "run.json"
-ARGUMENTS_FILE = "arguments.json"
 _BATCH_TOKENS = 8192
 # What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
 _DECIDING = (
@@ -89,48 +95,74 @@ def train_run(
         PgraError: As each stage says.
     """
     folder = Path(str(training.output_dir))
+    check_writable(folder)
+    choose_device(args.runtime.device)
     source = find_model(args.reader.model_name_or_path)
     tokenizer = load_tokenizer(source)
     found = read_task(args)
     verbalizer = task_verbalizer(found.task, args.reader)
-    verbalizer.audit(tokenizer, decode=args.reader.decode)  # before the long stages
-    find_evidence(found, args, processes)
+    verbalizer.audit(tokenizer, decode=args.reader.decode)
+    check_same_run(folder, _identity(args, training, found, source), is_whole=False)
+    find_evidence(found, args, processes)  # long, so what can be refused was refused
     identity = _identity(args, training, found, source)
-    _check_same_run(folder, identity)
+    check_same_run(folder, identity)
     if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
+        check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
-        return Outcome(folder, _read_json(folder / METRICS_FILE), reused=True)
-    if processes.worker.is_main:
-        write_json(folder / IDENTITY_FILE, identity)
-        write_json(folder / ARGUMENTS_FILE, _resolved(args, training))
-        shown = found.prompt.prefix + found.prompt.suffix(found.splits.test[0].fields)
-        write_text(folder / "prompt.txt", shown)
-    processes.barrier()
-    if training.resume_from_checkpoint is None and last_checkpoint(folder) is not None:
-        training.resume_from_checkpoint = "true"
-        logger.info("run: going on from %s", last_checkpoint(folder))
+        return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
     inputs = {split: _inputs(found, split, tokenizer, args.reader) for split in SPLITS}
-    labels, metric = found.task.labels, found.task.metric
     reader = FusionReader.from_name(args.reader.model_name_or_path)
-    start = time.perf_counter()
-    result = train_reader(
-        reader,
-        tokenizer,
+    if processes.worker.is_main:
+        _begin(folder, identity, args, training, found)
+    processes.barrier()
+    trained = _Trained(reader, tokenizer, verbalizer, training.seed)
+    with timed(found, "training"):
+        _train(trained, inputs, found, args, training)
+    found.fingerprints["run"] = digest(identity)
+    found.fingerprints["reader"] = reader_checksum(folder)
+    metrics = _measure(trained, found, "test", args, folder, processes)
+    return Outcome(folder, metrics, reused=False)
+
+
+def _begin(
+    folder: Path,
+    identity: Mapping[str, Json],
+    args: PgraArguments,
+    training: ReaderTrainingArguments,
+    found: Found,
+) -> None:
+    """Say in the run's folder what it is."""
+    write_json(folder / IDENTITY_FILE, identity)
+    write_json(folder / ARGUMENTS_FILE, _resolved(args, training))
+    shown = found.prompt.prefix + found.prompt.suffix(found.splits.test[0].fields)
+    write_text(folder / "prompt.txt", shown)
+
+
+def _train(
+    trained: "_Trained",
+    inputs: Mapping[str, list[ReaderInput]],
+    found: Found,
+    args: PgraArguments,
+    training: ReaderTrainingArguments,
+) -> None:
+    """Train in place, going on from the last whole checkpoint if the run was stopped."""
+    checkpoint = last_checkpoint(Path(str(training.output_dir)))
+    if training.resume_from_checkpoint is None and checkpoint is not None:
+        training.resume_from_checkpoint = "true"
+        logger.info("run: going on from %s", checkpoint)
+    labels, metric = found.task.labels, found.task.metric
+    train_reader(
+        trained.reader,
+        trained.tokenizer,
         inputs["train"],
         inputs["dev"],
-        verbalizer=verbalizer,
+        verbalizer=trained.verbalizer,
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
         decode=args.reader.decode,
         batch_tokens=batch_budget(_BATCH_TOKENS, training.device),
     )
-    found.seconds["training"] = time.perf_counter() - start
-    found.fingerprints["run"] = digest(identity)
-    found.fingerprints["reader"] = file_checksum(result.folder / "model.safetensors")
-    trained = _Trained(reader, tokenizer, verbalizer, training.seed)
-    metrics = _measure(trained, found, "test", args, folder, processes)
-    return Outcome(folder, metrics, reused=False)
 
 
 def evaluate_run(
@@ -151,40 +183,30 @@ def evaluate_run(
         output_dir: Where results go; default: the run.
 
     Raises:
-        ArtifactError: If the folder holds no finished reader.
+        ArtifactError: If the folder holds no finished reader, a damaged one, or `output_dir` is
+            another run's.
         PgraError: As each stage says.
     """
+    folder = output_dir or run
+    check_writable(folder)
     args, seed = load_run_arguments(run, changes or {})
+    weights = check_reader(run)
+    if folder != run and (folder / IDENTITY_FILE).is_file():
+        raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
     found = read_task(args)
     find_evidence(found, args, processes, splits=(split,))
     reader = FusionReader.from_name(str(run / READER_FOLDER))
     reader.to(choose_device(args.runtime.device))
-    found.fingerprints["run"] = digest(_read_json(run / IDENTITY_FILE))
-    found.fingerprints["reader"] = file_checksum(run / READER_FOLDER / "model.safetensors")
+    found.fingerprints["run"] = digest(read_json(run / IDENTITY_FILE))
+    found.fingerprints["reader"] = weights
+    if folder == run and (run / METRICS_FILE).is_file():  # it goes on telling what the run cost
+        before = read_json(run / METRICS_FILE)
+        found.fingerprints = {**before["fingerprints"], **found.fingerprints}
+        found.seconds = {**found.seconds, **before["seconds"]}
     trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
-    metrics = _measure(trained, found, split, args, output_dir or run, processes)
-    return Outcome(output_dir or run, metrics, reused=False)
-
-
-def load_run_arguments(
-    run: Path, changes: Mapping[str, Mapping[str, Any]]
-) -> tuple[PgraArguments, int]:
-    """Read a run's resolved arguments, with changes, and its seed.
-
-    Raises:
-        ArtifactError: If the folder holds no finished reader.
-    """
-    if not (run / READER_FOLDER).is_dir() or not (run / ARGUMENTS_FILE).is_file():
-        raise ArtifactError(
-            f"{run} holds no trained reader: give the folder of a finished run of train.py"
-        )
-    values = _read_json(run / ARGUMENTS_FILE)
-    sections = {}
-    for section in fields(PgraArguments):
-        cls: Any = section.type
-        sections[section.name] = cls(**{**values[section.name], **changes.get(section.name, {})})
-    return PgraArguments(**sections), int(values["training"]["seed"])
+    metrics = _measure(trained, found, split, args, folder, processes)
+    return Outcome(folder, metrics, reused=False)
 
 
 def task_verbalizer(task: Task, args: ReaderArguments) -> Verbalizer:
@@ -219,18 +241,17 @@ def _measure(
     processes: Processes,
 ) -> dict[str, Any]:
     """Decide a split's examples and write what came out."""
-    start = time.perf_counter()
-    predictions = predict(
-        trained.reader,
-        trained.tokenizer,
-        _inputs(found, split, trained.tokenizer, args.reader),
-        trained.verbalizer,
-        decode=args.reader.decode,
-        batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),
-        progress=processes.worker.is_main,
-        worker=processes.worker,
-    )
-    found.seconds["evaluation"] = time.perf_counter() - start
+    with timed(found, "evaluation"):
+        predictions = predict(
+            trained.reader,
+            trained.tokenizer,
+            _inputs(found, split, trained.tokenizer, args.reader),
+            trained.verbalizer,
+            decode=args.reader.decode,
+            batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),
+            progress=processes.worker.is_main,
+            worker=processes.worker,
+        )
     record = RunRecord(
         task=found.task.name,
         split=split,
@@ -245,7 +266,7 @@ def _measure(
     if processes.worker.is_main:
         write_results(folder, record, examples, predictions, lines)
     processes.barrier()
-    return _read_json(folder / METRICS_FILE)
+    return read_json(folder / METRICS_FILE)
 
 
 def _notes(args: PgraArguments, found: Found) -> list[str]:
@@ -278,34 +299,10 @@ def _identity(
         "method": args.method,
         "task": found.task.name,
         "reader_weights": source.identity,
-        "reader": {**asdict(args.reader), "model_name_or_path": None},
+        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
         "verbalizer": dict(found.task.verbalizer),
         "reader_template": args.reader.reader_template or found.task.reader_template,
         "num_evidence": args.rerank.num_evidence,
         **{name: values.get(name) for name in _DECIDING},
         **found.fingerprints,
     }
-
-
-def _check_same_run(folder: Path, identity: Mapping[str, Json]) -> None:
-    """Let the same run go on; refuse another one.
-
-    Raises:
-        ArtifactError: If the folder holds another run; the first difference is named.
-    """
-    path = folder / IDENTITY_FILE
-    if not path.is_file():
-        return
-    try:
-        check_fingerprint(folder, made=_read_json(path), asked=identity)
-    except ArtifactError as error:
-        reason = str(error).removesuffix(": use another folder or build it again")
-        raise ArtifactError(f"{reason}: choose another --output_dir, or delete it") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read ({error}): run train.py again") from None
-    return values

@@ -1,5 +1,6 @@
 """A run's folder: which checkpoint to go on from, and the finished reader."""
 
+import json
 import shutil
 import uuid
 from pathlib import Path
@@ -33,9 +34,18 @@ def last_checkpoint(output_dir: Path) -> Path | None:
     folders = [
         folder
         for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if folder.name.rpartition("-")[2].isdigit() and (folder / "trainer_state.json").is_file()
+        if folder.name.rpartition("-")[2].isdigit() and _is_whole(folder)
     ]
     return max(folders, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Say whether the Trainer's state, which it writes last, is there to its end."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
@@ -63,7 +73,7 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
             )
         return last
     folder = Path(asked)
-    if not (folder / "trainer_state.json").is_file():
+    if not _is_whole(folder):
         raise ArtifactError(
             f"{folder} is no whole checkpoint (it has no trainer_state.json): "
             "give a checkpoint-STEP folder, or true for the last one"

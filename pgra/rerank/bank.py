@@ -8,7 +8,6 @@ stopped goes on with the shards that are missing, and leaves the same bytes as a
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,9 +123,11 @@ class Bank:
         if worker.is_main:
             with lock_folder(self.folder):
                 self._begin()
+                barrier()  # tidied
                 self._fill_shards(worker.share(shards), encode, progress=progress, title=title)
                 barrier()
         else:
+            barrier()  # tidied by the main process
             self._fill_shards(worker.share(shards), encode, progress=False, title=title)
             barrier()
         self._load()
@@ -166,6 +167,8 @@ class Bank:
         return self._shard_of[at], self._place[at]
 
     def _begin(self) -> None:
+        for path in self.folder.glob(".*.partial*"):  # of a killed job: the lock is ours now
+            path.unlink()
         if not is_finished(self.folder):
             write_manifest(
                 self.folder, stage=STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0
@@ -173,7 +176,7 @@ class Bank:
 
     def _load(self) -> None:
         """Take up the shards that appeared since the last look."""
-        for path in sorted(self.folder.glob("*.json")):
+        for path in sorted(self.folder.glob("[!.]*.json")):  # a killed job's parts are hidden
             if path.stem == "manifest" or path.stem in self._names:
                 continue
             self._shards.append(_read_shard(self.folder, path))
@@ -192,11 +195,9 @@ class Bank:
         total = sum(map(len, shards))
         with tqdm(total=total, unit="text", desc=title, disable=not progress) as bar:
             for keys in shards:
-                start = time.perf_counter()
-                states = encode(keys, bar.update)
-                self._write_shard(keys, states, time.perf_counter() - start)
+                self._write_shard(keys, encode(keys, bar.update))
 
-    def _write_shard(self, keys: Rows, states: Tensor, seconds: float) -> None:
+    def _write_shard(self, keys: Rows, states: Tensor) -> None:
         name = digest([int(key) for key in keys])[:16]
         bits = states.view(torch.uint16) if states.dtype == torch.bfloat16 else states
         norms = torch.linalg.vector_norm(states.float(), dim=1)
@@ -206,7 +207,7 @@ class Bank:
             path = self.folder / f"{name}.{part}.npy"
             write_array(path, arrays[part])
             files[path.name] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
-        record = {"rows": len(keys), "seconds": round(seconds, 3), "files": files}
+        record = {"rows": len(keys), "files": files}  # no times: the same bytes from any run
         write_json(self.folder / f"{name}.json", record)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SENTENCES
+from scripted import call, contents, flip_byte
 
 from index_build.__main__ import main
 from pgra.errors import ArtifactError, ConfigError
@@ -100,6 +101,42 @@ def test_a_folder_that_cannot_be_written_is_refused_before_encoding(flags, tmp_p
     monkeypatch.setattr("pgra.retrieval.index.encode_shards", None)
     with pytest.raises(OSError, match="Not a directory"):
         main([*flags, "--output_dir", str(tmp_path / "file" / "index")])
+
+
+def test_one_yaml_serves_all_programs(flags, tmp_path, capsys):
+    yaml = tmp_path / "all.yaml"
+    yaml.write_text("pooling: cls\nmax_steps: 5\nnum_evidence: 4\nlearning_rate: 1.0e-4\n")
+    assert main([*flags, "--config", str(yaml)]) == 0
+    (folder,) = (tmp_path / "artifacts" / "indexes").iterdir()
+    assert fingerprint(folder)["pooling"] == "cls"
+    yaml.write_text("poling: cls\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'poling'. Did you mean 'pooling'\?"):
+        main([*flags, "--config", str(yaml)])
+
+
+def test_a_user_s_error_is_one_line(flags, tmp_path):
+    assert "12 passages" in call(main, flags).out
+    told = call(main, [*flags, "--output_dir", str(tmp_path / "corpus.txt" / "x")]).error
+    assert str(tmp_path / "corpus.txt") in told
+    assert "unknown argument '--corpsu'. Did you mean '--corpus'" in (
+        call(main, [*flags, "--corpsu", "x"]).error
+    )
+    assert "max_encoder_tokens is 999" in call(main, [*flags, "--max_encoder_tokens", "999"]).error
+
+
+def test_a_damaged_shard_of_a_stopped_build_is_encoded_again(flags, tmp_path, capsys):
+    main(flags)
+    (folder,) = (tmp_path / "artifacts" / "indexes").iterdir()
+    before = contents(folder)
+    (folder / "manifest.json").unlink()
+    flip_byte(folder / "vectors-00001.npy")
+    flip_byte(folder / "vectors-00002.json")
+    (folder / ".12345678.partial.npy").write_bytes(b"half")
+    capsys.readouterr()
+    assert main(flags) == 0
+    assert "4 passages reused" in capsys.readouterr().out
+    after = contents(folder)
+    assert {**after, "manifest.json": b""} == {**before, "manifest.json": b""}
 
 
 def test_help_has_an_example(capsys):

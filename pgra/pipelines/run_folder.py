@@ -1,0 +1,134 @@
+"""A run's folder: whose it is, what it was made with, and whether it is whole."""
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pgra.errors import ArtifactError
+from pgra.evaluation.results import METRICS_FILE
+from pgra.io import check_fingerprint, file_checksum
+from pgra.pipelines.pgra import PgraArguments
+from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.train import READER_FOLDER
+from pgra.types import Json
+
+IDENTITY_FILE = "run.json"
+ARGUMENTS_FILE = "arguments.json"
+_WEIGHTS_FILE = "model.safetensors"
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that could not be made or written, without making it.
+
+    Raises:
+        OSError: If a part of its path is no folder, or may not be written.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def check_same_run(folder: Path, identity: Mapping[str, Json], *, is_whole: bool = True) -> None:
+    """Let the same run go on; refuse another one, unless it ended before its first checkpoint.
+
+    Args:
+        folder: The run.
+        identity: What decides it.
+        is_whole: Whether all of it is known yet; if not, only what is known is compared.
+
+    Raises:
+        ArtifactError: If the folder holds another run; the first difference is named.
+    """
+    path = folder / IDENTITY_FILE
+    is_trained = (folder / READER_FOLDER).is_dir() or last_checkpoint(folder) is not None
+    if not path.is_file() or not is_trained:
+        return
+    made = read_json(path)
+    if not is_whole:
+        made = {name: value for name, value in made.items() if name in identity}
+    try:
+        check_fingerprint(folder, made=made, asked=identity)
+    except ArtifactError as error:
+        reason = str(error).removesuffix(": use another folder or build it again")
+        raise ArtifactError(f"{reason}: choose another --output_dir, or delete it") from None
+
+
+def reader_checksum(run: Path) -> str:
+    """Give the checksum of a run's weights.
+
+    Raises:
+        ArtifactError: If there are none.
+    """
+    path = run / READER_FOLDER / _WEIGHTS_FILE
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing: delete {path.parent} and run train.py again")
+    return file_checksum(path)
+
+
+def check_reader(run: Path) -> str:
+    """Give the checksum of a finished run's weights.
+
+    Raises:
+        ArtifactError: If there are none, or not those that the run's metrics tell of.
+    """
+    path, checksum = run / READER_FOLDER / _WEIGHTS_FILE, reader_checksum(run)
+    if (run / METRICS_FILE).is_file():
+        known = read_json(run / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
+        if known != checksum:
+            raise ArtifactError(
+                f"{path} is damaged (it is not what {METRICS_FILE} tells of): "
+                f"delete {path.parent} and run train.py again"
+            )
+    return checksum
+
+
+def load_run_arguments(
+    run: Path, changes: Mapping[str, Mapping[str, Any]]
+) -> tuple[PgraArguments, int]:
+    """Read a run's resolved arguments, with changes, and its seed.
+
+    Raises:
+        ArtifactError: If the folder holds no finished reader.
+    """
+    if not (run / READER_FOLDER).is_dir() or not (run / ARGUMENTS_FILE).is_file():
+        raise ArtifactError(
+            f"{run} holds no trained reader: give the folder of a finished run of train.py"
+        )
+    values = read_json(run / ARGUMENTS_FILE)
+    sections = {}
+    try:
+        for section in fields(PgraArguments):
+            cls: Any = section.type
+            given = {**values[section.name], **changes.get(section.name, {})}
+            sections[section.name] = cls(**given)
+        seed = int(values["training"]["seed"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(run / ARGUMENTS_FILE, error) from None
+    return PgraArguments(**sections), seed
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read one of a run's files.
+
+    Raises:
+        ArtifactError: If it is missing or damaged.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+    if not isinstance(values, dict):
+        raise _damaged(path, f"a {type(values).__name__}, not an object")
+    return values
+
+
+def _damaged(path: Path, why: object) -> ArtifactError:
+    return ArtifactError(f"{path} is damaged ({why}): delete {path.parent} and run train.py again")

@@ -1,0 +1,182 @@
+"""Calls our scripts as a user would, on tiny models and files, and keeps what they say."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conftest import SENTENCES, write_jsonl
+
+from pgra.cli import run
+from pgra.commands.evaluate import main as evaluate_main
+from pgra.commands.train import main as train_main
+
+ROOT = Path(__file__).parents[2]
+GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
+THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a script said and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of a user's error; anything else fails the test."""
+        told = [line for line in self.err.splitlines() if line.startswith("pgra: error: ")]
+        assert self.code == 2, self.err
+        assert len(told) == 1, self.err
+        assert self.err.endswith(f"\n{told[0]}\n"), "the error is the last line"
+        assert "Traceback" not in self.err
+        return told[0].removeprefix("pgra: error: ")
+
+
+def call(main: Callable[[Sequence[str] | None], int], argv: Sequence[str]) -> Called:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(main, argv)
+    return Called(code, out.getvalue(), err.getvalue())
+
+
+def review_rows(count: int, *, start: int = 0) -> list[dict[str, object]]:
+    """Reviews whose words tell their label, one positive and one negative in turn."""
+    rows = []
+    for i in range(start, start + count // 2):
+        rows.append({"text": f"A {GOOD[i % 4]} {THINGS[i % 10]} number {i}.", "label": "positive"})
+        rows.append(
+            {"text": f"A {BAD[i % 4]} {THINGS[i * 3 % 10]} number {i}.", "label": "negative"}
+        )
+    return rows
+
+
+@dataclass
+class Bench:
+    """A folder with files and tiny models, and the flags that name them."""
+
+    root: Path
+    lm: Path
+    encoder: Path
+    t5: Path
+    flags: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.corpus = self.root / "corpus.txt"
+        self.corpus.write_text("\n".join(SENTENCES) + "\n")
+        self.train_file = write_jsonl(self.root / "train.jsonl", review_rows(40))
+        self.test_file = write_jsonl(self.root / "test.jsonl", review_rows(12, start=20))
+        self.artifacts = self.root / "artifacts"
+        self.flags = {
+            "task": "sst2",
+            "train_file": self.train_file,
+            "test_file": self.test_file,
+            "corpus": self.corpus,
+            "encoder": self.encoder,
+            "lm": self.lm,
+            "model_name_or_path": self.t5,
+            "artifacts_dir": self.artifacts,
+            "num_candidates": 6,
+            "num_evidence": 2,
+            "num_exemplars": 2,
+            "max_steps": 2,
+            "per_device_train_batch_size": 4,
+            "seed": 1,
+            "device": "cpu",
+        }
+
+    def argv(self, name: str, **changes: object) -> list[str]:
+        """Give train.py's arguments for the run of this name; None leaves a flag out."""
+        flags = {**self.flags, "output_dir": self.run(name), **changes}
+        pairs = [(f"--{key}", str(value)) for key, value in flags.items() if value is not None]
+        return [word for pair in pairs for word in pair]
+
+    def run(self, name: str) -> Path:
+        return self.root / "runs" / name
+
+    def train(self, name: str, **changes: object) -> Called:
+        return call(train_main, self.argv(name, **changes))
+
+    def evaluate(self, name: str, *words: object) -> Called:
+        return call(evaluate_main, ["--run", str(self.run(name)), *map(str, words)])
+
+    def metrics(self, name: str) -> dict:
+        return read_json(self.run(name) / "metrics.json")
+
+    def predictions(self, name: str) -> list[dict]:
+        lines = (self.run(name) / "predictions.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def product(self, pattern: str) -> Path:
+        """Give the one artefact that matches."""
+        (folder,) = self.artifacts.glob(pattern)
+        return folder
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Give every file below a folder, by its path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def half_written(folder: Path) -> list[str]:
+    """Name what a failed stage must not leave: parts, and products that claim to be finished."""
+    return [name for name in contents(folder) if "partial" in name]
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def finish(words: Sequence[str]) -> str:
+    """Run a script in a process of its own and give what it said."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def kill_when(words: Sequence[str], is_time: Callable[[], bool]) -> None:
+    """Start a script and kill it as soon as `is_time`, without a chance to tidy up."""
+    with tempfile.TemporaryFile("w+") as told:
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=ROOT, env=environment(), stdout=told, stderr=told
+        )
+        deadline = time.monotonic() + 120
+        while process.poll() is None and not is_time() and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.kill()
+        code = process.wait()
+        told.seek(0)
+        assert code == -signal.SIGKILL, f"it ended before it could be killed: {told.read()}"
+    assert is_time()

@@ -1,0 +1,335 @@
+import csv
+import json
+import shutil
+
+import pytest
+from conftest import SENTENCES, write_jsonl
+from scripted import GOOD, Bench, contents, finish, half_written, read_json, review_rows
+
+from pgra.data.tasks import load_task
+
+EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    return Bench(tmp_path_factory.mktemp("train"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+
+
+@pytest.fixture(scope="module")
+def first(bench):
+    """The run that most tests look at."""
+    called = bench.train("first")
+    assert called.code == 0, called.err
+    return called
+
+
+def test_a_run_leaves_its_files(bench, first):
+    folder = bench.run("first")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("run.json", "arguments.json", "prompt.txt", "reader", "checkpoint-2"),
+        *("predictions.jsonl", "metrics.json"),
+    }
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (folder / "reader").iterdir()
+    }
+    assert f"{folder}: sst2 test accuracy" in first.out
+    assert "95 % interval" in first.out
+    assert "(reused)" not in first.out
+
+
+def test_metrics_tell_all_that_the_numbers_need(bench, first):
+    metrics = bench.metrics("first")
+    assert (metrics["task"], metrics["split"], metrics["n"]) == ("sst2", "test", 12)
+    assert (metrics["metric"], metrics["seed"]) == ("accuracy", 1)
+    right = [line["prediction"] == line["label"] for line in bench.predictions("first")]
+    assert metrics["value"] == metrics["metrics"]["accuracy"] == sum(right) / 12
+    low, high = metrics["interval_95"]
+    assert 0 <= low <= metrics["value"] <= high <= 1
+    stages = {"corpus", "index", "candidates", "states", "evidence", "training", "evaluation"}
+    assert set(metrics["seconds"]) == stages
+    assert {"train", "dev", "test", "candidates/test", "evidence/test", "run", "reader"} <= set(
+        metrics["fingerprints"]
+    )
+    assert {"python", "torch", "transformers", "numpy"} <= set(metrics["versions"])
+    assert "git_commit" in metrics
+
+
+def test_predictions_show_each_query_with_its_evidence(bench, first):
+    lines = bench.predictions("first")
+    assert [line["text"] for line in lines] == [row["text"] for row in review_rows(12, start=20)]
+    for line in lines:
+        assert list(line) == ["id", "text", "label", "prediction", "scores", "evidence"]
+        assert list(line["scores"]) == ["negative", "positive"]
+        assert sum(line["scores"].values()) == pytest.approx(1)
+        assert line["prediction"] == max(line["scores"], key=line["scores"].get)
+        assert len(line["evidence"]) == 2
+        assert all(list(item) == EVIDENCE_KEYS for item in line["evidence"])
+        assert all(item["text"] == SENTENCES[item["row"]] for item in line["evidence"])
+        assert all(1 <= item["stage1_rank"] <= 6 for item in line["evidence"])
+        assert line["evidence"][0]["score"] >= line["evidence"][1]["score"]
+    assert len({line["id"] for line in lines}) == 12
+
+
+def test_arguments_and_prompt_are_kept(bench, first):
+    values = read_json(bench.run("first") / "arguments.json")
+    assert values["retriever"]["num_candidates"] == 6
+    assert values["training"]["max_steps"] == 2
+    assert values["rerank"]["similarity"] == "dot"  # a default is told too
+    prompt = (bench.run("first") / "prompt.txt").read_text()
+    assert prompt.count("The answer is") == 3  # two exemplars and the query
+    assert prompt.endswith("\nA great film number 20.\nThe answer is")
+
+
+def test_exemplars_are_not_trained_on(bench, first):
+    """Forty rows, four held out, two in the prompt: the index is asked for 34 of them."""
+    manifest = read_json(bench.product("candidates/sst2/train-*") / "manifest.json")
+    assert manifest["counts"]["queries"] == 40 - 4 - 2
+
+
+def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
+    before = contents(bench.root)
+    again = bench.train("first")
+    assert again.code == 0
+    assert "(reused)" in again.out
+    assert contents(bench.root) == before
+
+
+def test_the_same_words_elsewhere_give_the_same_run(bench, first):
+    bench.train("second", artifacts_dir=bench.root / "second")
+    assert bench.predictions("second") == bench.predictions("first")
+    bench.train("other-seed", seed=2, artifacts_dir=bench.root / "second")  # the control
+    scores = [line["scores"] for line in bench.predictions("first")]
+    assert [line["scores"] for line in bench.predictions("other-seed")] != scores
+
+
+def test_no_evidence_opens_no_corpus(bench):
+    called = bench.train(
+        "t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none", artifacts_dir="none"
+    )
+    assert called.code == 0, called.err
+    assert all(line["evidence"] == [] for line in bench.predictions("t5"))
+    assert read_json(bench.run("t5") / "run.json")["method"] == "t5"
+
+
+def test_without_a_reranker_evidence_is_the_first_stages_best(bench, first):
+    assert bench.train("fid", reranker="none", lm="none").code == 0
+    lines = bench.predictions("fid")
+    assert [[item["stage1_rank"] for item in line["evidence"]] for line in lines] == [[1, 2]] * 12
+    assert all(item["score"] == item["stage1_score"] for line in lines for item in line["evidence"])
+    ranks = [[item["stage1_rank"] for item in p["evidence"]] for p in bench.predictions("first")]
+    assert ranks != [[1, 2]] * 12  # the LM orders them otherwise
+    assert read_json(bench.run("fid") / "run.json")["method"] == "fid"
+
+
+@pytest.mark.parametrize("retriever", ["bm25", "hybrid"])
+def test_every_retriever_trains_a_reader(bench, retriever):
+    called = bench.train(retriever, retriever=retriever)
+    assert called.code == 0, called.err
+    assert len(bench.predictions(retriever)) == 12
+
+
+def test_another_seed_in_the_same_folder_is_refused(bench, first):
+    before = contents(bench.run("first"))
+    told = bench.train("first", seed=2).error
+    assert "was made with seed 1, this run asks for 2: choose another --output_dir" in told
+    assert "was made with num_evidence 2, this run asks for 1" in (
+        bench.train("first", num_evidence=1).error
+    )
+    assert contents(bench.run("first")) == before
+
+
+def test_the_default_folder_says_task_method_and_seed(bench, monkeypatch):
+    monkeypatch.chdir(bench.root)
+    assert bench.train("", output_dir=None, num_evidence=0, seed=7).code == 0
+    assert (bench.root / "runs" / "sst2-t5-seed7" / "metrics.json").is_file()
+
+
+def test_a_run_stopped_in_training_goes_on(bench):
+    bench.train("whole", max_steps=4, eval_steps=2, save_total_limit=3)
+    whole, broken = bench.run("whole"), bench.run("broken")
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "checkpoint-4")
+    shutil.rmtree(broken / "reader")
+    (broken / "metrics.json").unlink()
+    (broken / "predictions.jsonl").unlink()
+    called = bench.train("broken", max_steps=4, eval_steps=2, save_total_limit=3)
+    assert called.code == 0, called.err
+    assert f"run: going on from {broken / 'checkpoint-2'}" in called.err
+    assert bench.predictions("broken") == bench.predictions("whole")
+    weights = "reader/model.safetensors"
+    assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_a_checkpoint_cut_short_is_passed_over(bench):
+    bench.train("short", num_evidence=0)
+    folder, before = bench.run("short"), bench.predictions("short")
+    shutil.rmtree(folder / "reader")
+    (folder / "checkpoint-2" / "trainer_state.json").write_text("")
+    called = bench.train("short", num_evidence=0)
+    assert called.code == 0, called.err
+    assert "going on" not in called.err
+    assert bench.predictions("short") == before
+
+
+def test_what_a_killed_job_half_wrote_is_not_taken_for_a_shard(bench, first):
+    """The last moment to be killed: the record is written aside whole, and not yet renamed."""
+    artifacts = bench.root / "killed"
+    assert bench.train("before", artifacts_dir=artifacts).code == 0
+    for record in list(artifacts.glob("banks/*/[0-9a-f]*.json")):
+        record.rename(record.with_name(".0a1b2c3d.partial.json"))
+    called = bench.train("after", artifacts_dir=artifacts)
+    assert called.code == 0, called.err
+    assert half_written(artifacts) == []
+    assert bench.predictions("after") == bench.predictions("before")
+
+
+def test_evaluate_measures_the_same_again(bench, first):
+    before, lines = bench.metrics("first"), bench.predictions("first")
+    called = bench.evaluate("first")
+    assert called.code == 0, called.err
+    assert called.out.splitlines()[-1] == first.out.splitlines()[-1]
+    after = bench.metrics("first")
+    assert bench.predictions("first") == lines
+    for name in before:
+        if name not in ("seconds", "git_commit"):
+            assert after[name] == before[name], name
+    assert set(after["seconds"]) == set(before["seconds"])
+    assert after["seconds"]["training"] == before["seconds"]["training"]
+
+
+def test_evaluate_measures_another_file_elsewhere(bench, first):
+    before = contents(bench.run("first"))
+    other = write_jsonl(bench.root / "other.jsonl", review_rows(6, start=30))
+    assert "give --output_dir" in bench.evaluate("first", "--test_file", other).error
+    called = bench.evaluate("first", "--test_file", other, "--output_dir", bench.run("other"))
+    assert called.code == 0, called.err
+    assert bench.metrics("other")["n"] == 3 * 2
+    assert bench.predictions("other")[0]["text"] == "A funny film number 30."
+    assert contents(bench.run("first")) == before
+
+
+def test_evaluate_measures_the_dev_set_and_the_papers_decode(bench, first):
+    for name, words in (("dev", ["--split", "dev"]), ("coded", ["--decode", "official"])):
+        assert "give --output_dir" in bench.evaluate("first", *words).error
+        assert bench.evaluate("first", *words, "--output_dir", bench.run(name)).code == 0
+    assert (bench.metrics("dev")["split"], bench.metrics("dev")["n"]) == ("dev", 4)
+    assert bench.metrics("coded")["split"] == "test"
+
+
+def test_evaluate_leaves_other_runs_alone(bench, first):
+    bench.train("t5-too", num_evidence=0)
+    told = bench.evaluate("first", "--output_dir", bench.run("t5-too")).error
+    assert told.endswith("is a run of train.py itself: choose another --output_dir")
+
+
+def test_evaluate_needs_a_run(bench, tmp_path):
+    assert "holds no trained reader" in bench.evaluate("nothing").error
+
+
+PAIRS = """
+inputs: [premise, claim]
+labels: ["no", maybe, "yes"]
+prompt: "Premise: {premise}\\nClaim: {claim}\\nDoes it follow?"
+reader_template: "{premise} So, <extra_id_0> , {claim}"
+verbalizer: {"no": terrible, maybe: film, "yes": great}
+metric: macro_f1
+"""
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_a_new_task_is_one_yaml(bench, tmp_path, kind):
+    yaml = tmp_path / "follows.yaml"
+    yaml.write_text(PAIRS)
+    labels = ["no", "maybe", "yes"]
+    rows = [
+        {
+            "premise": f"The {GOOD[i % 4]} film, number {i}",
+            "claim": f"it is {i}",
+            "label": labels[i % 3],
+        }
+        for i in range(36)
+    ]
+    files = {"train_file": rows[:30], "test_file": rows[30:]}
+    for flag, part in files.items():
+        files[flag] = write_table(tmp_path / f"{flag}.{kind}", part)
+    name = f"follows-{kind}"
+    called = bench.train(name, task=yaml, **files, num_exemplars=3)
+    assert called.code == 0, called.err
+    metrics, lines = bench.metrics(name), bench.predictions(name)
+    assert (metrics["task"], metrics["metric"], metrics["n"]) == ("follows", "macro_f1", 6)
+    assert list(lines[0]["scores"]) == labels
+    assert lines[0]["text"] == "The funny film, number 30 it is 30"
+    assert load_task(str(yaml)).labels == tuple(labels)
+
+
+def write_table(path, rows):
+    if path.suffix == ".jsonl":
+        return write_jsonl(path, rows)
+    with path.open("w", newline="") as file:
+        if path.suffix == ".csv":
+            writer = csv.DictWriter(file, list(rows[0]))
+        else:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t", quoting=csv.QUOTE_NONE)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_yaml_gives_defaults_and_the_command_line_wins(bench, tmp_path):
+    yaml = tmp_path / "mine.yaml"
+    yaml.write_text("num_evidence: 0\nmax_steps: 1\nlearning_rate: 0.5\nshard_rows: 3\n")
+    called = bench.train("yaml", config=yaml, num_evidence=None, learning_rate=1e-3, max_steps=None)
+    assert called.code == 0, called.err
+    values = read_json(bench.run("yaml") / "arguments.json")
+    assert values["rerank"]["num_evidence"] == 0
+    assert values["training"]["max_steps"] == 1
+    assert values["training"]["learning_rate"] == 1e-3
+
+
+def test_a_profile_stands_under_the_yaml(bench, tmp_path):
+    yaml = tmp_path / "mine.yaml"
+    yaml.write_text("num_evidence: 1\n")
+    words = {"num_evidence": None, "max_steps": 1, "max_encoder_tokens": 64}
+    called = bench.train("profile", profile="official", config=yaml, **words)
+    assert called.code == 0, called.err
+    rerank = read_json(bench.run("profile") / "arguments.json")["rerank"]
+    assert (rerank["similarity"], rerank["num_evidence"]) == ("cosine", 1)
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(bench, first):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    two = {"artifacts_dir": bench.root / "two", "per_device_train_batch_size": 2}
+    told = finish([*launch, "train.py", *bench.argv("two", **two)])
+    assert told.count("95 % interval") == told.count("sst2: 36 training") == 1  # one speaks
+    one, both = bench.predictions("first"), bench.predictions("two")
+    assert bench.metrics("two")["n"] == bench.metrics("first")["n"] == len(both)
+    for a, b in zip(one, both, strict=True):
+        assert (a["id"], a["text"], a["label"]) == (b["id"], b["text"], b["label"])
+        assert [e["row"] for e in a["evidence"]] == [e["row"] for e in b["evidence"]]
+        assert [e["score"] for e in a["evidence"]] == pytest.approx(
+            [e["score"] for e in b["evidence"]], rel=1e-4
+        )
+        assert a["scores"] == pytest.approx(b["scores"], abs=1e-3)
+    # torch's launcher takes --run for its own --run-path, unless -- ends its options.
+    evaluated = finish([*launch, "--", "evaluate.py", "--run", str(bench.run("two"))])
+    assert evaluated.count("95 % interval") == 1
+    assert bench.predictions("two") == both
+
+
+@pytest.mark.slow
+def test_accelerate_launches_it(bench, first):
+    launch = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "train.py"]
+    finish([*launch, *bench.argv("launched")])
+    assert bench.predictions("launched") == bench.predictions("first")
+
+
+@pytest.mark.slow
+def test_the_scripts_start_by_themselves(bench, first):
+    told = finish(["train.py", *bench.argv("alone")])
+    assert "95 % interval" in told
+    assert bench.predictions("alone") == bench.predictions("first")
+    assert "95 % interval" in finish(["evaluate.py", "--run", str(bench.run("alone"))])
+    assert json.loads((bench.run("alone") / "metrics.json").read_text())["n"] == 12

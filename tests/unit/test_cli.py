@@ -1,0 +1,108 @@
+import errno
+import os
+
+import pytest
+
+from pgra import __version__
+from pgra.cli import COMMANDS, main, run
+from pgra.errors import ArtifactError, ConfigError, PgraError, unknown_name
+
+
+def raising(error):
+    def script(argv):
+        raise error
+
+    return script
+
+
+def test_a_script_that_works_gives_its_code(capsys):
+    assert run(lambda argv: len(argv), ["a", "b", "c"]) == 3
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", [ConfigError, ArtifactError, PgraError])
+def test_a_users_error_is_one_line(kind, capsys):
+    assert run(raising(kind("k is 3:\n  lower it"))) == 2
+    assert capsys.readouterr().err == "\npgra: error: k is 3: lower it\n"
+
+
+def test_an_interrupt_says_how_to_go_on(capsys):
+    assert run(raising(KeyboardInterrupt())) == 130
+    assert "the same command goes on where it stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOSPC, "the disk is full: make room"),
+        (errno.EDQUOT, "quota is used up"),
+        (errno.EACCES, "no permission: choose a folder you may write to"),
+        (errno.EROFS, "read-only: choose"),
+        (errno.EFBIG, "larger than a file may be here"),
+        (errno.ENOTDIR, "a part of the path is a file"),
+        (errno.EISDIR, "it is a folder"),
+        (errno.EEXIST, "it is there, and is no folder"),
+        (errno.ENOENT, "does not exist or was removed"),
+        (errno.ENAMETOOLONG, "the name is too long"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_line(code, message, capsys):
+    assert run(raising(OSError(code, os.strerror(code), "/some/file"))) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("\npgra: error: cannot read or write /some/file: ")
+    assert message in told
+    assert told.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),  # torch
+    ],
+)
+def test_libraries_that_meet_a_full_disk_are_understood(error, capsys):
+    assert run(raising(error)) == 2
+    assert "the disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("ours"), OSError(errno.EIO, "broken"), RuntimeError("(os error 5)")]
+)
+def test_our_own_mistakes_are_not_hidden(error):
+    with pytest.raises(type(error)):
+        run(raising(error))
+
+
+def test_a_real_file_in_the_way_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(lambda argv: (tmp_path / "file" / "x").mkdir(parents=True) or 0) == 2
+    assert f"{tmp_path / 'file' / 'x'}: a part of the path is a file" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys):
+    assert main([]) == main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pgra {__version__}\n"
+
+
+def test_an_unknown_command_names_the_nearest(capsys):
+    assert main(["trian"]) == 2
+    assert "unknown command 'trian'. Did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_a_commands_own_errors_are_one_line(capsys):
+    assert main(["evaluate"]) == 2
+    assert "--run is missing: give the folder of a finished run" in capsys.readouterr().err
+
+
+def test_names_without_a_near_one_are_listed():
+    assert unknown_name("fruit", "xyz", ["pear", "apple"]) == (
+        "unknown fruit 'xyz'. Known: apple, pear."
+    )
+    assert unknown_name("fruit", "Pear", ["pear"]).startswith(
+        "unknown fruit 'Pear'. Did you mean 'pear'?"
+    )
+    assert unknown_name("fruit", "pear", []) == "unknown fruit 'pear'. Known: none."
