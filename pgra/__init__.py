@@ -1,3 +1,121 @@
-"""Prompt-guided retrieval augmentation: let a language model read the right sentences first."""
+"""Prompt-guided retrieval augmentation: let a language model read the right sentences first.
+
+The names below are the Python API. They are imported when first used, so that `import pgra` costs
+nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pgra.config import (
+        CorpusArguments,
+        DataArguments,
+        ReaderArguments,
+        RerankArguments,
+        RetrieverArguments,
+        RuntimeArguments,
+    )
+    from pgra.data.corpus import Corpus, open_corpus
+    from pgra.data.splits import Splits, load_splits
+    from pgra.data.tasks import Task, load_task
+    from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
+    from pgra.models.causal_lm import CausalLM
+    from pgra.models.encoder import Encoder
+    from pgra.models.fid import FusionReader
+    from pgra.models.prefix import PromptedEncoder
+    from pgra.pipelines.pgra import Found, PgraArguments, find_evidence, prompt_template, read_task
+    from pgra.pipelines.run import Outcome, evaluate_run, train_run
+    from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+    from pgra.prompts.template import PromptTemplate
+    from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.rerank import PromptedReranker, open_reranker
+    from pgra.retrieval import open_retriever
+    from pgra.types import Candidates, Example, Hit, Prediction
+
+__all__ = [
+    "ArtifactError",
+    "Candidates",
+    "CausalLM",
+    "ConfigError",
+    "Corpus",
+    "CorpusArguments",
+    "DataArguments",
+    "DataError",
+    "Encoder",
+    "Example",
+    "FewShotPrompt",
+    "Found",
+    "FusionReader",
+    "Hit",
+    "ModelError",
+    "Outcome",
+    "PgraArguments",
+    "PgraError",
+    "Prediction",
+    "PromptTemplate",
+    "PromptedEncoder",
+    "PromptedReranker",
+    "ReaderArguments",
+    "ReaderTrainingArguments",
+    "RerankArguments",
+    "RetrieverArguments",
+    "RuntimeArguments",
+    "Splits",
+    "Task",
+    "build_prompt",
+    "evaluate_run",
+    "find_evidence",
+    "load_splits",
+    "load_task",
+    "open_corpus",
+    "open_reranker",
+    "open_retriever",
+    "prompt_template",
+    "read_task",
+    "train_run",
+]
+
+_HOMES = {
+    "pgra.config": (
+        *("CorpusArguments", "DataArguments", "ReaderArguments", "RerankArguments"),
+        *("RetrieverArguments", "RuntimeArguments"),
+    ),
+    "pgra.data.corpus": ("Corpus", "open_corpus"),
+    "pgra.data.splits": ("Splits", "load_splits"),
+    "pgra.data.tasks": ("Task", "load_task"),
+    "pgra.errors": ("ArtifactError", "ConfigError", "DataError", "ModelError", "PgraError"),
+    "pgra.models.causal_lm": ("CausalLM",),
+    "pgra.models.encoder": ("Encoder",),
+    "pgra.models.fid": ("FusionReader",),
+    "pgra.models.prefix": ("PromptedEncoder",),
+    "pgra.pipelines.pgra": (
+        *("Found", "PgraArguments", "find_evidence", "prompt_template", "read_task"),
+    ),
+    "pgra.pipelines.run": ("Outcome", "evaluate_run", "train_run"),
+    "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
+    "pgra.prompts.template": ("PromptTemplate",),
+    "pgra.reader.arguments": ("ReaderTrainingArguments",),
+    "pgra.rerank": ("PromptedReranker", "open_reranker"),
+    "pgra.retrieval": ("open_retriever",),
+    "pgra.types": ("Candidates", "Example", "Hit", "Prediction"),
+}
+"""Public names by the module they live in."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pgra' has no attribute '{name}'")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted({*globals(), *__all__})

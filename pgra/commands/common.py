@@ -1,5 +1,7 @@
 """What several commands share."""
 
+from typing import TYPE_CHECKING
+
 from pgra.config import (
     CorpusArguments,
     DataArguments,
@@ -8,7 +10,9 @@ from pgra.config import (
     RetrieverArguments,
     RuntimeArguments,
 )
-from pgra.pipelines.run import Outcome
+
+if TYPE_CHECKING:
+    from pgra.pipelines.run import Outcome
 
 SECTIONS: dict[str, type] = {
     "runtime": RuntimeArguments,
@@ -39,7 +43,7 @@ def quiet_libraries() -> None:
     logging.getLogger("faiss").setLevel(logging.WARNING)
 
 
-def show_metrics(outcome: Outcome) -> str:
+def show_metrics(outcome: "Outcome") -> str:
     """Word a run's result."""
     values = outcome.metrics
     low, high = values["interval_95"]

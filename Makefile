@@ -1,0 +1,51 @@
+# One virtual environment, made on first need, serves every target. `make help` lists them.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.stamp
+# --no-compile: what is imported is compiled when it is, once; most of it never is.
+unexport PYTHONDONTWRITEBYTECODE
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+CODE   := pgra index_build train.py evaluate.py tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo check test test-quick test-all clean
+
+help:  ## Say what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP)  ## Make .venv and install everything that is pinned, once
+
+$(STAMP): requirements.txt requirements-bundled.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "pgra needs Python 3.11 or newer, and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3.11 ..." >&2; exit 2; }
+	@echo "setup: installing into $(VENV) (a minute or two, once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --requirement requirements.txt
+	@$(PIP) --no-deps --require-hashes --requirement requirements-bundled.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import pgra.commands.train, index_build.__main__'
+	@touch $@
+
+demo: $(STAMP)  ## See it at work on real models and real text (15 minutes on two cores at most)
+	@$(BIN)/pgra demo
+
+check: $(STAMP)  ## ruff, ruff format and mypy --strict
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+test: check  ## All checks and all tests but those that need a GPU
+	$(PYTEST) -m "not gpu"
+
+test-quick: $(STAMP)  ## The tests that take less than a minute together
+	$(PYTEST)
+
+test-all: test  ## The same as test
+
+clean:  ## Remove .venv and caches; runs, artefacts and converted models stay
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

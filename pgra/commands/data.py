@@ -1,0 +1,48 @@
+"""Lists the tasks and the data that come inside packages: `pgra data`."""
+
+from collections.abc import Sequence
+
+from pgra.commands.listing import Entry, package_state, parse_help_only, show_list
+from pgra.data.bundled import BUNDLED_DATA, BundledData
+from pgra.data.tasks import Task, load_task, task_names
+
+ABOUT = "List the tasks, and the data that come inside packages."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show each task, then each bundled data set and corpus."""
+    parse_help_only(argv, prog="pgra data", about=ABOUT)
+    show_list(
+        "tasks, for --task:",
+        [_task_entry(load_task(name)) for name in task_names()],
+        "Any task takes --train_file, --validation_file and --test_file (jsonl, csv or tsv with "
+        "its inputs and 'label'). A new task is one YAML: give its path to --task.",
+    )
+    show_list(
+        "\ndata inside packages, for --dataset_name (task) and --corpus (corpus):",
+        [_data_entry(data) for data in BUNDLED_DATA.values()],
+        "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
+        "dataset/file.",
+    )
+    return 0
+
+
+def _task_entry(task: Task) -> Entry:
+    sizes = ", ".join(f"{split} {rows:,}" for split, rows in task.sizes.items())
+    details = [
+        f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
+    ]
+    details += [f"sizes: {sizes}"] if sizes else []
+    return Entry(task.name, f"{', '.join(task.labels)} ({task.metric})", details)
+
+
+def _data_entry(data: BundledData) -> Entry:
+    return Entry(
+        f"bundled:{data.name}",
+        f"{data.kind}: {data.about}",
+        (
+            package_state(data.file.package, data.package),
+            f"licence: {data.licence}",
+            f"note: {data.note}",
+        ),
+    )

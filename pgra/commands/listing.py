@@ -1,0 +1,57 @@
+"""Lists for a person to look things up in: `pgra models`, `pgra data`. Imports nothing heavy."""
+
+import argparse
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_NAME_WIDTH = 24
+_INDENT = "    "
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing of a list.
+
+    Attributes:
+        name: As users write it.
+        about: What it is, on the same line.
+        details: Further lines; long ones are folded.
+    """
+
+    name: str
+    about: str
+    details: Sequence[str] = ()
+
+
+def parse_help_only(argv: Sequence[str] | None, *, prog: str, about: str) -> None:
+    """Answer --help, and refuse anything else: a list takes no arguments."""
+    argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False).parse_args(argv)
+
+
+def package_state(package: str, pip_name: str) -> str:
+    """Say whether a package is there, without importing it.
+
+    Args:
+        package: Top-level name that Python imports.
+        pip_name: Name and version as pip takes them.
+    """
+    if importlib.util.find_spec(package) is None:
+        return f"not installed: pip install --no-deps {pip_name}"
+    return f"installed, from {pip_name}"
+
+
+def show_list(title: str, entries: Sequence[Entry], closing: str = "") -> None:
+    """Print a list."""
+    lines = [title, ""]
+    for entry in entries:
+        lines.append(f"  {entry.name:<{_NAME_WIDTH}} {entry.about}")
+        for detail in entry.details:
+            lines += textwrap.wrap(
+                detail, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT + "  "
+            )
+    lines += ["", *textwrap.wrap(closing, _WIDTH)] if closing else []
+    sys.stdout.write("\n".join(lines) + "\n")

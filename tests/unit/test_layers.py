@@ -1,0 +1,94 @@
+"""Imports point one way: a module may use its own layer and those before it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = [
+    *("errors", "types", "config", "arguments", "io", "processes"),
+    *("data", "prompts", "models", "retrieval", "rerank", "reader"),
+    *("icl", "evaluation", "pipelines", "commands", "cli", "__main__"),
+]
+PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
+MODULES = sorted(
+    path for path in (ROOT / "pgra").rglob("*.py") if path != ROOT / "pgra/__init__.py"
+)
+
+
+def imported_names(tree, package):
+    """Give the absolute names of all imports, those inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            # `from pgra import io` names a layer only in what it imports.
+            yield from (f"{base}.{alias.name}" for alias in node.names if base == "pgra")
+
+
+def layer_of(name):
+    parts = name.split(".")
+    return LAYERS.index(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
+
+
+def violations(source, path):
+    """Say which imports of a module point to a later layer, or to a program."""
+    own = path.relative_to(ROOT).with_suffix("").parts
+    here = LAYERS.index(own[1])
+    found = []
+    for name in imported_names(ast.parse(source), list(own[:-1])):
+        if name.split(".")[0] in PROGRAMS and own[1] not in ("commands", "cli"):
+            found.append(f"{'.'.join(own)} imports the program {name}")
+        if name.startswith("pgra.") and name.split(".")[1] in LAYERS and layer_of(name) > here:
+            found.append(f"{'.'.join(own)} imports the later {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_no_later_layer(path):
+    assert violations(path.read_text(), path) == []
+
+
+def test_every_module_has_a_layer():
+    homes = {path.relative_to(ROOT / "pgra").parts[0].removesuffix(".py") for path in MODULES}
+    assert homes <= set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from pgra.reader.train import train_reader",
+        "import pgra.pipelines.run",
+        "from pgra import pipelines",
+        "from ..reader import train",
+        "def late():\n    from pgra.cli import main",
+        "from train import main",
+    ],
+)
+def test_a_made_up_violation_is_caught(line):
+    assert len(violations(line, ROOT / "pgra/data/corpus.py")) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from pgra.io import digest",
+        "import torch",
+        "from .textfile import x",
+        "from pgra import io",
+    ],
+)
+def test_an_import_of_an_earlier_or_the_own_layer_passes(line):
+    assert violations(line, ROOT / "pgra/data/corpus.py") == []
+
+
+def test_importing_the_package_is_left_to_its_own_test():
+    """`pgra/__init__.py` names all layers; it imports them only when asked (test_public_api)."""
+    tree = ast.parse((ROOT / "pgra/__init__.py").read_text())
+    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    modules = {node.module for node in at_import if isinstance(node, ast.ImportFrom)}
+    assert modules == {"importlib", "typing"}

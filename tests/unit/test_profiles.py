@@ -1,0 +1,125 @@
+"""Every YAML in `configs/` is loaded as the programs load it."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from pgra.arguments import parse_arguments
+from pgra.commands.common import SECTIONS
+from pgra.config import (
+    PROFILES,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    config_root,
+    read_yaml,
+)
+from pgra.data.tasks import load_task, task_names
+from pgra.models.pooling import POOLINGS
+from pgra.prompts.fewshot import EXEMPLAR_METHODS
+from pgra.prompts.template import check_template
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.rerank import RERANKERS
+from pgra.retrieval import RETRIEVERS
+
+EXPERIMENTS = sorted((config_root() / "experiments").glob("*.yaml"))
+CLASSES = [*SECTIONS.values(), ReaderTrainingArguments]
+
+
+def parse(*flags):
+    """Give all arguments of train.py as one mapping."""
+    values = {}
+    for section in parse_arguments(CLASSES, list(flags), prog="test", description=""):
+        for field in dataclasses.fields(section):
+            values[field.name] = getattr(section, field.name)
+    return values
+
+
+def given_in(path):
+    """Give a YAML's values, without the Trainer's own, which it may change."""
+    names = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
+    return {name: value for name, value in read_yaml(path).items() if name in names}
+
+
+def test_every_folder_of_configs_is_known_to_a_test():
+    kept = {path.parent.name for path in config_root().rglob("*.yaml")}
+    assert kept <= {"tasks", "experiments", "profiles"}
+    assert {path.stem for path in (config_root() / "profiles").glob("*.yaml")} == set(PROFILES)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_gives_its_values(name):
+    path = config_root() / "profiles" / f"{name}.yaml"
+    values = parse("--profile", name)
+    assert {key: values[key] for key in given_in(path)} == given_in(path)
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_gives_its_values(path):
+    values = parse("--config", str(path))
+    assert {key: values[key] for key in given_in(path)} == given_in(path)
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_task_is_named_as_its_file_and_has_a_word_for_each_label(name):
+    task = load_task(name)
+    assert task.name == name
+    assert tuple(task.verbalizer) == tuple(task.prompt_words) == task.labels
+
+
+def test_the_default_profile_is_the_defaults():
+    plain, profile = parse("--output_dir", "x"), parse("--output_dir", "x", "--profile", "pgra")
+    names = [f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)]
+    assert {n: plain[n] for n in names} == {n: profile[n] for n in names}
+
+
+def test_the_three_profiles_differ_where_paper_and_code_do():
+    paper, official = parse("--profile", "paper"), parse("--profile", "official")
+    default = parse("--profile", "pgra")
+
+    def three(name):
+        return paper[name], official[name], default[name]
+
+    assert three("similarity") == ("dot", "cosine", "dot")
+    assert three("normalize") == (False, True, True)
+    assert three("pooling") == ("auto", "pooler", "auto")
+    assert three("exemplars") == ("random", "official", "balanced")
+    assert three("segment_order") == ("query_first", "evidence_first", "query_first")
+    assert three("decode") == ("verbalizer", "official", "verbalizer")
+    assert three("drop_duplicates") == (False, False, True)
+    assert three("max_encoder_tokens") == (128, 512, 128)
+    assert three("reader_template") == (None, "{text} ? <extra_id_0> ,", None)
+    assert three("num_candidates") == (150, 150, 150)
+
+
+def test_the_command_line_wins_over_the_config_and_the_config_over_the_profile(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("num_evidence: 3\nsimilarity: dot\n")
+    flags = ("--profile", "official", "--config", str(path))
+    assert parse(*flags)["similarity"] == "dot"
+    assert parse(*flags)["exemplars"] == "official"
+    assert parse(*flags, "--num_evidence", "5")["num_evidence"] == 5
+    assert parse(*flags)["num_evidence"] == 3
+
+
+def test_the_official_template_fits_every_task_with_one_text():
+    template = yaml.safe_load((config_root() / "profiles/official.yaml").read_text())[
+        "reader_template"
+    ]
+    for name in task_names():
+        check_template(template, load_task(name).inputs)
+
+
+def test_what_the_arguments_allow_is_what_there_is():
+    """Names are checked in config, before anything heavy is imported; the tables are later."""
+    for name in RETRIEVERS:
+        RetrieverArguments(retriever=name)
+    for name in RERANKERS:
+        RerankArguments(reranker=name)
+    for name in EXEMPLAR_METHODS:
+        RerankArguments(exemplars=name)
+    for name in POOLINGS:
+        RetrieverArguments(pooling=name)
+    for name in ("official", "verbalizer"):
+        ReaderArguments(decode=name)
