@@ -31,14 +31,21 @@ def say(text: str) -> None:
 
 
 def quiet_libraries() -> None:
-    """Leave progress and warnings to us: one bar for each long stage, no bar for loading a file."""
+    """Leave progress and warnings to us: one bar for each long stage, none for reading a file.
+
+    The bars of the hub's downloads stay: a model may be 26 GB.
+    """
     import logging
 
     import datasets
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    shows_downloads = not are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()  # which hides those of the hub too
+    if shows_downloads:
+        enable_progress_bars()
     datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
 

@@ -102,7 +102,7 @@ def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: b
     timing = (
         f"All of it was there already and was reused; {seconds:.0f} s."
         if all_reused
-        else f"{seconds:.0f} s in all; stages in seconds: {_stages(systems[-1].metrics)}."
+        else f"{seconds:.0f} s in all; stages in seconds: {_stages(systems)}."
     )
     which = f"The first test sentence on which the readers disagree (number {place + 1}):"
     write_text(
@@ -117,5 +117,10 @@ def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: b
     )
 
 
-def _stages(metrics: Any) -> str:
-    return ", ".join(f"{name} {value:.0f}" for name, value in metrics["seconds"].items())
+def _stages(systems: Sequence[Any]) -> str:
+    """Add up each stage's seconds: a later reader finds what an earlier one made."""
+    total: dict[str, float] = {}
+    for system in systems:
+        for name, value in system.metrics["seconds"].items():
+            total[name] = total.get(name, 0.0) + value
+    return ", ".join(f"{name} {value:.0f}" for name, value in total.items())
