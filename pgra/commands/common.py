@@ -38,7 +38,7 @@ def quiet_libraries() -> None:
     import logging
 
     import datasets
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -18,6 +18,7 @@ import xxhash
 from pgra.config import CorpusArguments
 from pgra.data.build import build_once
 from pgra.data.bundled import bundled_corpus_file
+from pgra.data.hubfile import fetch_file, hub_errors, hub_reason
 from pgra.data.textfile import check_file, read_lines, read_records
 from pgra.errors import ArtifactError, DataError
 from pgra.io import Manifest, artifact_dir, file_checksum, read_manifest
@@ -253,15 +254,11 @@ def _find_source(name: str) -> Path:
 
 
 def _fetch_from_hub(name: str, repo: str, file: str) -> Path:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     try:
-        return Path(hf_hub_download(repo, file, repo_type="dataset"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return fetch_file(repo, file)
+    except hub_errors() as error:
         raise DataError(
-            f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
-            "Give a local .txt or .jsonl file (or those with .gz), or a bundled: name "
-            "(pgra models lists them)."
+            f"cannot find corpus '{name}': there is no such file here, and the hub says: "
+            f"{hub_reason(error)} Give a local .txt or .jsonl file (or those with .gz), or a "
+            "bundled: name (pgra models lists them)."
         ) from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.data.bundled import bundled_task_files
+from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.data.tasks import LABEL, SPLITS, HubSource, Task
 from pgra.data.textfile import check_file, read_lines, read_records
 from pgra.errors import DataError, unknown_name
@@ -268,13 +269,15 @@ def _class_names(table: object, column: str, labels: Sequence[str]) -> Sequence[
 
 def _load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
     from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
         data: Mapping[str, Iterable[Mapping[str, object]]] = load_dataset(
             hub.id, hub.config, revision=hub.revision
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
+        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
+        reason = hub_reason((error.__cause__ if is_vague else None) or error)
         raise DataError(
             f"cannot load data set '{hub.id}': it is no folder here, and the hub says: {reason} "
             "Give a local folder or a bundled: name with --dataset_name, or --train_file and "

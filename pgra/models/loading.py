@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.errors import ModelError
 from pgra.io import digest, file_checksum
 from pgra.models.bundled import bundled_model_dir
+from pgra.models.hub import find_commit
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
 BUNDLED = "bundled:"
-_WEIGHTS = (".safetensors",)
 _IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
 
@@ -35,17 +36,21 @@ class ModelSource:
         path: Hub id or local folder, as `from_pretrained` takes it.
         revision: The hub's commit, None for a folder.
         identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
+        is_only_cached: Whether the hub cannot be asked, so that all must come from the cache.
     """
 
     name: str
     path: str
     revision: str | None
     identity: str
+    is_only_cached: bool = False
 
     @property
     def kwargs(self) -> dict[str, Any]:
         """Arguments that every `from_pretrained` gets."""
-        return {"revision": self.revision} if self.revision else {}
+        if self.revision is None:
+            return {}
+        return {"revision": self.revision, "local_files_only": self.is_only_cached}
 
 
 def find_model(name: str) -> ModelSource:
@@ -89,21 +94,10 @@ def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str
 
 
 def _find_on_hub(name: str) -> ModelSource:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
     repo, _, revision = name.partition("@")
-    try:  # the config alone pins the commit; from_pretrained then fetches what it needs
-        folder = snapshot_download(repo, revision=revision or None, allow_patterns=["config.json"])
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(
-            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder, a hub id that you can reach, or a bundled: name "
-            "(pgra models lists them)."
-        ) from None
-    commit = Path(folder).name
-    return ModelSource(name, repo, commit, f"{repo}@{commit}")
+    found = find_commit(repo, revision or None)
+    identity = f"{repo}@{found.commit}"
+    return ModelSource(name, repo, found.commit, identity, is_only_cached=found.is_only_cached)
 
 
 def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
@@ -120,9 +114,10 @@ def _load(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any
         return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"cannot load model '{source.name}': {reason}") from error
+    except hub_errors(ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        is_partial = source.revision is not None and isinstance(error, hub_errors())
+        hint = " If the connection broke, run again: what came is kept." if is_partial else ""
+        raise ModelError(f"cannot load model '{source.name}': {hub_reason(error)}{hint}") from error
 
 
 def load_config(source: ModelSource) -> Any:
@@ -146,8 +141,8 @@ def load_tokenizer(source: ModelSource) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **source.kwargs)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except hub_errors(ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = hub_reason(error)
         raise ModelError(f"cannot load the tokenizer of '{source.name}': {reason}") from error
     if (
         len(tokenizer) < 2

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.errors import ModelError
 from pgra.models.loading import ModelSource
 
@@ -66,20 +67,23 @@ def _find_pooling_file(source: ModelSource) -> Path | None:
     if source.revision is None:
         path = Path(source.path) / _FILE
         return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    known = try_to_load_from_cache(source.path, _FILE, revision=source.revision)
+    if known is not None:  # a path, or a mark that the commit has no such file
+        return Path(known) if isinstance(known, str) else None
     try:
-        return Path(hf_hub_download(source.path, _FILE, revision=source.revision))
-    except (
-        LocalEntryNotFoundError
-    ):  # a kind of EntryNotFoundError: no network, and not in the cache
+        return Path(hf_hub_download(source.path, _FILE, **source.kwargs))
+    except hub_errors() as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            logger.debug("%s has no %s", source.name, _FILE)
+            return None
         logger.warning(
-            "cannot see if '%s' has its own pooling (no network): give --pooling to be sure",
+            "cannot see if '%s' has its own pooling: give --pooling to be sure (%s)",
             source.name,
+            hub_reason(error),
         )
-    except (EntryNotFoundError, HfHubHTTPError):
-        logger.debug("%s has no %s", source.name, _FILE)
     return None
 
 

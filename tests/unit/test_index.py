@@ -151,11 +151,13 @@ def test_each_process_encodes_its_share(corpus, encoder, tmp_path):
     both = Barrier(2, timeout=60)
     folder = tmp_path / "two"
     results = {}
+    name = str(encoder.model.config._name_or_path)
+    # Loaded one after the other: from_pretrained patches torch while it runs, so that two threads
+    # in it leave the patches behind.
+    own = [Encoder.from_name(name, device="cpu") for _ in range(2)]
 
     def work(rank):
-        name = str(encoder.model.config._name_or_path)
-        own = Encoder.from_name(name, device="cpu")
-        built = build(corpus, own, folder, processes=Processes(Worker(rank, 2), both.wait))
+        built = build(corpus, own[rank], folder, processes=Processes(Worker(rank, 2), both.wait))
         results[rank] = built.manifest
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(2)]

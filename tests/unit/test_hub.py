@@ -1,0 +1,286 @@
+"""Models, corpora and data sets by hub id, through the real clients and a hub on loopback."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import SENTENCES
+from hub_client import TEXT
+from loopback_hub import BOT, LoopbackHub, Repo, commit_of, read_folder
+
+from pgra.models.causal_lm import CausalLM
+from pgra.models.encoder import Encoder
+from pgra.models.fid import FusionReader
+
+ROOT = Path(__file__).parents[2]
+OLD = {"config.json": b"{}", "pytorch_model.bin": b"old"}
+CONVERTED = {**OLD, "model.safetensors": b"new"}
+OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a client said: one answer for each question, and its log."""
+
+    answers: list
+    log: str
+
+    @property
+    def only(self):
+        assert len(self.answers) == 1
+        return self.answers[0]
+
+    @property
+    def error(self):
+        return self.only["error"]
+
+
+def ask(folder, endpoint, *questions, **environment):
+    """Ask in a new process, whose cache is in `folder`."""
+    hidden = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    paths = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
+    called = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "hub_client.py"), json.dumps(questions)],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": paths, "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": endpoint}
+        | {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert called.returncode == 0, called.stderr
+    return Told(json.loads(called.stdout), called.stderr)
+
+
+def ask_commit(folder, repo, name="some/opt"):
+    hub = LoopbackHub({"models/some/opt": repo})
+    with hub.serve() as endpoint:
+        return ask(folder, endpoint, ["commit", name]), hub.requests
+
+
+def test_weights_in_the_bots_pull_request_are_found_where_main_has_none(tmp_path):
+    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST)
+    told, _ = ask_commit(tmp_path, repo)
+    assert told.only == commit_of(CONVERTED) != commit_of(OLD)
+    assert "its main branch has no safetensors; those of the hub's bot are loaded" in told.log
+    assert "(refs/pr/1)" in told.log
+
+
+def test_main_is_taken_where_it_has_safetensors_and_costs_one_request_when_cached(tmp_path):
+    repo = Repo({"main": CONVERTED, "refs/pr/1": {**CONVERTED, "more": b""}}, OPEN_REQUEST)
+    told, _ = ask_commit(tmp_path, repo)
+    assert told.only == commit_of(CONVERTED)
+    again, requests = ask_commit(tmp_path, repo)
+    assert again.only == told.only
+    assert requests == ["GET /api/models/some/opt/revision/main"]
+
+
+@pytest.mark.parametrize(
+    ("pulls", "files"),
+    [
+        ({}, CONVERTED),
+        ({1: {"author": BOT, "status": "closed"}}, CONVERTED),
+        ({1: {"author": "anyone", "status": "open"}}, CONVERTED),
+        ({1: {"author": BOT, "status": "open"}}, {**OLD, "README.md": b""}),
+        ({1: {"author": BOT, "status": "open"}}, {**OLD, "onnx/model.safetensors": b""}),
+    ],
+    ids=["none", "closed", "not the bot's", "without weights", "weights elsewhere"],
+)
+def test_no_safetensors_anywhere_names_the_ways_out(tmp_path, pulls, files):
+    told, _ = ask_commit(tmp_path, Repo({"main": OLD, "refs/pr/1": files}, pulls))
+    assert told.error.startswith("ModelError: model 'some/opt' has no safetensors, the only kind")
+    assert "some/opt@refs/pr/N" in told.error
+    assert "save_pretrained" in told.error
+    assert "\n" not in told.error
+
+
+@pytest.mark.parametrize("revision", ["refs/pr/7", "v1.0", commit_of(CONVERTED)])
+def test_a_revision_is_taken_as_it_is(tmp_path, revision):
+    name = "branch" if len(revision) == 40 else revision
+    repo = Repo({"main": {**CONVERTED, "README.md": b""}, name: CONVERTED})
+    told, _ = ask_commit(tmp_path, repo, f"some/opt@{revision}")
+    assert told.only == commit_of(CONVERTED)
+
+
+def test_a_revision_without_safetensors_is_not_replaced_by_the_bots(tmp_path):
+    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST)
+    told, _ = ask_commit(tmp_path, repo, "some/opt@main")
+    assert "model 'some/opt@main' has no safetensors" in told.error
+
+
+def test_a_model_that_is_not_ours_to_read_is_refused_in_one_line(tmp_path):
+    gated = Repo({"main": CONVERTED}, is_gated=True)
+    with LoopbackHub({"models/some/gated": gated}).serve() as endpoint:
+        names = ["no/such", "some/gated", "some/gated@v9", "a/b/c"]
+        told = ask(tmp_path, endpoint, *(["commit", name] for name in names))
+    errors = [answer["error"] for answer in told.answers]
+    reasons = ["Repository Not Found for url", "Cannot access gated repo", "Revision Not Found"]
+    for name, reason, error in zip(names, [*reasons, "Repo id must be"], errors, strict=True):
+        assert error.startswith(f"ModelError: cannot find model '{name}': it is no folder here")
+        assert reason in error
+        assert "\n" not in error
+
+
+@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
+def test_nothing_cached_and_no_connection_names_the_ways_out(tmp_path, environment):
+    told = ask(tmp_path, NOWHERE, ["commit", "some/opt"], **environment)
+    assert "cannot find model 'some/opt'" in told.error
+    assert "bundled: name" in told.error
+    assert ("offline mode" if environment else "refused") in told.error
+
+
+def test_offline_the_cache_is_read_as_the_hub_was_last_seen(tmp_path):
+    first, second, third = ({**CONVERTED, "README.md": text} for text in (b"1", b"2", b"3"))
+    for files in (first, second):  # the main branch moves on
+        with LoopbackHub({"models/some/opt": Repo({"main": files})}).serve() as endpoint:
+            ask(tmp_path, endpoint, ["weights", "some/opt"])
+    repo = Repo({"main": second, "refs/pr/3": third})
+    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
+        ask(tmp_path, endpoint, ["weights", "some/opt@refs/pr/3"])
+    old = commit_of(first)
+    names = ["some/opt", "some/opt@refs/pr/3", f"some/opt@{old}", f"some/opt@{old[:8]}"]
+    questions = [["commit", name] for name in [*names, "some/opt@v9", "other/opt"]]
+    told = ask(tmp_path, NOWHERE, *questions, HF_HUB_OFFLINE="1")
+    assert told.answers[:4] == [commit_of(second), commit_of(third), old, old]
+    assert all("cannot find model" in answer["error"] for answer in told.answers[4:])
+
+
+def test_offline_the_bots_pull_request_is_preferred_to_a_later_commit(tmp_path):
+    other = {**CONVERTED, "README.md": b"another"}
+    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED, "branch": other}, OPEN_REQUEST)
+    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
+        later = f"some/opt@{commit_of(other)}"
+        online = ask(tmp_path, endpoint, ["weights", "some/opt"], ["weights", later])
+    offline = ask(tmp_path, NOWHERE, ["commit", "some/opt"], ["commit", later], HF_HUB_OFFLINE="1")
+    assert offline.answers == online.answers == [commit_of(CONVERTED), commit_of(other)]
+
+
+def convertible(folder):
+    """A model as it was before safetensors, with the bot's pull request."""
+    files = read_folder(folder)
+    old = {name: data for name, data in files.items() if name != "model.safetensors"}
+    main = {**old, "pytorch_model.bin": b"never read"}
+    return Repo({"main": main, "refs/pr/1": {**files, **main}}, OPEN_REQUEST)
+
+
+def questions_parquet(labels):
+    """One split of CogComp/trec as the hub converts it: integers, whose names it states."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    names = ClassLabel(names=["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"])
+    features = Features({"text": Value("string"), "coarse_label": names})
+    rows = {"text": [f"Question {i} ?" for i in range(len(labels))], "coarse_label": labels}
+    file = io.BytesIO()
+    Dataset.from_dict(rows, features=features).to_parquet(file)
+    return file.getvalue()
+
+
+def reviews_jsonl(words):
+    rows = [{"text": f"A {word} film.", "label": 0, "label_text": label} for word, label in words]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+@pytest.fixture(scope="module")
+def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
+    bert = read_folder(encoder_dirs["bert"])
+    cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
+    parquet = {
+        "default/train/0000.parquet": questions_parquet([0, 1]),
+        "default/test/0000.parquet": questions_parquet([3, 2]),
+    }
+    reviews = {
+        f"{name}.jsonl": reviews_jsonl([(name, "positive"), ("dull", "negative")])
+        for name in ("train", "dev", "test")
+    }
+    texts = {"file.txt": "\n".join(SENTENCES).encode()}
+    return LoopbackHub(
+        {
+            "models/facebook/opt-tiny": convertible(lm_dirs["opt"]),
+            "models/some/bert": Repo({"main": {**bert, **cls}}),
+            "models/some/plain-bert": Repo({"main": bert}),
+            "models/some/t5": Repo({"main": read_folder(t5_dirs["t5"])}),
+            "datasets/owner/texts": Repo({"main": texts}),
+            "datasets/CogComp/trec": Repo({"main": {}, "refs/convert/parquet": parquet}),
+            "datasets/SetFit/sst2": Repo({"main": reviews}),
+            "datasets/SetFit/subj": Repo({"main": {"train.jsonl": b'{"text": "A fi'}}),
+        }
+    )
+
+
+EVERYTHING = [
+    *(["lm", "facebook/opt-tiny"], ["encoder", "some/bert"], ["encoder", "some/plain-bert"]),
+    *(["reader", "some/t5"], ["corpus", "owner/texts/file.txt"], ["task", "trec"]),
+    *(["task", "sst2"], ["corpus", "owner/texts/none.txt"], ["lm", "no/such"]),
+    ["task", "subj"],
+]
+
+
+@pytest.fixture(scope="module")
+def online(whole_hub, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("client")
+    with whole_hub.serve() as endpoint:
+        return folder, ask(folder, endpoint, *EVERYTHING)
+
+
+@pytest.mark.slow
+def test_a_hub_model_is_the_model_of_its_folder(online, whole_hub, lm_dirs, encoder_dirs, t5_dirs):
+    lm, cls, mean, weights = online[1].answers[:4]
+    near = CausalLM.from_name(str(lm_dirs["opt"]), device="cpu", dtype="float32")
+    states = near.states_of(near.tokenize([TEXT]))
+    assert lm["state"] == pytest.approx(states[0].tolist(), abs=1e-6)
+    commit = commit_of(whole_hub.repos["models/facebook/opt-tiny"].revisions["refs/pr/1"])
+    assert lm["fingerprint"]["model"] == f"facebook/opt-tiny@{commit}"
+    for found, pooling in ((cls, "cls"), (mean, "mean")):
+        assert found["fingerprint"]["pooling"] == pooling
+        encoder = Encoder.from_name(str(encoder_dirs["bert"]), pooling=pooling, device="cpu")
+        assert found["vector"] == pytest.approx(encoder.encode([TEXT])[0].tolist(), abs=1e-6)
+    assert cls["vector"] != pytest.approx(mean["vector"], abs=1e-3)
+    reader = FusionReader.from_name(str(t5_dirs["t5"]))
+    sums = {name: float(w.detach().abs().sum()) for name, w in reader.named_parameters()}
+    assert weights == pytest.approx(sums)
+
+
+@pytest.mark.slow
+def test_corpora_and_task_data_come_from_the_hub(online):
+    corpus, trec, sst2, no_file, no_model, damaged = online[1].answers[4:]
+    assert corpus == SENTENCES
+    assert trec == [["Question 0 ?", "human"], ["Question 1 ?", "description"]]
+    assert sst2 == [["A dev film.", "positive"], ["A dull film.", "negative"]]
+    assert no_file["error"].startswith("DataError: cannot find corpus 'owner/texts/none.txt'")
+    assert "Entry Not Found" in no_file["error"]
+    assert "Repository Not Found" in no_model["error"]
+    assert damaged["error"].startswith("DataError: cannot load data set")
+    assert "JSON parse error" in damaged["error"]  # the cause, not that there was an error
+
+
+@pytest.mark.slow
+def test_all_that_was_loaded_once_loads_offline(online):
+    folder, before = online
+    after = ask(folder, NOWHERE, *EVERYTHING[:7], HF_HUB_OFFLINE="1")
+    assert after.answers == before.answers[:7]
+    assert "from the cache" in after.log
+
+
+@pytest.mark.slow
+def test_models_and_corpora_that_were_loaded_once_load_while_the_hub_is_down(online):
+    folder, before = online
+    after = ask(folder, NOWHERE, *EVERYTHING[:5], ["bars", ""])
+    assert after.answers[:5] == before.answers[:5]
+    assert "WARNING pgra.models.hub: model facebook/opt-tiny: commit" in after.log
+    assert "--pooling" not in after.log  # that a model has no pooling of its own is known
+    assert after.answers[5] == {"download": True, "read": False}
+
+
+@pytest.mark.slow
+def test_a_user_who_hides_download_bars_sees_none(tmp_path):
+    told = ask(tmp_path, NOWHERE, ["bars", ""], HF_HUB_DISABLE_PROGRESS_BARS="1")
+    assert told.only == {"download": False, "read": False}
+    assert "Warning" not in told.log
