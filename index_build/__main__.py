@@ -95,7 +95,7 @@ def describe_index(built: "BuiltIndex") -> str:
         reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
         lines.append(f"  {counts['texts_per_second']} texts/s{reused}")
     if counts.get("is_exact"):
-        lines.append("  exact search")
+        lines.append("  exact search of the float16 vectors")
     elif isinstance(counts.get("recall"), dict):
         recall = ", ".join(f"@{depth} {share}" for depth, share in counts["recall"].items())
         setting = ", ".join(f"{name} {value}" for name, value in counts["search"].items())

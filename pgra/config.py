@@ -67,7 +67,9 @@ class DataArguments:
         "default: the task's own.",
     )
     train_file: str | None = _arg(
-        None, "jsonl, csv or tsv with the task's input fields and 'label'; over dataset_name."
+        None,
+        "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
+        "dataset_name.",
     )
     validation_file: str | None = _arg(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."

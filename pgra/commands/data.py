@@ -7,11 +7,16 @@ from pgra.data.bundled import BUNDLED_DATA, BundledData
 from pgra.data.tasks import Task, load_task, task_names
 
 ABOUT = "List the tasks, and the data that come inside packages."
+EXAMPLE = """example:
+  pgra data
+  pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \\
+      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show each task, then each bundled data set and corpus."""
-    parse_help_only(argv, prog="pgra data", about=ABOUT)
+    parse_help_only(argv, prog="pgra data", about=ABOUT, example=EXAMPLE)
     show_list(
         "tasks, for --task:",
         [_task_entry(load_task(name)) for name in task_names()],

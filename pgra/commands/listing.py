@@ -27,9 +27,15 @@ class Entry:
     details: Sequence[str] = ()
 
 
-def parse_help_only(argv: Sequence[str] | None, *, prog: str, about: str) -> None:
+def parse_help_only(argv: Sequence[str] | None, *, prog: str, about: str, example: str) -> None:
     """Answer --help, and refuse anything else: a list takes no arguments."""
-    argparse.ArgumentParser(prog=prog, description=about, allow_abbrev=False).parse_args(argv)
+    argparse.ArgumentParser(
+        prog=prog,
+        description=about,
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    ).parse_args(argv)
 
 
 def package_state(package: str, pip_name: str) -> str:

@@ -6,11 +6,16 @@ from pgra.commands.listing import Entry, package_state, parse_help_only, show_li
 from pgra.models.bundled import BUNDLED_MODELS
 
 ABOUT = "List the models that come inside packages, and say what else may be named."
+EXAMPLE = """example:
+  pgra models
+  pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
+      --encoder bundled:minilm-l6
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show each bundled model with its role, licence and note."""
-    parse_help_only(argv, prog="pgra models", about=ABOUT)
+    parse_help_only(argv, prog="pgra models", about=ABOUT, example=EXAMPLE)
     entries = [
         Entry(
             f"bundled:{model.name}",

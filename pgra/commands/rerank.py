@@ -3,7 +3,7 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -51,15 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.pipelines.pgra import PgraArguments
     from pgra.processes import join_processes
 
+    words = name_leading_texts(argv)
     texts, show, *sections = parse_arguments(
         [TextArguments, ShowArguments, *_SECTIONS],
-        name_leading_texts(argv),
+        words,
         prog="pgra rerank",
         description="Find candidates and let an LM order them under a task's prompt.",
         epilog=EXAMPLE,
     )
     names = [name for name in SECTIONS if name != "reader"]
-    args = PgraArguments(**dict(zip(names, sections, strict=True)), reader=ReaderArguments())
+    parts = dict(zip(names, sections, strict=True))
+    if texts.text and not _names_num_evidence(words):  # all candidates are ordered and shown
+        most = parts["retriever"].num_candidates
+        kept = min(parts["rerank"].num_evidence, most)
+        parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
+    args = PgraArguments(**parts, reader=ReaderArguments())
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
@@ -71,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if processes.worker.is_main:
         say(told)
     return 0
+
+
+def _names_num_evidence(words: Sequence[str]) -> bool:
+    return any(word.split("=")[0] in ("--num_evidence", "--num-evidence") for word in words)
 
 
 def _rerank_splits(args: "PgraArguments", processes: "Processes") -> str:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pgra.data.textfile import is_utf8
 from pgra.errors import ConfigError
 
 
@@ -17,9 +18,12 @@ class TextArguments:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a text with nothing in it."""
+        """Refuse a text with nothing in it, or that is no text."""
         if not all(text.strip() for text in self.text):
             raise ConfigError("--text holds an empty text: give words to search with")
+        for text in self.text:
+            if not is_utf8(text):
+                raise ConfigError(f"--text {text!a} holds a NUL or bytes that are not UTF-8")
 
 
 def name_leading_texts(argv: Sequence[str] | None) -> list[str]:

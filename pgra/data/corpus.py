@@ -19,7 +19,7 @@ from pgra.config import CorpusArguments
 from pgra.data.build import build_once
 from pgra.data.bundled import bundled_corpus_file
 from pgra.data.hubfile import fetch_file, hub_errors, hub_reason
-from pgra.data.textfile import check_file, read_lines, read_records
+from pgra.data.textfile import check_file, is_utf8, read_lines, read_records
 from pgra.errors import ArtifactError, DataError
 from pgra.io import Manifest, artifact_dir, file_checksum, read_manifest
 from pgra.types import Json, Rows
@@ -216,8 +216,15 @@ class _CorpusWriter:
 
 def _raw_passages(source: Path, field: str) -> Iterator[str]:
     if check_file(source, KINDS) == "txt":
+        num_lines, has_returns = 0, False
         for line in read_lines(source):
-            yield line.text
+            num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
+            yield line.text.replace("\r", " ")  # a stray one is white space
+        if num_lines == 1 and has_returns:
+            raise DataError(
+                f"{source} is one line with carriage returns inside, as files with CR line ends "
+                "are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
+            )
         return
     for record in read_records(source):
         value = record.fields.get(field)
@@ -229,17 +236,9 @@ def _raw_passages(source: Path, field: str) -> Iterator[str]:
             )
         if not isinstance(value, str):
             raise DataError(f"{where}: '{field}' is a {type(value).__name__}, not text")
-        if "\0" in value or not _is_utf8(value):
+        if not is_utf8(value):
             raise DataError(f"{where}: '{field}' holds a NUL or half a surrogate pair")
         yield " ".join(value.split("\n"))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _find_source(name: str) -> Path:
@@ -260,5 +259,5 @@ def _fetch_from_hub(name: str, repo: str, file: str) -> Path:
         raise DataError(
             f"cannot find corpus '{name}': there is no such file here, and the hub says: "
             f"{hub_reason(error)} Give a local .txt or .jsonl file (or those with .gz), or a "
-            "bundled: name (pgra models lists them)."
+            "bundled: name (pgra data lists them)."
         ) from None

@@ -4,17 +4,17 @@ Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a 
 character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
 """
 
-import csv
 import difflib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.data.bundled import bundled_task_files
 from pgra.data.hubfile import hub_errors, hub_reason
+from pgra.data.tables import Row, json_rows, table_rows
 from pgra.data.tasks import LABEL, SPLITS, HubSource, Task
-from pgra.data.textfile import check_file, read_lines, read_records
+from pgra.data.textfile import check_file, is_utf8
 from pgra.errors import DataError, unknown_name
 from pgra.types import Example
 
@@ -40,12 +40,6 @@ class SplitRows:
     blank: int
     where: str
     is_standard: bool = False
-
-
-@dataclass(frozen=True)
-class _Row:
-    place: str
-    values: Mapping[str, object]
 
 
 def load_examples(
@@ -83,8 +77,8 @@ def read_file(task: Task, path: Path, split: str, *, require_labels: bool = True
         DataError: If the file cannot be read, lacks a column, or has a row without a known label.
     """
     kind = check_file(path, KINDS)
-    rows = _json_rows(path) if kind == "jsonl" else _table_rows(path, kind)
     columns = {name: name for name in (*task.inputs, LABEL)}
+    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns)
     reader = _RowReader(task, columns, task.labels, require_labels=require_labels)
     return reader.read(rows, split, str(path))
 
@@ -140,33 +134,6 @@ def _find_split_file(task: Task, folder: Path, split: str) -> Path | None:
     return present[0] if present else None
 
 
-def _json_rows(path: Path) -> Iterator[_Row]:
-    for record in read_records(path):
-        yield _Row(f"{path}, line {record.line}", record.fields)
-
-
-def _table_rows(path: Path, kind: str) -> Iterator[_Row]:
-    lines = (line.text for line in read_lines(path))
-    if kind == "csv":
-        reader = csv.reader(lines, strict=True)
-    else:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        for cells in reader:
-            place = f"{path}, line {reader.line_num}"
-            if not cells:
-                continue
-            if len(cells) != len(header):
-                raise DataError(
-                    f"{place}: {len(cells)} cells under a header of {len(header)} "
-                    f"({', '.join(header)})"
-                )
-            yield _Row(place, dict(zip(header, cells, strict=True)))
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
-
-
 @dataclass(frozen=True)
 class _RowReader:
     """Turns rows into examples.
@@ -183,7 +150,7 @@ class _RowReader:
     names: Sequence[str]
     require_labels: bool
 
-    def read(self, rows: Iterable[_Row], split: str, where: str) -> SplitRows:
+    def read(self, rows: Iterable[Row], split: str, where: str) -> SplitRows:
         examples, blank = [], 0
         for number, row in enumerate(rows):
             fields = {name: self._field(row, name) for name in self.task.inputs}
@@ -197,37 +164,53 @@ class _RowReader:
             logger.warning("%s: %d rows without text were dropped", where, blank)
         return SplitRows(examples, blank, where)
 
-    def _field(self, row: _Row, name: str) -> str:
+    def _field(self, row: Row, name: str) -> str:
         column = self.columns[name]
         value = row.values.get(column)
         if column not in row.values:
-            raise DataError(f"{row.place}: {_missing_column(column, list(row.values))}")
+            raise DataError(_missing_column(row, column))
         if not isinstance(value, str):
             raise DataError(f"{row.place}: '{column}' is {value!r}, not text")
+        _refuse_unclean(row, column, value)
         return value.strip()
 
-    def _label(self, row: _Row) -> str | None:
+    def _label(self, row: Row) -> str | None:
         column = self.columns[LABEL]
         value = row.values.get(column)
         text = value.strip() if isinstance(value, str) else value
         if text in (None, "", -1):  # -1 is what hidden labels are on the hub
             if self.require_labels:
-                has = "has no label" if column in row.values else None
-                raise DataError(f"{row.place}: {has or _missing_column(column, list(row.values))}")
+                is_there = column in row.values
+                raise DataError(
+                    f"{row.place}: has no label" if is_there else _missing_column(row, column)
+                )
             return None
+        if not isinstance(text, str) and type(text) is not int:
+            raise DataError(
+                f"{row.place}: '{column}' is {text!r}, a {type(text).__name__}, "
+                "not a label's name or number"
+            )
+        _refuse_unclean(row, column, str(text))
         if isinstance(text, str) and text in self.task.labels:
             return text
-        digits = text.isdecimal() if isinstance(text, str) else type(text) is int
+        digits = text.isdecimal() if isinstance(text, str) else True
         if digits and 0 <= int(str(text)) < len(self.names):
             return self.names[int(str(text))]
         message = unknown_name("label", str(value), self.task.labels)
         raise DataError(f"{row.place}: {message} Numbers 0 to {len(self.names) - 1} are read too.")
 
 
-def _missing_column(column: str, found: Sequence[str]) -> str:
+def _refuse_unclean(row: Row, column: str, text: str) -> None:
+    if not is_utf8(text):
+        raise DataError(f"{row.place}: '{column}' holds a NUL or half a surrogate pair")
+
+
+def _missing_column(row: Row, column: str) -> str:
+    found = list(row.values)
     near = difflib.get_close_matches(column, found, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"no column '{column}'.{hint} Found: {', '.join(map(str, found)) or 'none'}."
+    names = ", ".join(map(str, found)) or "none"
+    return f"{row.place}: no column '{column}'.{hint} Found: {names}. {row.hint}".rstrip()
 
 
 def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> SplitRows | None:
@@ -247,7 +230,7 @@ def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> Spl
     table = data[hub.splits[split]]
     names = hub.labels or _class_names(table, hub.columns[LABEL], task.labels)
     where = f"data set '{name}', split '{hub.splits[split]}'"
-    rows = (_Row(f"{where}, row {number}", row) for number, row in enumerate(table))
+    rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(table))
     reader = _RowReader(task, hub.columns, names, require_labels=require_labels)
     found = reader.read(rows, split, where)
     return SplitRows(found.examples, found.blank, found.where, own)

@@ -58,6 +58,7 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
     divided = _choose_dev(task, train, read["validation"], args)
     kept = _sample(divided.train, args.max_train_samples, args.split_seed)
     tested = _sample(test.examples, args.max_test_samples, args.split_seed)
+    _warn_of_missing_labels(task, kept)
     notes: dict[str, Json] = {
         "rule": divided.rule,
         "sources": {split: rows.where for split, rows in present.items()},
@@ -149,6 +150,12 @@ def _check_size(task: Task, split: str, rows: SplitRows) -> None:
             task.name,
             expected,
         )
+
+
+def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
+    missing = [label for label in task.labels if label not in {e.label for e in train}]
+    if missing:
+        logger.warning("%s: no training example has the label %s", task.name, ", ".join(missing))
 
 
 def _hold_out(

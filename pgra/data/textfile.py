@@ -112,6 +112,15 @@ def _decode(path: Path, number: int, raw: bytes) -> str:
         ) from None
 
 
+def is_utf8(text: str) -> bool:
+    """Say whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
 def read_records(path: Path) -> Iterator[Record]:
     """Give a jsonl file's objects; blank lines are skipped.
 

@@ -53,13 +53,19 @@ class CausalLM:
         """Find by hub id, folder or `bundled:NAME`.
 
         Raises:
-            ModelError: If it cannot be found, or is an encoder-decoder.
+            ModelError: If it cannot be found, or is of another kind.
         """
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
         source, place = find_model(name), choose_device(device)
         config = load_config(source)
         if getattr(config, "is_encoder_decoder", False):
             raise ModelError(
                 f"'{name}' is an encoder-decoder, not a causal LM: give a GPT, OPT, ..."
+            )
+        if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            raise ModelError(
+                f"'{name}' is a {config.model_type}, not a causal LM: give a GPT, OPT, Llama, ..."
             )
         return cls(source, config, load_tokenizer(source), place, choose_dtype(dtype, place))
 

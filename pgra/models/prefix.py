@@ -213,16 +213,20 @@ class PromptedEncoder:
         """Run a batch; out of memory, run its halves and make later ones smaller."""
         try:
             return self._run([prompts[i] for i in batch])
-        except torch.OutOfMemoryError:
-            self._caches.clear()
-            torch.cuda.empty_cache()
+        except torch.OutOfMemoryError as error:
             if len(batch) == 1:
-                raise
-            self._budget = max(1, self._budget // 2)
-            logger.warning("out of memory: the LM now takes %s tokens at a time", self._budget)
-            half = len(batch) // 2
-            parts = (batch[:half], batch[half:])
-            return torch.cat([self._run_backing_off(prompts, part) for part in parts])
+                raise ModelError(
+                    f"one text of {len(prompts[batch[0]])} tokens does not fit the memory of "
+                    f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
+                ) from error
+        # Outside the handler, or the failed attempt's tensors would live on while the halves run.
+        self._caches.clear()
+        torch.cuda.empty_cache()
+        self._budget = min(self._budget, max(1, self._cost(prompts, batch) // 2))
+        logger.warning("out of memory: the LM now takes %s tokens at a time", self._budget)
+        half = len(batch) // 2
+        parts = (batch[:half], batch[half:])
+        return torch.cat([self._run_backing_off(prompts, part) for part in parts])
 
     def _run(self, prompts: Sequence[list[int]]) -> Tensor:
         if not self._shares(prompts[0]):

@@ -37,6 +37,7 @@ from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reranker, open_reranker
 from pgra.retrieval import Retriever, open_retriever
+from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.store import Stored, examples_digest, store_candidates
 from pgra.types import MISSING_ROW, Example, Json
 
@@ -82,6 +83,7 @@ class Found:
         splits: Its examples; training examples that stand in the prompt are left out.
         prompt: The LM's prompt.
         corpus: What was searched; None where nothing was.
+        reranker: The second stage; None where nothing was searched.
         candidates: First stage, by split.
         evidence: Second stage, by split: all candidates in the new order.
         depth: How many the reader gets, the paper's d.
@@ -93,6 +95,7 @@ class Found:
     splits: Splits
     prompt: FewShotPrompt
     corpus: Corpus | None = None
+    reranker: Reranker | None = None
     candidates: dict[str, Stored] = field(default_factory=dict)
     evidence: dict[str, Stored] = field(default_factory=dict)
     depth: int = 0
@@ -190,10 +193,9 @@ def find_evidence(
     Raises:
         PgraError: As each stage says.
     """
-    if args.rerank.num_evidence == 0:
+    open_stages(found, args)
+    if found.corpus is None or found.reranker is None:
         return
-    with timed(found, "corpus"):
-        found.corpus = open_corpus(args.corpus, args.artifacts)
     with timed(found, "index"):
         retriever = open_retriever(
             args.retriever,
@@ -205,13 +207,32 @@ def find_evidence(
         )
     with timed(found, "candidates"):
         _retrieve(found, retriever, args, processes, splits)
-    reranker = open_reranker(
+    del retriever  # the LM may need the memory of index and encoder
+    with timed(found, "states"):
+        _read(found, found.reranker, processes, splits)
+    with timed(found, "evidence"):
+        _rerank(found, found.reranker, args, processes, splits)
+
+
+def open_stages(found: Found, args: PgraArguments) -> None:
+    """Open what is quick to open, so that what can be refused is refused before the long stages.
+
+    Adds the corpus, the reranker (with its prompt checked against the LM's window; the weights are
+    not loaded yet) and their fingerprints to `found`; a second call does nothing.
+
+    Raises:
+        PgraError: As `open_corpus` and `open_reranker`; also if k exceeds the corpus.
+    """
+    if args.rerank.num_evidence == 0 or found.corpus is not None:
+        return
+    with timed(found, "corpus"):
+        found.corpus = open_corpus(args.corpus, args.artifacts)
+    check_num_candidates(args.retriever.num_candidates, len(found.corpus))
+    found.reranker = open_reranker(
         args.rerank, found.prompt, found.corpus, args.artifacts, device=args.runtime.device
     )
-    with timed(found, "states"):
-        _read(found, reranker, processes, splits)
-    with timed(found, "evidence"):
-        _rerank(found, reranker, args, processes, splits)
+    found.fingerprints["corpus"] = found.corpus.fingerprint["corpus_sha256"]
+    found.fingerprints["reranker"] = dict(found.reranker.fingerprint)
 
 
 def prompt_template(task: Task) -> PromptTemplate:

@@ -17,7 +17,7 @@ from typing import Any
 from pgra.config import ReaderArguments
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.data.tasks import Task
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.metrics import measure
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
 from pgra.io import digest, write_json, write_text
@@ -31,11 +31,20 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
-from pgra.pipelines.pgra import SPLITS, Found, PgraArguments, find_evidence, read_task, timed
+from pgra.pipelines.pgra import (
+    SPLITS,
+    Found,
+    PgraArguments,
+    find_evidence,
+    open_stages,
+    read_task,
+    timed,
+)
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
     check_reader,
+    check_same_inputs,
     check_same_run,
     check_writable,
     load_run_arguments,
@@ -48,7 +57,7 @@ from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import predict
-from pgra.reader.train import READER_FOLDER, train_reader
+from pgra.reader.train import READER_FOLDER, check_batches, train_reader
 from pgra.types import Json, ReaderInput
 
 logger = logging.getLogger(__name__)
@@ -60,6 +69,7 @@ _DECIDING = (
     *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
     *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
+    *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
 )
 
 
@@ -96,12 +106,14 @@ def train_run(
     """
     folder = Path(str(training.output_dir))
     check_writable(folder)
-    choose_device(args.runtime.device)
+    _check_device(args.runtime.device, training)
     source = find_model(args.reader.model_name_or_path)
     tokenizer = load_tokenizer(source)
     found = read_task(args)
     verbalizer = task_verbalizer(found.task, args.reader)
     verbalizer.audit(tokenizer, decode=args.reader.decode)
+    check_batches(len(found.splits.train), training)
+    open_stages(found, args)
     check_same_run(folder, _identity(args, training, found, source), is_whole=False)
     find_evidence(found, args, processes)  # long, so what can be refused was refused
     identity = _identity(args, training, found, source)
@@ -122,6 +134,16 @@ def train_run(
     found.fingerprints["reader"] = reader_checksum(folder)
     metrics = _measure(trained, found, "test", args, folder, processes)
     return Outcome(folder, metrics, reused=False)
+
+
+def _check_device(name: str, training: ReaderTrainingArguments) -> None:
+    """Refuse to retrieve on one device and train on another."""
+    asked = choose_device(name)
+    if (asked.type, asked.index or 0) != (training.device.type, training.device.index or 0):
+        raise ConfigError(
+            f"device is '{name}', but the Trainer uses {training.device}: choose a GPU by "
+            "CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
+        )
 
 
 def _begin(
@@ -195,7 +217,11 @@ def evaluate_run(
         raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
     found = read_task(args)
+    open_stages(found, args)
+    free = _free_fields(folder != run, split, changes or {})
+    check_same_inputs(run, _task_identity(args, found), free=free)  # before the long stages
     find_evidence(found, args, processes, splits=(split,))
+    check_same_inputs(run, _task_identity(args, found), free=free)
     reader = FusionReader.from_name(str(run / READER_FOLDER))
     reader.to(choose_device(args.runtime.device))
     found.fingerprints["run"] = digest(read_json(run / IDENTITY_FILE))
@@ -207,6 +233,18 @@ def evaluate_run(
     trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
     metrics = _measure(trained, found, split, args, folder, processes)
     return Outcome(folder, metrics, reused=False)
+
+
+def _free_fields(
+    is_elsewhere: bool,  # noqa: FBT001 (private)
+    split: str,
+    changes: Mapping[str, Mapping[str, Any]],
+) -> set[str]:
+    """Give the fields of a run's identity in which a new measurement may differ from it."""
+    free = {name for section in changes.values() for name in section}
+    if is_elsewhere:
+        free |= {split, f"candidates/{split}", f"evidence/{split}"}
+    return free
 
 
 def task_verbalizer(task: Task, args: ReaderArguments) -> Verbalizer:
@@ -290,19 +328,29 @@ def _resolved(args: PgraArguments, training: ReaderTrainingArguments) -> dict[st
     return {**asdict(args), "training": training.to_dict()}
 
 
+def _task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
+    """Give what decides predictions, besides the reader's weights."""
+    return {
+        "method": args.method,
+        "task": found.task.name,
+        "labels": list(found.task.labels),
+        "metric": found.task.metric,
+        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
+        "verbalizer": dict(found.task.verbalizer),
+        "reader_template": args.reader.reader_template or found.task.reader_template,
+        "num_evidence": args.rerank.num_evidence,
+        **found.fingerprints,
+    }
+
+
 def _identity(
     args: PgraArguments, training: ReaderTrainingArguments, found: Found, source: ModelSource
 ) -> dict[str, Json]:
     """Give what decides a run's weights and predictions."""
     values = training.to_dict()
     return {
-        "method": args.method,
-        "task": found.task.name,
+        **_task_identity(args, found),
         "reader_weights": source.identity,
-        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
-        "verbalizer": dict(found.task.verbalizer),
-        "reader_template": args.reader.reader_template or found.task.reader_template,
-        "num_evidence": args.rerank.num_evidence,
+        "num_processes": training.world_size,
         **{name: values.get(name) for name in _DECIDING},
-        **found.fingerprints,
     }

@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -54,11 +54,44 @@ def check_same_run(folder: Path, identity: Mapping[str, Json], *, is_whole: bool
     made = read_json(path)
     if not is_whole:
         made = {name: value for name, value in made.items() if name in identity}
-    try:
-        check_fingerprint(folder, made=made, asked=identity)
-    except ArtifactError as error:
-        reason = str(error).removesuffix(": use another folder or build it again")
-        raise ArtifactError(f"{reason}: choose another --output_dir, or delete it") from None
+    _compare(folder, made, identity, "choose another --output_dir, or delete it")
+
+
+def check_same_inputs(run: Path, asked: Mapping[str, Json], *, free: Collection[str]) -> None:
+    """Refuse to measure a run on other inputs than it was trained with.
+
+    Args:
+        run: The run.
+        asked: What of its identity is known now.
+        free: Fields that may differ.
+
+    Raises:
+        ArtifactError: If another field differs; it is named.
+    """
+    made = read_json(run / IDENTITY_FILE)
+    both = [name for name in asked if name in made and name not in free]
+    _compare(
+        run,
+        {name: made[name] for name in both},
+        {name: asked[name] for name in both},
+        "its data, task or corpus changed since; restore them, or train again",
+    )
+
+
+def _compare(
+    folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
+) -> None:
+    """Compare two identities: what a person knows first, then digests of what follows from it."""
+    for derived in (False, True):
+        parts = [
+            {name: value for name, value in values.items() if ("/" in name) is derived}
+            for values in (made, asked)
+        ]
+        try:
+            check_fingerprint(folder, made=parts[0], asked=parts[1])
+        except ArtifactError as error:
+            reason = str(error).removesuffix(": use another folder or build it again")
+            raise ArtifactError(f"{reason}: {way_out}") from None
 
 
 def reader_checksum(run: Path) -> str:

@@ -1,11 +1,13 @@
 """The Trainer's own arguments, with the paper's values as defaults."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
+from pgra.config import at_least
 from pgra.errors import ConfigError
 
 _A_WEEK = 7 * 24 * 3600
@@ -50,6 +52,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             raise ConfigError("fp16 overflows in a T5 and gives NaN: use --bf16, or neither")
         if self.label_smoothing_factor:
             raise ConfigError("label_smoothing_factor is not supported by the reader: leave it out")
+        self._check_numbers()
         if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
             self.eval_steps = min(self.eval_steps, self.max_steps)
         if self.save_steps is None:
@@ -59,10 +62,35 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 f"save_steps ({self.save_steps}) differs from eval_steps ({self.eval_steps}): the "
                 "best measurement needs its checkpoint. Leave save_steps out"
             )
-        if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
-            self.dataloader_pin_memory = False
-            self.use_cpu = True  # or accelerate takes each process for the only one
+        self._suit_machine()
         try:
             super().__post_init__()
         except ValueError as error:
             raise ConfigError(f"training arguments: {error}") from None
+        if self.n_gpu > 1:  # one process sees several GPUs: the Trainer would use DataParallel,
+            self._n_gpu = (
+                1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all
+            )
+
+    def _check_numbers(self) -> None:
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate is {self.learning_rate}: it must be above 0")
+        for name in (
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "gradient_accumulation_steps",
+        ):
+            at_least(name, getattr(self, name), 1)
+        if self.max_steps != -1:  # -1 leaves it to num_train_epochs
+            at_least("max_steps", self.max_steps, 1)
+        elif self.num_train_epochs <= 0:
+            raise ConfigError(f"num_train_epochs is {self.num_train_epochs}: it must be above 0")
+        for name in ("seed", "data_seed"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1 << 32:
+                raise ConfigError(f"{name} is {value}: it must lie between 0 and {(1 << 32) - 1}")
+
+    def _suit_machine(self) -> None:
+        if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
+            self.dataloader_pin_memory = False
+            self.use_cpu = True  # or accelerate takes each process for the only one

@@ -130,7 +130,8 @@ def score_rows(
             else:
                 part = reader.score_labels(batch.input_ids, batch.attention_mask, targets)
             found.append((indices, part.tolist()))
-            bar.update(len(indices) * worker.world)
+            # Other processes are guessed to be as far: their batches may be smaller.
+            bar.update(min(len(indices) * worker.world, len(rows) - bar.n))
     reader.train(was_training)
     if worker.world > 1:
         found = gather_object(found)

@@ -145,11 +145,20 @@ def _check(
     check_labels(dev, verbalizer.labels)
     if not dev:
         raise DataError("there is no dev example to choose a checkpoint on")
+    check_batches(len(train), arguments)
+
+
+def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
+    """Refuse batches that the training set does not fill once.
+
+    Raises:
+        ConfigError: If it does not, with the numbers.
+    """
     batch = arguments.per_device_train_batch_size * arguments.world_size
-    if len(train) < (batch if arguments.dataloader_drop_last else 1):
+    if num_train < (batch if arguments.dataloader_drop_last else 1):
         raise ConfigError(
             f"per_device_train_batch_size ({arguments.per_device_train_batch_size}) times "
-            f"{arguments.world_size} processes exceeds the {len(train)} training examples: lower it"
+            f"{arguments.world_size} processes exceeds the {num_train} training examples: lower it"
         )
 
 

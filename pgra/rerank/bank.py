@@ -48,7 +48,8 @@ Encode = Callable[[Rows, Advance], Tensor]
 @dataclass(frozen=True)
 class _Shard:
     keys: Rows
-    states: npt.NDArray[Any]  # (n, H); bfloat16 as its bits, uint16
+    path: Path  # of its states (n, H), bfloat16 as its bits; mapped only while they are gathered,
+    width: int  # for a map holds a file descriptor, and a large bank has thousands of shards
     norms: npt.NDArray[np.float32]
 
 
@@ -80,7 +81,7 @@ class Bank:
     @property
     def width(self) -> int:
         """Give H; 0 for an empty bank."""
-        return int(self._shards[0].states.shape[1]) if self._shards else 0
+        return self._shards[0].width if self._shards else 0
 
     def missing(self, keys: npt.ArrayLike) -> Rows:
         """Give the distinct keys that have no state yet, sorted."""
@@ -143,7 +144,7 @@ class Bank:
         out = np.empty((len(shard_of), self.width), dtype=np.float32)
         for number in np.unique(shard_of):
             here = np.flatnonzero(shard_of == number)
-            out[here] = _as_float32(self._shards[number].states[place[here]])
+            out[here] = _as_float32(read_array(self._shards[number].path)[place[here]])
         return out
 
     def norms(self, keys: npt.ArrayLike) -> npt.NDArray[np.float32]:
@@ -225,8 +226,9 @@ def _read_shard(folder: Path, record: Path) -> _Shard:
         raise ArtifactError(
             f"{cause}: delete {record}, and only its {record.stem}.* states are computed again"
         ) from None
-    keys, states, norms = (read_array(folder / f"{record.stem}.{part}.npy") for part in _PARTS)
-    return _Shard(np.asarray(keys), states, np.asarray(norms))
+    keys, states, norms = (folder / f"{record.stem}.{part}.npy" for part in _PARTS)
+    width = int(read_array(states).shape[1])
+    return _Shard(np.array(read_array(keys)), states, width, np.array(read_array(norms)))
 
 
 def _as_float32(states: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -138,6 +138,8 @@ class PromptedReranker:
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
     def _score(self, keys: Rows, rows: Rows) -> npt.NDArray[np.float32]:
+        if (rows == MISSING_ROW).all():
+            return np.full(rows.shape, -np.inf, dtype=np.float32)
         distinct, place = np.unique(rows, return_inverse=True)
         present = distinct != MISSING_ROW
         states = np.zeros((len(distinct), self.bank.width), dtype=np.float32)

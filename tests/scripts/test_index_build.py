@@ -34,7 +34,7 @@ def test_an_index_is_built_told_and_found_again(flags, tmp_path, capsys):
     assert "12 passages" in told
     assert "16 dimensions" in told
     assert "texts/s" in told
-    assert "exact search" in told
+    assert "exact search of the float16 vectors" in told
     assert "0 blank lines dropped, 0 duplicates dropped" in told
     assert main(flags) == 0
     assert "reused: nothing was left to encode" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The bank: each state once, the same bytes however often the job was stopped."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -131,3 +132,15 @@ def test_a_killed_job_goes_on_and_leaves_the_same_bytes(tmp_path):
     assert 4 <= done < 20
     subprocess.run([sys.executable, "-c", program, str(broken)], check=True)
     assert contents(broken) == contents(whole)
+
+
+def test_a_bank_of_many_shards_needs_few_file_descriptors(tmp_path):
+    bank = Bank(tmp_path, FIELDS)
+    bank.fill(range(150), slopes, shard_rows=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        states = Bank(tmp_path, FIELDS).states(range(150))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_array_equal(states[:, 0], np.arange(150))

@@ -186,6 +186,7 @@ def test_bundled_t5_keeps_its_untied_head():
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = bundled_model_dir("t5-small-titles", verify=True)
+    assert '"tie_word_embeddings": false' in (folder / "config.json").read_text()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True).eval()
     assert sum(p.numel() for p in model.parameters()) == 76_961_152
     assert not model.lm_head.weight.equal(model.shared.weight)

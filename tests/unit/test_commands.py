@@ -127,6 +127,19 @@ def test_an_empty_text_is_refused(stage_flags, capsys):
     assert "--text holds an empty text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["a\udcffb", "a\0b"])
+def test_a_text_that_is_no_text_is_refused(text, stage_flags, capsys):
+    assert main(["search", "--text", text, *stage_flags]) == 2
+    assert f"--text {text!a} holds a NUL or bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["models", "data"])
+def test_help_of_a_list_shows_an_example(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert f"example:\n  pgra {name}\n" in capsys.readouterr().out
+
+
 def test_missing_candidates_are_not_shown(corpus_file, tmp_path):
     import numpy as np
 
@@ -189,10 +202,16 @@ def test_nothing_to_rerank_is_refused(rerank_flags, capsys):
 
 def test_a_task_is_needed_to_rerank(stage_flags, capsys):
     assert main(["rerank", "A text.", *stage_flags, "--num_candidates", "12"]) == 2
-    assert "num_evidence (16) exceeds num_candidates (12)" in capsys.readouterr().err
-    flags = [*stage_flags, "--num_candidates", "12", "--num_evidence", "2"]
-    assert main(["rerank", "A text.", *flags]) == 2
     assert "--task is missing" in capsys.readouterr().err
+
+
+def test_texts_need_no_num_evidence_and_one_that_is_given_is_checked(stage_flags, capsys):
+    few = [*stage_flags, "--num_candidates", "12"]  # fewer than num_evidence, left as it is
+    assert main(["rerank", "A text.", *few]) == 2
+    assert "exceeds" not in capsys.readouterr().err
+    for words in (["A text.", *few, "--num_evidence", "16"], few):  # without texts it counts
+        assert main(["rerank", *words]) == 2
+        assert "num_evidence (16) exceeds num_candidates (12)" in capsys.readouterr().err
 
 
 def test_columns_stand_side_by_side_and_long_items_are_folded():

@@ -144,6 +144,7 @@ BAD = {
     "number.jsonl": (b'{"text": 3}\n', "line 1: 'text' is a int, not text"),
     "nul.jsonl": (b'{"text": "a\\u0000b"}\n', "line 1: 'text' holds a NUL"),
     "half.jsonl": (b'{"text": "a\\ud800b"}\n', "half a surrogate pair"),
+    "mac.txt": (b"one\rtwo\rthree\r", "one line with carriage returns.*convert them to LF"),
     "table.parquet": (b"PAR1", "suffix that is not read here: use .txt, .jsonl"),
     "bare": (b"one\n", "suffix that is not read here"),
 }
@@ -229,3 +230,9 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(ArtifactError, match="No space left"):
         build_once(tmp_path / "y", stage="s", fingerprint={}, build=full)
     assert not (tmp_path / "y").exists()
+
+
+def test_a_stray_carriage_return_is_white_space(tmp_path):
+    path = tmp_path / "stray.txt"
+    path.write_bytes(b"one\r\ntwo\rthree\r\n")
+    assert read(str(path), tmp_path).texts([0, 1]) == ["one", "two three"]

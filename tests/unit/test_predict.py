@@ -146,3 +146,29 @@ def test_official_decode_writes_one_word_without_a_slot(t5_dir, tokenizer):
 def test_words_that_the_reader_cannot_tell_apart_are_refused(reader, tokenizer, inputs):
     with pytest.raises(ConfigError, match="are the same tokens"):
         predict(reader, tokenizer, inputs, Verbalizer({"x": "a b", "y": "a▁b"}, "{text}"))
+
+
+def test_bar_of_several_processes_stops_at_its_total(reader, tokenizer, inputs, monkeypatch):
+    from pgra.reader import predict as module
+
+    bars = []
+
+    class Bar(module.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            bars.append(self)
+
+    monkeypatch.setattr(module, "tqdm", Bar)
+    monkeypatch.setattr(module, "gather_object", lambda found: found)  # the others' share is lost
+    rows = module.tokenize_inputs(inputs, tokenizer, VERBALIZER)
+    module.score_rows(
+        reader,
+        tokenizer,
+        rows,
+        VERBALIZER,
+        decode="verbalizer",
+        batch_tokens=10_000,
+        progress=True,
+        worker=module.Worker(rank=0, world=4),
+    )
+    assert bars[0].n == bars[0].total == 5

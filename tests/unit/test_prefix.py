@@ -1,5 +1,7 @@
 """Prompted states: the shared prefix run once gives what the whole prompt gives."""
 
+import weakref
+
 import pytest
 import torch
 from conftest import SENTENCES, build_encoder, build_lm, build_t5
@@ -7,6 +9,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.causal_lm import CausalLM
+from pgra.models.loading import find_model, load_config, load_tokenizer
 from pgra.models.packing import RowLayout, pack_rows
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
@@ -117,8 +120,17 @@ def test_a_state_that_is_not_finite_names_the_text(lm_dirs):
 
 
 def test_an_encoder_is_no_causal_lm(tmp_path):
+    name = str(build_encoder(tmp_path, "bert"))
+    with pytest.raises(ModelError, match="is a bert, not a causal LM"):
+        CausalLM.from_name(name)
+
+
+def test_a_model_whose_later_tokens_change_earlier_states_is_no_causal_lm(tmp_path):
+    source = find_model(str(build_encoder(tmp_path, "bert")))
+    config, tokenizer = load_config(source), load_tokenizer(source)
+    lm = CausalLM(source, config, tokenizer, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):
-        CausalLM.from_name(str(build_encoder(tmp_path, "bert"))).states_of([[5, 6]])
+        lm.states_of([[5, 6]])
 
 
 def test_an_encoder_decoder_is_no_causal_lm(tmp_path):
@@ -160,3 +172,32 @@ def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
     assert (layout.rows.tolist(), layout.ends.tolist()) == ([0, 0, 1], [1, 2, 0])
     seen = (layout.mask(1, torch.float32)[0, 0] == 0).int().tolist()
     assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+
+
+def test_out_of_memory_halves_the_batch_and_lets_go_of_the_failed_one(lm_dirs, monkeypatch):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT)
+    truth = encoder.encode(TEXTS)
+    run, sizes, held = PromptedEncoder._run, [], []
+
+    def small_memory(self, prompts):
+        sizes.append(len(prompts))
+        assert all(ref() is None for ref in held)
+        if len(prompts) > 4:
+            tensor = torch.zeros(3)
+            held.append(weakref.ref(tensor))
+            raise torch.OutOfMemoryError("too small")
+        return run(self, prompts)
+
+    monkeypatch.setattr(PromptedEncoder, "_run", small_memory)
+    torch.testing.assert_close(encoder.encode(TEXTS), truth, rtol=1e-4, atol=1e-4)
+    assert max(sizes) > 4
+    sizes.clear()
+    encoder.encode(TEXTS)
+    assert max(sizes) < len(TEXTS)  # the smaller budget is remembered
+    monkeypatch.setattr(PromptedEncoder, "_run", _never)
+    with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
+        encoder.encode(["a"])
+
+
+def _never(*_):
+    raise torch.OutOfMemoryError("too small")

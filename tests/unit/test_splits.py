@@ -133,7 +133,7 @@ def test_labels_are_read_by_name_and_by_number(tmp_path):
 BAD_ROWS = {
     r"line 2: unknown label 'postive'\. Did you mean 'positive'": {"text": "x", "label": "postive"},
     r"line 2: unknown label '2'.*Numbers 0 to 1": {"text": "x", "label": 2},
-    "line 2: unknown label 'True'": {"text": "x", "label": True},
+    "line 2: 'label' is True, a bool, not a label's name or number": {"text": "x", "label": True},
     "line 2: has no label": {"text": "x", "label": None},
     r"line 2: no column 'label'\. Found: text, lable": None,
     r"line 2: no column 'text'\. Did you mean 'texts'": {"texts": "x", "label": 1},
@@ -158,7 +158,10 @@ def test_rows_without_label_are_read_where_labels_are_not_needed(task, tmp_path)
 
 
 BAD_TABLES = {
-    "headerless.csv": ("good film,1\nbad film,0\n", "no column 'text'.*Found: good film, 1"),
+    "headerless.csv": (
+        "good film,1\nbad film,0\n",
+        "no column 'text'.*Found: good film, 1. Is the fir",
+    ),
     "ragged.csv": ("text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
     "open.csv": ('text,label\n"a,1\n', "not valid csv"),
     "header.csv": ("text,label\n", "holds no example"),
