@@ -25,7 +25,6 @@ from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
 from pgra.models.loading import (
     BUNDLED,
-    ModelSource,
     batch_budget,
     choose_device,
     find_model,
@@ -50,6 +49,8 @@ from pgra.pipelines.run_folder import (
     load_run_arguments,
     read_json,
     reader_checksum,
+    run_identity,
+    task_identity,
 )
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
@@ -63,14 +64,6 @@ from pgra.types import Json, ReaderInput
 logger = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 8192
-# What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
-_DECIDING = (
-    *("seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type"),
-    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
-    *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
-    *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
-    *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
-)
 
 
 @dataclass(frozen=True)
@@ -114,9 +107,9 @@ def train_run(
     verbalizer.audit(tokenizer, decode=args.reader.decode)
     check_batches(len(found.splits.train), training)
     open_stages(found, args)
-    check_same_run(folder, _identity(args, training, found, source), is_whole=False)
+    check_same_run(folder, run_identity(args, training, found, source), is_whole=False)
     find_evidence(found, args, processes)  # long, so what can be refused was refused
-    identity = _identity(args, training, found, source)
+    identity = run_identity(args, training, found, source)
     check_same_run(folder, identity)
     if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
         check_reader(folder)
@@ -219,9 +212,9 @@ def evaluate_run(
     found = read_task(args)
     open_stages(found, args)
     free = _free_fields(folder != run, split, changes or {})
-    check_same_inputs(run, _task_identity(args, found), free=free)  # before the long stages
+    check_same_inputs(run, task_identity(args, found), free=free)  # before the long stages
     find_evidence(found, args, processes, splits=(split,))
-    check_same_inputs(run, _task_identity(args, found), free=free)
+    check_same_inputs(run, task_identity(args, found), free=free)
     reader = FusionReader.from_name(str(run / READER_FOLDER))
     reader.to(choose_device(args.runtime.device))
     found.fingerprints["run"] = digest(read_json(run / IDENTITY_FILE))
@@ -326,31 +319,3 @@ def _notes(args: PgraArguments, found: Found) -> list[str]:
 
 def _resolved(args: PgraArguments, training: ReaderTrainingArguments) -> dict[str, Json]:
     return {**asdict(args), "training": training.to_dict()}
-
-
-def _task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
-    """Give what decides predictions, besides the reader's weights."""
-    return {
-        "method": args.method,
-        "task": found.task.name,
-        "labels": list(found.task.labels),
-        "metric": found.task.metric,
-        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
-        "verbalizer": dict(found.task.verbalizer),
-        "reader_template": args.reader.reader_template or found.task.reader_template,
-        "num_evidence": args.rerank.num_evidence,
-        **found.fingerprints,
-    }
-
-
-def _identity(
-    args: PgraArguments, training: ReaderTrainingArguments, found: Found, source: ModelSource
-) -> dict[str, Json]:
-    """Give what decides a run's weights and predictions."""
-    values = training.to_dict()
-    return {
-        **_task_identity(args, found),
-        "reader_weights": source.identity,
-        "num_processes": training.world_size,
-        **{name: values.get(name) for name in _DECIDING},
-    }

@@ -4,14 +4,16 @@ import errno
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.io import check_fingerprint, file_checksum
-from pgra.pipelines.pgra import PgraArguments
+from pgra.models.loading import ModelSource
+from pgra.pipelines.pgra import Found, PgraArguments
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.train import READER_FOLDER
 from pgra.types import Json
@@ -19,6 +21,42 @@ from pgra.types import Json
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
 _WEIGHTS_FILE = "model.safetensors"
+# What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
+_DECIDING = (
+    *("seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type"),
+    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
+    *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
+    *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
+)
+
+
+def task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
+    """Give what decides predictions, besides the reader's weights."""
+    return {
+        "method": args.method,
+        "task": found.task.name,
+        "labels": list(found.task.labels),
+        "metric": found.task.metric,
+        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
+        "verbalizer": dict(found.task.verbalizer),
+        "reader_template": args.reader.reader_template or found.task.reader_template,
+        "num_evidence": args.rerank.num_evidence,
+        **found.fingerprints,
+    }
+
+
+def run_identity(
+    args: PgraArguments, training: ReaderTrainingArguments, found: Found, source: ModelSource
+) -> dict[str, Json]:
+    """Give what decides a run's weights and predictions."""
+    values = training.to_dict()
+    return {
+        **task_identity(args, found),
+        "reader_weights": source.identity,
+        "num_processes": training.world_size,
+        **{name: values.get(name) for name in _DECIDING},
+    }
 
 
 def check_writable(folder: Path) -> None:
