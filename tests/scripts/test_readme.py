@@ -27,6 +27,10 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M)
 
 
+def test_nothing_is_left_to_fill_in():
+    assert "@@" not in README
+
+
 def commands():
     text = "\n".join(blocks("")).replace("\\\n", " ")
     return [
