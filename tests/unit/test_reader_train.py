@@ -307,7 +307,10 @@ shared = predict(*args, batch_tokens=30, worker=Worker(dist.get_rank(), 2))
 same = [(p.example_id, p.label) for p in alone] == [(p.example_id, p.label) for p in shared]
 if dist.get_rank() == 0:
     steps = [e["step"] for e in result.history if "eval_accuracy" in e]
-    print("RESULT", json.dumps([dist.get_world_size(), result.best_metric, steps, same]))
+    found = [dist.get_world_size(), result.best_metric, steps, same]
+    print("RESULT", json.dumps(found), flush=True)
+dist.barrier()  # one that ends before the other takes the store with it
+dist.destroy_process_group()
 """
 
 
