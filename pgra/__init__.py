@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pgra.config import (
         CorpusArguments,
         DataArguments,
+        PgraArguments,
         ReaderArguments,
         RerankArguments,
         RetrieverArguments,
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from pgra.models.encoder import Encoder
     from pgra.models.fid import FusionReader
     from pgra.models.prefix import PromptedEncoder
-    from pgra.pipelines.pgra import Found, PgraArguments, find_evidence, prompt_template, read_task
+    from pgra.pipelines.pgra import Found, find_evidence, prompt_template, read_task
     from pgra.pipelines.run import Outcome, evaluate_run, train_run
     from pgra.prompts.fewshot import FewShotPrompt, build_prompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.rerank import PromptedReranker, open_reranker
     from pgra.retrieval import open_retriever
-    from pgra.types import Candidates, Example, Hit, Prediction
+    from pgra.types import Candidates, Example, Prediction
 
 __all__ = [
     "ArtifactError",
@@ -49,7 +50,6 @@ __all__ = [
     "FewShotPrompt",
     "Found",
     "FusionReader",
-    "Hit",
     "ModelError",
     "Outcome",
     "PgraArguments",
@@ -80,7 +80,13 @@ __all__ = [
 
 _HOMES = {
     "pgra.config": (
-        *("CorpusArguments", "DataArguments", "ReaderArguments", "RerankArguments"),
+        *(
+            "CorpusArguments",
+            "DataArguments",
+            "PgraArguments",
+            "ReaderArguments",
+            "RerankArguments",
+        ),
         *("RetrieverArguments", "RuntimeArguments"),
     ),
     "pgra.data.corpus": ("Corpus", "open_corpus"),
@@ -91,16 +97,14 @@ _HOMES = {
     "pgra.models.encoder": ("Encoder",),
     "pgra.models.fid": ("FusionReader",),
     "pgra.models.prefix": ("PromptedEncoder",),
-    "pgra.pipelines.pgra": (
-        *("Found", "PgraArguments", "find_evidence", "prompt_template", "read_task"),
-    ),
+    "pgra.pipelines.pgra": (*("Found", "find_evidence", "prompt_template", "read_task"),),
     "pgra.pipelines.run": ("Outcome", "evaluate_run", "train_run"),
     "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
     "pgra.rerank": ("PromptedReranker", "open_reranker"),
     "pgra.retrieval": ("open_retriever",),
-    "pgra.types": ("Candidates", "Example", "Hit", "Prediction"),
+    "pgra.types": ("Candidates", "Example", "Prediction"),
 }
 """Public names by the module they live in."""
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pgra import config
-from pgra.config import PROFILES, choose, config_root, read_yaml
+from pgra.config import PROFILES, PgraArguments, choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
 
 
@@ -152,7 +151,7 @@ def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _all_fields() -> frozenset[str]:
     from transformers import TrainingArguments
 
-    ours = [c for c in vars(config).values() if isinstance(c, type) and dataclasses.is_dataclass(c)]
+    ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
     return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
 
 

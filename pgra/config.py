@@ -245,6 +245,34 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PgraArguments:
+    """Everything but the reader's training."""
+
+    runtime: RuntimeArguments
+    data: DataArguments
+    corpus: CorpusArguments
+    retriever: RetrieverArguments
+    rerank: RerankArguments
+    reader: ReaderArguments
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions between the stages."""
+        check_depths(self.retriever, self.rerank)
+
+    @property
+    def artifacts(self) -> Path:
+        """Give the root of all products."""
+        return Path(self.runtime.artifacts_dir)
+
+    @property
+    def method(self) -> str:
+        """Name the method in short: t5 (no evidence), fid (first stage's order) or pgra."""
+        if self.rerank.num_evidence == 0:
+            return "t5"
+        return "fid" if self.rerank.reranker == "none" else "pgra"
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML that must be a mapping.
 

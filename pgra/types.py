@@ -93,15 +93,6 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One candidate as a person looks at it."""
-
-    row: int
-    score: float
-    text: str
-
-
-@dataclass(frozen=True)
 class ReaderInput:
     """What the reader reads for one example.
 

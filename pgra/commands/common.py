@@ -1,28 +1,52 @@
 """What several commands share."""
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-)
+from pgra.arguments import parse_arguments
+from pgra.config import PgraArguments
 
 if TYPE_CHECKING:
     from pgra.pipelines.run import Outcome
+    from pgra.processes import Processes
+    from pgra.reader.arguments import ReaderTrainingArguments
 
-SECTIONS: dict[str, type] = {
-    "runtime": RuntimeArguments,
-    "data": DataArguments,
-    "corpus": CorpusArguments,
-    "retriever": RetrieverArguments,
-    "rerank": RerankArguments,
-    "reader": ReaderArguments,
-}
+SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(PgraArguments)}
 """The argument dataclasses by their name in `PgraArguments`."""
+
+
+def parse_run(
+    argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
+) -> "tuple[PgraArguments, ReaderTrainingArguments, Processes]":
+    """Read the arguments of a run and join the other processes.
+
+    Args:
+        argv: As `parse_arguments` takes it; `--device cpu` keeps the Trainer on the CPU too.
+        prog: Name shown in the help.
+        description: What the program does.
+        epilog: An example.
+
+    Raises:
+        ConfigError: As `parse_arguments`.
+    """
+    from pgra.processes import join_processes
+    from pgra.reader.arguments import ReaderTrainingArguments
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
+    # Before the Trainer's arguments, which would join with a time limit of half an hour.
+    processes = join_processes("cpu" if on_cpu else "auto")
+    *sections, training = parse_arguments(
+        [*SECTIONS.values(), ReaderTrainingArguments],
+        [*words, "--use_cpu"] if on_cpu else words,
+        prog=prog,
+        description=description,
+        epilog=epilog,
+    )
+    return PgraArguments(**dict(zip(SECTIONS, sections, strict=True))), training, processes
 
 
 def say(text: str) -> None:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pgra.arguments import parse_arguments
-from pgra.commands.common import SECTIONS, quiet_libraries, say
+from pgra.commands.common import parse_run, quiet_libraries, say
 from pgra.config import config_root
-from pgra.pipelines.pgra import PgraArguments
+
+if TYPE_CHECKING:
+    from pgra.config import PgraArguments
+    from pgra.reader.arguments import ReaderTrainingArguments
 
 SYSTEMS = {
     "no evidence": ["--num_evidence", "0"],
@@ -29,12 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train and compare the three readers."""
     start = time.perf_counter()
     words = [*(argv or [])]
-    base = Path(str(_parse(words)[1].output_dir))
+    args, training = _parse(words)
+    base = Path(str(training.output_dir))
     from pgra.evaluation.report import load_system
     from pgra.pipelines.run import train_run
 
     quiet_libraries()
-    say(_introduce(_parse(words)[0]))
+    say(_introduce(args))
     reused, systems = [], []
     for number, (name, extra) in enumerate(SYSTEMS.items(), 1):
         say(f"\n[{number}/{len(SYSTEMS)}] reader with {name}")
@@ -50,28 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(words: Sequence[str]) -> tuple[PgraArguments, Any]:
-    from pgra.reader.arguments import ReaderTrainingArguments
-
+def _parse(words: Sequence[str]) -> "tuple[PgraArguments, ReaderTrainingArguments]":
     config = [] if "--config" in words else ["--config", str(_config())]
-    *sections, training = parse_arguments(
-        [*SECTIONS.values(), ReaderTrainingArguments],
+    args, training, _ = parse_run(
         [*config, *words],
         prog="pgra demo",
         description="See prompt-guided retrieval at work on real models and data.",
         epilog=EXAMPLE,
     )
-    return PgraArguments(**dict(zip(SECTIONS, sections, strict=True))), training
+    return args, training
 
 
 def _config() -> Path:
     return config_root() / "experiments" / "demo.yaml"
 
 
-def _introduce(args: PgraArguments) -> str:
+def _count(args: "PgraArguments") -> str:
+    return f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
+
+
+def _introduce(args: "PgraArguments") -> str:
     return (
         f"Movie-review sentences ({args.data.dataset_name}) get {args.retriever.num_candidates} "
-        f"candidates each from {args.retriever.encoder} among {args.corpus.max_passages:,} "
+        f"candidates each from {args.retriever.encoder} among {_count(args)} "
         f"Wikipedia sentences;\nthe LM {args.rerank.lm} reads every distinct candidate once under "
         f"a prompt of {args.rerank.num_exemplars} examples (on two cores about 15 a second, so "
         f"queries are few);\nthe reader {args.reader.model_name_or_path} is trained three times "

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS, quiet_libraries, say
 from pgra.commands.texts import TextArguments, name_leading_texts
-from pgra.config import ReaderArguments, at_least
+from pgra.config import PgraArguments, ReaderArguments, at_least
 from pgra.errors import ConfigError
 from pgra.types import MISSING_ROW
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-    from pgra.pipelines.pgra import PgraArguments
     from pgra.processes import Processes
     from pgra.types import Candidates
 
@@ -48,7 +47,6 @@ class ShowArguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find evidence for texts, or for a task's splits."""
-    from pgra.pipelines.pgra import PgraArguments
     from pgra.processes import join_processes
 
     words = name_leading_texts(argv)

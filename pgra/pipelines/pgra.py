@@ -13,19 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-    check_depths,
-)
+from pgra.config import PgraArguments
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import Task, load_task
@@ -44,34 +35,6 @@ from pgra.types import MISSING_ROW, Example, Json
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PgraArguments:
-    """Everything but the reader's training."""
-
-    runtime: RuntimeArguments
-    data: DataArguments
-    corpus: CorpusArguments
-    retriever: RetrieverArguments
-    rerank: RerankArguments
-    reader: ReaderArguments
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions between the stages."""
-        check_depths(self.retriever, self.rerank)
-
-    @property
-    def artifacts(self) -> Path:
-        """Give the root of all products."""
-        return Path(self.runtime.artifacts_dir)
-
-    @property
-    def method(self) -> str:
-        """Name the method in short: t5 (no evidence), fid (first stage's order) or pgra."""
-        if self.rerank.num_evidence == 0:
-            return "t5"
-        return "fid" if self.rerank.reranker == "none" else "pgra"
 
 
 @dataclass

@@ -9,12 +9,12 @@ runs/NAME/predictions.jsonl, metrics.json
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pgra.config import ReaderArguments
+from pgra.config import PgraArguments, ReaderArguments
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError
@@ -33,7 +33,6 @@ from pgra.models.loading import (
 from pgra.pipelines.pgra import (
     SPLITS,
     Found,
-    PgraArguments,
     find_evidence,
     open_stages,
     read_task,
@@ -125,7 +124,7 @@ def train_run(
         _train(trained, inputs, found, args, training)
     found.fingerprints["run"] = digest(identity)
     found.fingerprints["reader"] = reader_checksum(folder)
-    metrics = _measure(trained, found, "test", args, folder, processes)
+    metrics = _measure(trained, found, inputs["test"], "test", args, folder, processes)
     return Outcome(folder, metrics, reused=False)
 
 
@@ -224,7 +223,8 @@ def evaluate_run(
         found.fingerprints = {**before["fingerprints"], **found.fingerprints}
         found.seconds = {**found.seconds, **before["seconds"]}
     trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
-    metrics = _measure(trained, found, split, args, folder, processes)
+    inputs = _inputs(found, split, tokenizer, args.reader)
+    metrics = _measure(trained, found, inputs, split, args, folder, processes)
     return Outcome(folder, metrics, reused=False)
 
 
@@ -266,6 +266,7 @@ def _inputs(found: Found, split: str, tokenizer: Any, args: ReaderArguments) -> 
 def _measure(
     trained: _Trained,
     found: Found,
+    inputs: Sequence[ReaderInput],
     split: str,
     args: PgraArguments,
     folder: Path,
@@ -276,7 +277,7 @@ def _measure(
         predictions = predict(
             trained.reader,
             trained.tokenizer,
-            _inputs(found, split, trained.tokenizer, args.reader),
+            inputs,
             trained.verbalizer,
             decode=args.reader.decode,
             batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),

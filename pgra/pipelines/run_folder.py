@@ -8,11 +8,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from pgra.config import PgraArguments
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.io import check_fingerprint, file_checksum
 from pgra.models.loading import ModelSource
-from pgra.pipelines.pgra import Found, PgraArguments
+from pgra.pipelines.pgra import Found
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.train import READER_FOLDER

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _QUERY_BATCH = 1024
 _GPU_MAX_K = 2048
 # FAISS 1.15 multiplies matrices only for large batches by default, which makes an exact search
-# with fewer than 1,000 queries up to 12 times slower (measured, 100 k vectors).
+# with few queries slow.
 _BLAS_THRESHOLD = 20
 
 

@@ -11,8 +11,7 @@ from index_build.__main__ import main as index_main
 from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS
 from pgra.commands.train import main as train_main
-from pgra.config import config_root
-from pgra.pipelines.pgra import PgraArguments
+from pgra.config import PgraArguments, config_root
 from pgra.reader.arguments import ReaderTrainingArguments
 
 PAPER = config_root() / "experiments" / "paper.yaml"

@@ -7,13 +7,14 @@ from conftest import SENTENCES, write_jsonl
 from pgra.config import (
     CorpusArguments,
     DataArguments,
+    PgraArguments,
     ReaderArguments,
     RerankArguments,
     RetrieverArguments,
     RuntimeArguments,
 )
 from pgra.errors import ArtifactError, ConfigError
-from pgra.pipelines.pgra import PgraArguments, find_evidence, read_task
+from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments, read_json
 from pgra.types import MISSING_ROW
 
