@@ -7,6 +7,9 @@ from pathlib import Path
 # Tiny models gain nothing from threads, and sums differ in their last digits with the number of
 # threads: subprocesses and fixtures must have as many as the tests.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Tests limit the size of files and kill processes: a subprocess that compiled a module just then
+# would leave half a .pyc in the environment, and break all that follow.
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 import pytest
 import torch
