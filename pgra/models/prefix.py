@@ -31,6 +31,19 @@ _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
 _ROW_TOKENS = 512  # own tokens behind one copy of the prefix: more cost attention, fewer copies
 
 
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts as the LM reads them.
+
+    Attributes:
+        fields: What was asked for, in order.
+        ids: Each one's token ids, cut to the LM's window.
+    """
+
+    fields: Sequence[Mapping[str, str]]
+    ids: list[list[int]]
+
+
 @dataclass
 class PromptedEncoder:
     """An encoder whose parameters are an LM, a prefix and a template.
@@ -136,42 +149,41 @@ class PromptedEncoder:
         self, fields: Sequence[Mapping[str, str]], *, advance: Callable[[int], object] = int
     ) -> Tensor:
         """Give the states of a task's examples, by their fields; see `encode`."""
-        states = torch.empty(len(fields), self.lm.width, dtype=self.lm.dtype)
-        prompts = self._fit(fields)
-        for batch in self._batches(prompts):
-            states[batch] = self._run_backing_off(prompts, batch).cpu()
-            self.num_tokens += self._cost(prompts, batch)
+        return self.encode_prompts(self.tokenize(fields), advance=advance)
+
+    def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
+        """Write and tokenise prompts; the LM is not asked, so another thread may do it ahead."""
+        ids = self._tokenize([self.prompt.suffix(f) for f in fields])
+        for i, prompt in enumerate(ids):
+            if len(prompt) > self.limit:
+                ids[i] = self._prompt_ids(self._cut(fields[i]))
+                self.num_cut += 1
+        return Prompts(fields, ids)
+
+    def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
+        """Give the states of tokenised prompts; see `encode`."""
+        states = torch.empty(len(prompts.ids), self.lm.width, dtype=self.lm.dtype)
+        for batch in self._batches(prompts.ids):
+            states[batch] = self._run_backing_off(prompts.ids, batch).cpu()
+            self.num_tokens += self._cost(prompts.ids, batch)
             advance(len(batch))
-        self._check_finite(states, prompts, fields)
+        self._check_finite(states, prompts)
         return states
 
-    def _check_finite(
-        self,
-        states: Tensor,
-        prompts: Sequence[list[int]],
-        fields: Sequence[Mapping[str, str]],
-    ) -> None:
+    def _check_finite(self, states: Tensor, prompts: Prompts) -> None:
         """Run texts without a finite state again, alone: one spoils its neighbours in a row."""
         broken = []
         for i in torch.nonzero(~torch.isfinite(states).all(1)).flatten().tolist():
-            states[i] = self.lm.states_of([prompts[i]])[0].cpu()
+            states[i] = self.lm.states_of([prompts.ids[i]])[0].cpu()
             if not torch.isfinite(states[i]).all():
                 broken.append(i)
         if broken:
-            text = " ".join(fields[broken[0]].values())
+            text = " ".join(prompts.fields[broken[0]].values())
             raise ModelError(
                 f"'{self.lm.source.name}' gives no finite state in {self.lm.dtype} for "
-                f"{len(broken)} of {len(fields)} texts, such as {text[:80]!r}: "
+                f"{len(broken)} of {len(prompts.ids)} texts, such as {text[:80]!r}: "
                 "use --lm_dtype bfloat16 or float32"
             )
-
-    def _fit(self, fields: Sequence[Mapping[str, str]]) -> list[list[int]]:
-        prompts = self._tokenize([self.prompt.suffix(f) for f in fields])
-        for i, ids in enumerate(prompts):
-            if len(ids) > self.limit:
-                prompts[i] = self._prompt_ids(self._cut(fields[i]))
-                self.num_cut += 1
-        return prompts
 
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""
@@ -315,7 +327,7 @@ class PromptedEncoder:
         """Compare with the whole prompt, on a few texts of different lengths."""
         texts = ["a", "The film was not bad at all.", "It opened in 1925 with a cast of nine."]
         cut = self.num_cut
-        prompts = self._fit([self.prompt.template.passage_fields(text) for text in texts])
+        prompts = self.tokenize([self.prompt.template.passage_fields(text) for text in texts]).ids
         self.num_cut = cut
         if not all(self._begins_shared(ids) for ids in prompts):
             return False
