@@ -1,173 +1,355 @@
-"""Second stage: sentences a second, as released, with the prefix shared, and with no prefix at all.
+"""Second stage: sentences a second as released, with the prefix shared, and with no prefix at all.
 
     python benchmarks/rerank.py --quick
-    python benchmarks/rerank.py --lm facebook/opt-1.3b --json figures.json
+    python benchmarks/rerank.py --lm facebook/opt-1.3b random:opt-13b --json figures.json
 
-All variants read the same real sentences behind the same 8-exemplar prefix, with the same LM, in
-one run, in turn and repeatedly; the best of the repetitions counts. Loading is not counted.
+All ways read real sentences behind the same real 8-exemplar prefix with the same LM, in one run
+and in turn. `random:opt-13b` is an OPT of that shape with random weights, for speed alone (its
+tokens are those of bundled:smollm2-135m).
 
-    released  the whole prompt for each text, batches of 4 in the corpus's order, right padding
-    expanded  the prefix run once, a copy of its cache for each text
-    packed    the prefix run once, texts side by side behind it: what pgra does
-    floor     the texts' own tokens, packed, with no prefix: the least that can be asked for
+    literal   each query-candidate pair reads its candidate again: whole prompts, batches of 4
+    released  each candidate once: whole prompts, batches of 4 in the order found, right padding
+    expanded  the prefix run once, a copy of its keys and values behind each text
+    packed    the prefix run once, rows of many texts behind a copy each, one masked call
+    cascade   attention in two parts, the prefix's keys and values stand once: pgra's own way
+    own       the tokens that cascade reads, with no prefix at all, by stock calls
+    floor     the whole suffix (template and text) with no prefix at all, by stock calls
+
+`floor` is longer than `own`: the template's words before the text are part of what pgra shares.
 """
 
 import argparse
+import itertools
 import logging
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
+from measuring import Cost, matrix_rate, measured
+from subjects import open_lm, read_reviews
 
-from pgra.commands.common import quiet_libraries
-from pgra.config import CorpusArguments, DataArguments
+from pgra.commands.common import quiet_libraries, say
+from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
-from pgra.data.splits import load_splits
-from pgra.data.tasks import load_task
 from pgra.io import package_versions, write_json
 from pgra.models.batching import token_budget_batches
+from pgra.models.calibration import measure_speed
 from pgra.models.causal_lm import CausalLM
+from pgra.models.flops import LmShape
 from pgra.models.loading import batch_budget
-from pgra.models.packing import RowLayout, pack_rows
 from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.pgra import prompt_template
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.retrieval import open_retriever
 
+ON_CPU = ["bundled:smollm2-135m", "random:opt-125m"]
+ON_GPU = ["random:opt-13b", "random:opt-2.7b", "random:opt-125m", "bundled:smollm2-135m"]
 RELEASED_BATCH = 4
-ROW_TOKENS = 512
+EXEMPLAR_SEED = 10  # draws exemplars of the usual length: 340 tokens with the instruction
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the LM is given.
+
+    Attributes:
+        texts: Distinct sentences, in the order the first stage found them.
+        pairs: The same sentences as often as queries found them, in that order.
+        repeats: Pairs for each distinct sentence.
+        split_repeats: Sentences distinct in their split for each that is distinct in all.
+        prompt: What they stand behind.
+    """
+
+    texts: list[str]
+    pairs: list[str]
+    repeats: float
+    split_repeats: float
+    prompt: FewShotPrompt
+
+
+@dataclass
+class Way:
+    """One way of reading, and what it took.
+
+    Attributes:
+        texts: What it may read.
+        run: Reads texts.
+        behind: Tokens run before, that each text's tokens look back on.
+        lengths: Tokens the LM works on, of each text that one repetition reads.
+        costs: Of each repetition.
+    """
+
+    texts: Sequence[str]
+    run: Callable[[Sequence[str]], object]
+    behind: int = 0
+    lengths: list[int] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Give the best repetition's texts a second."""
+        return len(self.lengths) / min(cost.seconds for cost in self.costs)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print one table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--lm", default="bundled:smollm2-135m", help="hub id, folder or bundled:NAME"
-    )
-    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
-    parser.add_argument("--num_texts", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="128 texts, 1 repetition")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    args = parser.parse_args(argv)
-    if args.quick:
-        args.num_texts, args.repeats = 128, 1
+    """Measure and print one table for each LM."""
+    args = parse(argv)
     logging.basicConfig(level=logging.WARNING)
     quiet_libraries()
-    figures = measure(args)
+    reading = find_texts(args.corpus, args.num_texts)
+    figures: dict[str, float] = {}
+    tables = []
+    for place, name in enumerate(args.lm):
+        # What the million is told from.
+        args.most_read = args.num_texts if args.on_gpu and place == 0 and not args.quick else 0
+        found, table = measure(name, reading, args)
+        figures |= {f"{name.split(':')[-1]}/{key}": value for key, value in found.items()}
+        figures |= found if place == 0 else {}
+        tables.append(table)
+    say("\n\n".join(tables))
     if args.json is not None:
         write_json(args.json, {"figures": figures, "versions": package_versions()})
     return 0
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
-    """Time all variants and print them."""
-    lm = CausalLM.from_name(args.lm, device=args.device)
-    prompt = _prompt()
-    texts = _texts(args)
-    # The released way is slow and steady: a part of the texts is enough to time it.
-    part = texts[: max(RELEASED_BATCH, len(texts) // 8)]
-    expanded = PromptedEncoder(lm, prompt, sharing="expanded")
-    packed = PromptedEncoder(lm, prompt, sharing="packed")
-    whole = lm.tokenize([prompt.prefix + _suffix(prompt, text) for text in texts])
-    own = [ids[len(packed.shared_ids) - len(lm.lead_ids) :] for ids in whole]
-    variants: dict[str, tuple[int, Callable[[], object]]] = {
-        "released": (len(part), lambda: run_released(lm, whole[: len(part)])),
-        "expanded": (len(texts), lambda: expanded.encode(texts)),
-        "packed": (len(texts), lambda: packed.encode(texts)),
-        "floor": (len(texts), lambda: run_floor(lm, own)),
-    }
-    for encoder in (expanded, packed):
-        encoder.encode(texts[:8])  # the prefix, the self-check and the first kernels
-    rates = {name: 0.0 for name in variants}
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Read the flags, with defaults for the device."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lm", nargs="+", help="hub ids, folders, bundled:NAME, random:opt-13b; default by device"
+    )
+    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
+    parser.add_argument("--num_texts", type=int, help="at most, a way; default 512, on a GPU 20000")
+    parser.add_argument("--seconds", type=float, default=8.0, help="a way and repetition, about")
+    parser.add_argument("--repeats", type=int, help="the best counts; default 3, on a GPU 1")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quick", action="store_true", help="2 seconds a way, 2 repetitions, 1 LM")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parser.parse_args(argv)
+    args.on_gpu = torch.cuda.is_available() and args.device != "cpu"
+    args.lm = args.lm or (ON_GPU if args.on_gpu else ON_CPU[:1] if args.quick else ON_CPU)
+    args.num_texts = args.num_texts or (20_000 if args.on_gpu else 512)
+    args.least_texts = min(args.num_texts, 64 if args.quick else 4096 if args.on_gpu else 512)
+    args.repeats = 2 if args.quick else args.repeats or (1 if args.on_gpu else 3)
+    args.seconds = min(args.seconds, 2.0) if args.quick else args.seconds
+    return args
+
+
+def find_texts(corpus_name: str, num_texts: int) -> Reading:
+    """Find candidates for a task's real queries by BM25, and write its prompt."""
+    splits, prompt = read_reviews(exemplar_seed=EXEMPLAR_SEED, max_train_samples=200)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = open_corpus(CorpusArguments(corpus=corpus_name), Path(folder))
+        args = RetrieverArguments(retriever="bm25", num_candidates=min(150, len(corpus)))
+        bm25 = open_retriever(args, corpus, Path(folder), progress=False)
+        rows = []
+        for examples in (splits.train, splits.dev, splits.test[:200]):
+            found = bm25.retrieve([example.text for example in examples], args.num_candidates)
+            rows.append([row for row in found.rows.ravel().tolist() if row >= 0])
+        pairs = list(itertools.chain(*rows))
+        distinct = list(dict.fromkeys(pairs))
+        texts = dict(zip(distinct, corpus.texts(distinct), strict=True))
+    return Reading(
+        list(itertools.islice(itertools.cycle(texts.values()), num_texts)),
+        [texts[row] for row in pairs],
+        len(pairs) / len(distinct),
+        sum(len(set(part)) for part in rows) / len(distinct),
+        prompt,
+    )
+
+
+def measure(name: str, reading: Reading, args: argparse.Namespace) -> tuple[dict[str, float], str]:
+    """Time all ways with one LM; give the figures and a table."""
+    lm = open_lm(name, dtype=args.dtype, device=args.device)
+    encoder = PromptedEncoder(lm, reading.prompt, sharing="cascade")
+    peak_rate = matrix_rate(lm.device, lm.dtype)
+    shard = 4096 if lm.device.type == "cuda" else 512
+    speed = measure_speed(
+        encoder,
+        (reading.texts[i : i + shard] for i in range(0, len(reading.texts), shard)),
+        seconds=args.seconds,
+    )
+    ways = make_ways(lm, reading, encoder, shard)
+    sizes = [len(ids) for ids in _prompts(encoder, reading.texts)]
+    shared, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
+    skipped = {"literal": 0, "released": 0, "floor": head}
+    for title, way in ways.items():
+        # Few texts make ragged batches: the ways that sort them get a shard's worth.
+        least = 0 if title in ("literal", "released") else args.least_texts
+        if title in ("cascade", "floor"):
+            least = max(least, args.most_read)
+        skip = skipped.get(title, shared)
+        settle_count(way, [size - skip for size in sizes], args, least)
     for _ in range(args.repeats):
-        for name, (count, run) in variants.items():
-            rates[name] = max(rates[name], count / _seconds(run, lm.device))
-    figures = {f"{name}_texts_per_second": rate for name, rate in rates.items()}
-    figures["speedup_vs_released"] = rates["packed"] / rates["released"]
-    figures["share_of_floor"] = rates["packed"] / rates["floor"]
-    figures["floor_vs_released"] = rates["floor"] / rates["released"]
-    figures["prefix_tokens"] = float(len(packed.shared_ids))
-    figures["own_tokens_per_text"] = sum(map(len, own)) / len(own)
-    figures["packed_tokens_per_second"] = rates["packed"] * figures["own_tokens_per_text"]
-    _show(figures, rates, args, lm)
-    return figures
+        for way in ways.values():
+            with measured(lm.device) as cost:
+                way.run(way.texts[: len(way.lengths)])
+            way.costs.append(cost)
+    shape = LmShape.of(lm.config)
+    own_tokens = mean(ways["cascade"].lengths)
+    rate = ways["cascade"].rate * own_tokens
+    figures = {
+        **rate_figures(ways, shape, peak_rate),
+        "matrix_tflops": peak_rate / 1e12,
+        "predicted_over_measured_seconds": rate / speed.tokens_per_second,
+        "minutes_for_1m_sentences_of_45_tokens": 45e6 / rate / 60,
+        "prefix_tokens": float(shared),
+        "own_tokens_per_text": own_tokens,
+        "suffix_tokens_per_text": mean(ways["floor"].lengths),
+        "pairs_per_text": reading.repeats,
+        "texts_per_text_over_splits": reading.split_repeats,
+    }
+    if has_room_for_float32(lm, shape):
+        figures["max_relative_error"] = largest_error(lm, encoder, reading.texts[:16])
+    return figures, show(name, lm, ways, figures)
 
 
-def _prompt() -> FewShotPrompt:
-    task = load_task("rotten-tomatoes")
-    data = DataArguments(task=task.name, dataset_name="bundled:rotten-tomatoes")
-    train = load_splits(task, data).train
-    return build_prompt(prompt_template(task), train, task.prompt_words, num_exemplars=8)
+def rate_figures(ways: dict[str, Way], shape: LmShape, peak_rate: float) -> dict[str, float]:
+    """Give each way's rate and memory, and the ratios between them.
+
+    Operations are counted as if the last layer ran on all tokens, which the shared ways spare.
+    """
+    figures: dict[str, float] = {}
+    for title, way in ways.items():
+        figures[f"{title}_texts_per_second"] = way.rate
+        figures[f"{title}_peak_mib"] = max(cost.peak_mib for cost in way.costs)
+        flops = shape.flops(way.lengths, behind=way.behind) / len(way.lengths) * way.rate
+        figures[f"{title}_share_of_matrix_rate"] = flops / peak_rate
+    ours = ways["cascade"].rate
+    return figures | {
+        "speedup_vs_released": ours / ways["released"].rate,
+        "share_of_floor": ours / ways["floor"].rate,
+        "share_of_own_floor": ours / ways["own"].rate,
+        "floor_vs_released": ways["floor"].rate / ways["released"].rate,
+        "share_of_matrix_rate": figures["cascade_share_of_matrix_rate"],
+    }
 
 
-def _suffix(prompt: FewShotPrompt, text: str) -> str:
-    return prompt.suffix(prompt.template.passage_fields(text))
+def prefix_tokens(lm: CausalLM, prompt: FewShotPrompt) -> int:
+    """Count the tokens before the suffix: instruction and exemplars."""
+    return len(lm.lead_ids) + len(lm.tokenize([prompt.prefix])[0])
 
 
-def _texts(args: argparse.Namespace) -> list[str]:
-    artifacts = Path("artifacts")
-    corpus = open_corpus(CorpusArguments(corpus=args.corpus), artifacts)
-    step = max(1, len(corpus) // args.num_texts)
-    return corpus.texts(range(0, step * args.num_texts, step))
+def make_ways(
+    lm: CausalLM, reading: Reading, encoder: PromptedEncoder, shard: int
+) -> dict[str, Way]:
+    """Give all ways of reading."""
+    own, head = len(encoder.shared_ids), prefix_tokens(lm, reading.prompt)
+    ways = {
+        "literal": Way(reading.pairs, partial(read_whole, encoder)),
+        "released": Way(reading.texts, partial(read_whole, encoder)),
+    }
+    for title in ("expanded", "packed", "cascade"):
+        way = encoder if title == encoder.sharing else replace(encoder, sharing=title)
+        way.encode(reading.texts[:8])  # the prefix, the self-check and the first kernels
+        ways[title] = Way(reading.texts, partial(read_shared, way, shard), own)
+    ways["own"] = Way(reading.texts, partial(read_bare, encoder, shard, own))
+    ways["floor"] = Way(reading.texts, partial(read_bare, encoder, shard, head))
+    return ways
 
 
-def run_released(lm: CausalLM, whole: list[list[int]]) -> None:
+def read_whole(encoder: PromptedEncoder, texts: Sequence[str]) -> None:
     """Read whole prompts in batches of 4, in the order given."""
-    lead = lm.lead_ids
-    for start in range(0, len(whole), RELEASED_BATCH):
-        lm.states_of([lead + ids for ids in whole[start : start + RELEASED_BATCH]]).cpu()
+    for start in range(0, len(texts), RELEASED_BATCH):
+        prompts = _prompts(encoder, texts[start : start + RELEASED_BATCH])
+        encoder.lm.states_of(prompts).cpu()
+
+
+def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> None:
+    """Read shards of texts behind the shared prefix."""
+    for start in range(0, len(texts), shard):
+        encoder.encode(texts[start : start + shard])
 
 
 @torch.inference_mode()
-def run_floor(lm: CausalLM, own: list[list[int]]) -> None:
-    """Read the texts' own tokens in packed rows, with nothing before them."""
-    budget = batch_budget(ROW_TOKENS, lm.device)
-    for batch in token_budget_batches([len(ids) for ids in own], budget):
-        lengths = [len(own[i]) for i in batch]
-        rows = pack_rows(lengths, ROW_TOKENS)
-        layout = RowLayout.of(lengths, rows)
-        ids = torch.zeros(layout.segments.shape, dtype=torch.long)
-        for row, members in enumerate(rows):
-            line = [token for i in members for token in own[batch[i]]]
-            ids[row, : len(line)] = torch.tensor(line)
-        hidden = lm.model(
-            input_ids=ids.to(lm.device),
-            position_ids=layout.positions.to(lm.device),
-            attention_mask=layout.mask(0, lm.dtype).to(lm.device),
-            use_cache=False,
-        ).last_hidden_state
-        hidden[layout.rows.to(lm.device), layout.ends.to(lm.device)].cpu()
+def read_bare(encoder: PromptedEncoder, shard: int, skip: int, texts: Sequence[str]) -> None:
+    """Read what follows the first tokens with nothing before it, sorted as the shared ways do."""
+    lm = encoder.lm
+    for start in range(0, len(texts), shard):
+        own = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
+        budget = batch_budget(encoder.batch_tokens, lm.device)
+        for batch in token_budget_batches([len(ids) for ids in own], budget):
+            lm.states_of([own[i] for i in batch]).cpu()
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _prompts(encoder: PromptedEncoder, texts: Sequence[str]) -> list[list[int]]:
+    return encoder.tokenize([encoder.prompt.template.passage_fields(t) for t in texts]).ids
+
+
+def settle_count(way: Way, lengths: Sequence[int], args: argparse.Namespace, least: int) -> None:
+    """Choose how many texts a way reads in about the time it is given, after a first few."""
+    few = RELEASED_BATCH
     start = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+    way.run(way.texts[:few])
+    rate = few / (time.perf_counter() - start)
+    count = max(few, least, min(args.num_texts, int(rate * args.seconds)))
+    way.lengths = list(lengths[: min(count, len(way.texts))])
 
 
-def _show(
-    figures: dict[str, float], rates: dict[str, float], args: argparse.Namespace, lm: CausalLM
-) -> None:
-    name = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else "CPU"
+def has_room_for_float32(lm: CausalLM, shape: LmShape) -> bool:
+    """Say whether the weights fit once more, in float32."""
+    if lm.device.type != "cuda":
+        return True
+    return torch.cuda.mem_get_info(lm.device)[0] > 1.1 * shape.weight_bytes(4)
+
+
+def largest_error(lm: CausalLM, encoder: PromptedEncoder, texts: Sequence[str]) -> float:
+    """Give how far ours lies from whole prompts in float32, each alone, relative to its length.
+
+    A half-precision LM is turned into a float32 one for it, so this comes last.
+    """
+    fields = [encoder.prompt.template.passage_fields(text) for text in texts]
+    prompts = encoder.tokenize(fields)
+    ours = encoder.encode_prompts(prompts).float()
+    lm.model.float()
+    truth = torch.cat([lm.states_of([ids]).float().cpu() for ids in prompts.ids])
+    return float(((ours - truth).norm(dim=1) / truth.norm(dim=1)).max())
+
+
+def mean(values: Sequence[int]) -> float:
+    """Give the mean."""
+    return sum(values) / len(values)
+
+
+def show(name: str, lm: CausalLM, ways: dict[str, Way], figures: dict[str, float]) -> str:
+    """Word one LM's figures as a table."""
+    device = torch.cuda.get_device_name(lm.device) if lm.device.type == "cuda" else "CPU"
     lines = [
-        f"{args.lm} on {name} ({torch.get_num_threads()} threads), {lm.dtype}: {args.num_texts} "
-        f"sentences, {figures['prefix_tokens']:.0f} shared tokens, "
-        f"{figures['own_tokens_per_text']:.1f} own tokens a sentence",
-        f"{'variant':<10}{'texts/s':>10}{'x released':>12}{'of floor':>10}",
+        f"{name}, {lm.dtype}, {device} ({torch.get_num_threads()} threads): "
+        f"{figures['prefix_tokens']:.0f} shared tokens, {figures['own_tokens_per_text']:.1f} own "
+        f"tokens a text, {figures['suffix_tokens_per_text']:.1f} with the template's head; "
+        f"matrix products run at {figures['matrix_tflops']:.3g} TFLOP/s",
+        f"{'way':<10}{'read':>7}{'texts/s':>10}{'x released':>12}{'of floor':>10}{'of own':>8}"
+        f"{'peak MiB':>10}{'of matrix rate':>16}",
     ]
-    for variant, rate in rates.items():
-        ratio, share = rate / rates["released"], rate / rates["floor"]
-        lines.append(f"{variant:<10}{rate:>10.2f}{ratio:>12.2f}{share:>10.0%}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    for title, way in ways.items():
+        lines.append(
+            f"{title:<10}{len(way.lengths):>7}{way.rate:>10.2f}"
+            f"{way.rate / ways['released'].rate:>12.2f}{way.rate / ways['floor'].rate:>10.0%}"
+            f"{way.rate / ways['own'].rate:>8.0%}{figures[f'{title}_peak_mib']:>10.0f}"
+            f"{figures[f'{title}_share_of_matrix_rate']:>16.0%}"
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"literal reads {figures['pairs_per_text']:.2f} pairs for each distinct text, released "
+            f"{figures['texts_per_text_over_splits']:.2f} texts (distinct in their split only)",
+            f"calibration predicted {figures['predicted_over_measured_seconds']:.2f} of the time "
+            "that cascade took; a million sentences of 45 tokens would take "
+            f"{figures['minutes_for_1m_sentences_of_45_tokens']:.0f} minutes",
+            "largest relative error of cascade against float32 whole prompts: "
+            + (
+                f"{error:.1e}" if (error := figures.get("max_relative_error")) else "no room for it"
+            ),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.index_dir is not None:
         raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
     from pgra.data.corpus import open_corpus
-    from pgra.retrieval import IndexRequest, prepare_index
+    from pgra.retrieval import IndexRequest, check_first_stage, prepare_index
 
+    check_first_stage(args.retriever)  # before a corpus is fetched
     quiet_libraries()
     processes = join_processes(runtime.device)
     worker = processes.worker

@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Command] = {
     "index": Command("index_build.__main__", "build the first stage's index of a corpus"),
     "search": Command("pgra.commands.search", "look up passages near a text"),
     "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
+    "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
     "models": Command("pgra.commands.models", "list the models that come inside packages"),

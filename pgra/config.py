@@ -14,6 +14,9 @@ from pgra.errors import ConfigError, unknown_name
 
 PROFILES = ("official", "paper", "pgra")
 SIMILARITIES = ("cosine", "dot")
+PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
+BANKS = ("full", "lazy")
+BANK_DTYPES = ("auto", "float16", "int8")
 
 
 def config_root() -> Path:
@@ -121,9 +124,13 @@ class RetrieverArguments:
     """First stage: k candidates a query."""
 
     retriever: str = _arg(
-        "dense", "First stage: dense, bm25, or hybrid (both, fused by reciprocal rank)."
+        "dense",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), or exhaustive (none: "
+        "the LM reads the whole corpus once, and evidence is the best of all of it).",
     )
-    num_candidates: int = _arg(150, "Candidates a query (the paper's k).")
+    num_candidates: int = _arg(
+        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
+    )
     encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
     pooling: str = _arg(
         "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
@@ -136,7 +143,11 @@ class RetrieverArguments:
     encoder_batch_tokens: int = _arg(
         1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
     )
-    index_factory: str = _arg("Flat", "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32.")
+    index_factory: str = _arg(
+        "Flat",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
+        "LM's states, and Flat compares them all.",
+    )
     index_dir: str | None = _arg(
         None, "A built index to use; default: found or built under artifacts_dir."
     )
@@ -146,7 +157,7 @@ class RetrieverArguments:
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""
-        choose("retriever", self.retriever, ("bm25", "dense", "hybrid"))
+        choose("retriever", self.retriever, ("bm25", "dense", "exhaustive", "hybrid"))
         choose("pooling", self.pooling, ("auto", "cls", "cls_before_pooler", "mean", "pooler"))
         choose("encoder_dtype", self.encoder_dtype, DTYPES)
         at_least("num_candidates", self.num_candidates, 1)
@@ -156,6 +167,8 @@ class RetrieverArguments:
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+QUANTIZATIONS = ("4bit", "8bit", "none")
+DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
 @dataclass(kw_only=True)
@@ -177,6 +190,14 @@ class RerankArguments:
     lm_dtype: str = _arg(
         "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
     )
+    lm_quantization: str = _arg(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+    )
+    lm_device_map: str = _arg(
+        "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
+    )
     lm_batch_tokens: int = _arg(
         512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
     )
@@ -185,10 +206,19 @@ class RerankArguments:
     )
     prefix_sharing: str = _arg(
         "auto",
-        "How the prefix is run once: auto, packed, expanded, or none (run it with every text).",
+        "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
+        "text).",
     )
     bank_shard_rows: int = _arg(
-        512, "Texts in one shard of states, the unit that a stopped job does not repeat."
+        512,
+        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
+        "times as many.",
+    )
+    bank: str = _arg(
+        "lazy", "lazy (the LM reads the candidates), or full (it reads the whole corpus, once)."
+    )
+    bank_dtype: str = _arg(
+        "auto", "How passages' states are kept on disk: auto (as the LM gives them), float16, int8."
     )
 
     def __post_init__(self) -> None:
@@ -197,7 +227,11 @@ class RerankArguments:
         choose("similarity", self.similarity, SIMILARITIES)
         choose("exemplars", self.exemplars, ("balanced", "official", "random"))
         choose("lm_dtype", self.lm_dtype, DTYPES)
-        choose("prefix_sharing", self.prefix_sharing, ("auto", "expanded", "none", "packed"))
+        choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
+        choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
+        choose("bank", self.bank, BANKS)
+        choose("bank_dtype", self.bank_dtype, BANK_DTYPES)
+        choose("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
         at_least("num_evidence", self.num_evidence, 0)
         at_least("num_exemplars", self.num_exemplars, 0)
         at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
@@ -233,15 +267,31 @@ class ReaderArguments:
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    """Refuse d > k.
+    """Refuse d > k, and a search by the LM's states without the LM.
 
     Raises:
-        ConfigError: If more evidence is asked for than the first stage returns.
+        ConfigError: If more evidence is asked for than the first stage returns, or there is no
+            first stage and something asks for one.
     """
-    if rerank.num_evidence > retriever.num_candidates:
+    if retriever.retriever == "exhaustive":
+        _check_exhaustive(retriever, rerank)
+    elif rerank.num_evidence > retriever.num_candidates:
         raise ConfigError(
             f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
             f"({retriever.num_candidates}): the reranker can only keep what the retriever returned"
+        )
+
+
+def _check_exhaustive(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
+    if rerank.reranker == "none" and rerank.num_evidence:
+        raise ConfigError(
+            "retriever 'exhaustive' searches by the LM's states, and reranker 'none' has none: "
+            "use --reranker prompted, or another --retriever"
+        )
+    if retriever.index_dir is not None:
+        raise ConfigError(
+            f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
+            "'exhaustive' has no first stage: leave it out, or use another --retriever"
         )
 
 
@@ -266,11 +316,18 @@ class PgraArguments:
         return Path(self.runtime.artifacts_dir)
 
     @property
+    def is_exhaustive(self) -> bool:
+        """Say whether evidence is searched in the whole corpus, without a first stage."""
+        return self.retriever.retriever == "exhaustive"
+
+    @property
     def method(self) -> str:
-        """Name the method in short: t5 (no evidence), fid (first stage's order) or pgra."""
+        """Name the method: t5 (no evidence), fid (first stage's order), pgra, pgra-exhaustive."""
         if self.rerank.num_evidence == 0:
             return "t5"
-        return "fid" if self.rerank.reranker == "none" else "pgra"
+        if self.rerank.reranker == "none":
+            return "fid"
+        return "pgra-exhaustive" if self.is_exhaustive else "pgra"
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

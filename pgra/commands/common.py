@@ -1,5 +1,6 @@
 """What several commands share."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -32,6 +33,7 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
+    _quiet_imports()  # before the Trainer's arguments, which bring the models
     from pgra.processes import join_processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
@@ -59,8 +61,6 @@ def quiet_libraries() -> None:
 
     The bars of the hub's downloads stay: a model may be 26 GB.
     """
-    import logging
-
     import datasets
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -72,6 +72,14 @@ def quiet_libraries() -> None:
         enable_progress_bars()
     datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
+    _quiet_imports()
+
+
+def _quiet_imports() -> None:
+    # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
+    # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def show_metrics(outcome: "Outcome") -> str:

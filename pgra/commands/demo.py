@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import parse_run, quiet_libraries, say
 from pgra.config import config_root
+from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.config import PgraArguments
@@ -32,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     words = [*(argv or [])]
     args, training = _parse(words)
+    if args.is_exhaustive:
+        raise ConfigError(
+            "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
+            "only: use train.py, or another --retriever"
+        )
     base = Path(str(training.output_dir))
     from pgra.evaluation.report import load_system
     from pgra.pipelines.run import train_run

@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Measure a trained run on its test set, or on another file.",
         epilog=EXAMPLE,
     )
+    quiet_libraries()
     from pgra.pipelines.run import evaluate_run
     from pgra.processes import join_processes
 
-    quiet_libraries()
     wanted = {
         "data": {"test_file": args.test_file},
         "reader": {"decode": args.decode},

@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
     from pgra.data.corpus import open_corpus
-    from pgra.retrieval import open_retriever
+    from pgra.retrieval import check_first_stage, open_retriever
 
+    check_first_stage(args.retriever)  # before a corpus is fetched
     quiet_libraries()
     artifacts = Path(runtime.artifacts_dir)
     corpus = open_corpus(corpus_args, artifacts)

@@ -9,16 +9,25 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pgra.config import DEVICE_MAPS, QUANTIZATIONS, choose
 from pgra.errors import ModelError
 from pgra.models.loading import (
     ModelSource,
-    choose_device,
     choose_dtype,
     find_model,
     load_config,
     load_pretrained,
     load_tokenizer,
     model_fields,
+)
+from pgra.models.placement import (
+    check_8bit,
+    check_placement,
+    check_quantization,
+    first_device,
+    placement,
+    quantization_kwargs,
+    settle_4bit,
 )
 from pgra.types import Json
 
@@ -38,8 +47,10 @@ class CausalLM:
         source: Where it came from.
         config: The base model's configuration.
         tokenizer: Its tokenizer.
-        device: Where it runs.
-        dtype: Of its weights and states.
+        device: Where it runs; with a device map, where its token ids go and its states come out.
+        dtype: Of its weights and states; quantized weights are made this for each product.
+        quantization: "none", or "8bit" or "4bit" weights.
+        device_map: "none", or how the weights are spread over all GPUs.
     """
 
     source: ModelSource
@@ -47,17 +58,34 @@ class CausalLM:
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
+    quantization: str = "none"
+    device_map: str = "none"
 
     @classmethod
-    def from_name(cls, name: str, *, dtype: str = "auto", device: str = "auto") -> Self:
+    def from_name(
+        cls,
+        name: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        quantization: str = "none",
+        device_map: str = "none",
+    ) -> Self:
         """Find by hub id, folder or `bundled:NAME`.
 
         Raises:
-            ModelError: If it cannot be found, or is of another kind.
+            ConfigError: If a device map meets several processes, or one GPU by name, or 8-bit
+                weights meet float16.
+            ModelError: If it cannot be found, is of another kind, or a library is missing.
         """
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-        source, place = find_model(name), choose_device(device)
+        choose("lm_quantization", quantization, QUANTIZATIONS)
+        choose("lm_device_map", device_map, DEVICE_MAPS)
+        place = first_device(device, device_map)
+        kind = choose_dtype(dtype, place)
+        check_quantization(quantization, kind)
+        source = find_model(name)
         config = load_config(source)
         if getattr(config, "is_encoder_decoder", False):
             raise ModelError(
@@ -67,26 +95,63 @@ class CausalLM:
             raise ModelError(
                 f"'{name}' is a {config.model_type}, not a causal LM: give a GPT, OPT, Llama, ..."
             )
-        return cls(source, config, load_tokenizer(source), place, choose_dtype(dtype, place))
+        return cls(source, config, load_tokenizer(source), place, kind, quantization, device_map)
 
     @cached_property
     def model(self) -> Any:
         """Load the base model, in evaluation mode.
 
         Raises:
-            ModelError: If it cannot be loaded, or later tokens change earlier states.
+            ModelError: If it cannot be loaded, does not fit or cannot be quantized, or later
+                tokens change earlier states.
         """
-        from transformers import AutoModel
-
-        model = load_pretrained(AutoModel.from_pretrained, self.source, dtype=self.dtype)
-        model = model.eval().requires_grad_(False).to(self.device)
+        model = self._load()
+        if self.device_map != "none":
+            check_placement(model, self.source, self.device)
+        if self.quantization == "8bit":
+            check_8bit(model, self.source)
+        settle_4bit(model, self.source)
+        model = model.eval().requires_grad_(False)
         self._check_causal(model)
         return model
+
+    def _load(self) -> Any:
+        from transformers import AutoModel
+
+        try:
+            return load_pretrained(
+                AutoModel.from_pretrained,
+                self.source,
+                dtype=self.dtype,
+                device_map=placement(self.device, self.device_map),
+                **quantization_kwargs(self.quantization, self.dtype),
+            )
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"the weights of '{self.source.name}' in {self.dtype} do not fit {self.device}: "
+                "use --lm_device_map auto (all GPUs), --lm_quantization 8bit, or a smaller LM"
+            ) from error
+        except ModelError as error:
+            if self.quantization == "none":
+                raise
+            # Too little memory comes out as "some issues": the rest is in a log that is silent.
+            raise ModelError(
+                f"{str(error).rstrip('.! ')}. In {self.quantization} an LM must lie on its GPUs "
+                "whole: where it does not fit, use more (--lm_device_map auto), or a smaller LM"
+            ) from error
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what a state depends on, besides the prompt."""
-        return model_fields(self.source, self.dtype)
+        fields = model_fields(self.source, self.dtype)
+        return (
+            fields if self.quantization == "none" else {**fields, "quantization": self.quantization}
+        )
+
+    @property
+    def tolerance(self) -> float:
+        """Give how far two ways of computing one state may lie apart, relative to its length."""
+        return 1e-4 if self.dtype == torch.float32 else 0.05
 
     @cached_property
     def width(self) -> int:
@@ -151,7 +216,7 @@ class CausalLM:
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
-        slack = (1e-3 if self.dtype == torch.float32 else 0.05) * float(alone.abs().max())
+        slack = max(1e-3, self.tolerance) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "

@@ -114,7 +114,7 @@ def _load(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any
         return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
-    except hub_errors(ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except hub_errors(ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         is_partial = source.revision is not None and isinstance(error, hub_errors())
         hint = " If the connection broke, run again: what came is kept." if is_partial else ""
         raise ModelError(f"cannot load model '{source.name}': {hub_reason(error)}{hint}") from error

@@ -1,9 +1,11 @@
-"""Texts side by side in rows behind one copy of a prefix: who stands where, and who sees whom."""
+"""Texts side by side in rows: who stands where, and who sees whom."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,29 +40,48 @@ class RowLayout:
         positions: (R, T) int64, a token's place in its text.
         rows: (n,) int64, each text's row.
         ends: (n,) int64, the column of each text's last token.
+        lengths: (n,) int64, each text's tokens.
     """
 
     segments: Tensor
     positions: Tensor
     rows: Tensor
     ends: Tensor
+    lengths: Tensor
 
     @classmethod
     def of(cls, lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> Self:
-        """Lay out texts of these lengths in these rows."""
-        width = max(sum(lengths[i] for i in members) for members in rows)
-        segments = torch.full((len(rows), width), -1)
-        positions = torch.zeros(len(rows), width, dtype=torch.long)
-        row_of, ends = torch.zeros(2, len(lengths), dtype=torch.long)
-        for row, members in enumerate(rows):
-            start = 0
-            for i in members:
-                end = start + lengths[i]
-                segments[row, start:end] = i
-                positions[row, start:end] = torch.arange(lengths[i])
-                row_of[i], ends[i] = row, end - 1
-                start = end
-        return cls(segments, positions, row_of, ends)
+        """Lay out texts of these lengths in these rows, each text once."""
+        sizes = np.asarray(lengths, dtype=np.int64)
+        order = np.concatenate([np.asarray(members, dtype=np.int64) for members in rows])
+        row = np.repeat(np.arange(len(rows)), [len(members) for members in rows])
+        stop = np.cumsum(sizes[order])
+        first = np.searchsorted(row, np.arange(len(rows)))  # of each row, its first text
+        start = stop - sizes[order]
+        start -= start[first][row]
+        own = np.arange(stop[-1]) - np.repeat(stop - sizes[order], sizes[order])
+        width = int((start + sizes[order]).max())
+        place = np.repeat(row * width + start, sizes[order]) + own
+        segments = np.full(len(rows) * width, -1)
+        positions = np.zeros(len(rows) * width, dtype=np.int64)
+        segments[place], positions[place] = np.repeat(order, sizes[order]), own
+        row_of, ends = np.empty((2, len(sizes)), dtype=np.int64)
+        row_of[order], ends[order] = row, start + sizes[order] - 1
+        shape = (len(rows), width)
+        arrays = (segments.reshape(shape), positions.reshape(shape), row_of, ends, sizes)
+        return cls(*map(torch.from_numpy, arrays))
+
+    @cached_property
+    def flat_ends(self) -> Tensor:
+        """Give each text's last token among the R*T, (n,) int64."""
+        return self.rows * self.segments.shape[1] + self.ends
+
+    def place(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Lay token ids where they belong, (R, T) int64; padding is 0."""
+        ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+        before = torch.cumsum(self.lengths, 0) - self.lengths
+        source = (before[self.segments] + self.positions).masked_fill_(self.segments < 0, len(ids))
+        return torch.from_numpy(np.append(ids, 0))[source]
 
     def mask(self, shared: int, dtype: torch.dtype) -> Tensor:
         """Give the additive mask (R, 1, T, shared + T): 0 where a token may look, else lowest.

@@ -1,10 +1,8 @@
 """Prompted states h*(x) = LM(prefix + P(x)) at the cost of x: the shared part runs once.
 
 Guo et al. 2023, eq. 2. All prompts of a task begin with the same tokens: special tokens,
-instruction, exemplars, and the words of the template that stand before the text. Their keys and
-values are computed once and kept; each text then costs only its own tokens. Texts are laid side by
-side in rows behind one copy of the prefix, with a mask that keeps each text to the prefix and
-itself, and positions that start again for each text.
+instruction, exemplars, and the words of the template that stand before the text. These are run
+once; each text then costs only its own tokens (`pgra.models.shared_prefix`).
 """
 
 import logging
@@ -17,18 +15,19 @@ from torch import Tensor
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.batching import token_budget_batches
+from pgra.models.budgets import recall_budget, remember_budget
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
-from pgra.models.packing import RowLayout, pack_rows
+from pgra.models.shared_prefix import ROW_TOKENS, WAYS, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
-SHARINGS = ("packed", "expanded", "none")
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
+_CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
-_ROW_TOKENS = 512  # own tokens behind one copy of the prefix: more cost attention, fewer copies
+_HELD = 8192  # states that wait on a GPU before they are fetched: a fetch waits for all before it
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class PromptedEncoder:
     Attributes:
         lm: The LM.
         prompt: Prefix and template.
-        sharing: "packed" (texts share a row), "expanded" (a row each), "none" (the whole prompt
-            for each text), or "auto": the first of these whose states equal "none"'s.
+        sharing: A way of `pgra.models.shared_prefix.WAYS`, "none" (the whole prompt for each
+            text), or "auto": the first of these whose states equal "none"'s.
         batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many.
         max_prompt_tokens: Longest prompt; None is the LM's window.
         num_cut: How many texts were cut so far.
@@ -71,8 +70,8 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._caches: dict[int, object] = {}
-        self._budget = batch_budget(self.batch_tokens, self.lm.device)
+        asked = batch_budget(self.batch_tokens, self.lm.device)
+        self._budget = min(asked, recall_budget(self.lm, self.sharing) or asked)
         self._check_room()
 
     @property
@@ -163,10 +162,18 @@ class PromptedEncoder:
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
         """Give the states of tokenised prompts; see `encode`."""
         states = torch.empty(len(prompts.ids), self.lm.width, dtype=self.lm.dtype)
+        places: list[int] = []
+        held: list[Tensor] = []
         for batch in self._batches(prompts.ids):
-            states[batch] = self._run_backing_off(prompts.ids, batch).cpu()
+            held.append(self._run_backing_off(prompts.ids, batch))
+            places += batch
             self.num_tokens += self._cost(prompts.ids, batch)
             advance(len(batch))
+            if self.lm.device.type == "cpu" or len(places) >= _HELD:
+                states[places] = torch.cat(held).cpu()
+                places, held = [], []
+        if held:
+            states[places] = torch.cat(held).cpu()
         self._check_finite(states, prompts)
         return states
 
@@ -232,10 +239,11 @@ class PromptedEncoder:
                     f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
                 ) from error
         # Outside the handler, or the failed attempt's tensors would live on while the halves run.
-        self._caches.clear()
+        self._behind.forget()
         torch.cuda.empty_cache()
         self._budget = min(self._budget, max(1, self._cost(prompts, batch) // 2))
         logger.warning("out of memory: the LM now takes %s tokens at a time", self._budget)
+        remember_budget(self.lm, self.sharing, self._budget)
         half = len(batch) // 2
         parts = (batch[:half], batch[half:])
         return torch.cat([self._run_backing_off(prompts, part) for part in parts])
@@ -246,65 +254,11 @@ class PromptedEncoder:
         return self._run_behind(prompts, self.way)
 
     def _run_behind(self, prompts: Sequence[list[int]], way: str) -> Tensor:
-        """Run prompts behind the shared prefix, many a row or one a row."""
-        own = [ids[len(self.shared_ids) :] for ids in prompts]
-        row_tokens = _ROW_TOKENS if way == "packed" else 1
-        return self._run_rows(own, pack_rows([len(ids) for ids in own], row_tokens))
-
-    @torch.inference_mode()
-    def _run_rows(self, own: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> Tensor:
-        """Run texts laid side by side behind the shared prefix.
-
-        Args:
-            own: Token ids of n texts, without the shared ones.
-            rows: Which texts stand in each of R rows, each text once.
-
-        Returns:
-            (n, H): the state at each text's last token.
-        """
-        layout = RowLayout.of([len(ids) for ids in own], rows)
-        ids = torch.zeros(layout.segments.shape, dtype=torch.long)
-        for row, members in enumerate(rows):
-            line = [token for i in members for token in own[i]]
-            ids[row, : len(line)] = torch.tensor(line)
-        shared, device = len(self.shared_ids), self.lm.device
-        cache = self._cache(len(rows))
-        hidden = self.lm.model(
-            input_ids=ids.to(device),
-            position_ids=(layout.positions + shared).to(device),
-            attention_mask=layout.mask(shared, self.lm.dtype).to(device),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state  # (R, T, H)
-        cache.crop(-ids.shape[1])  # type: ignore[attr-defined]
-        self._caches = {len(rows): cache}  # kept for the next batch, which mostly has as many rows
-        states: Tensor = hidden[layout.rows.to(device), layout.ends.to(device)]
-        return states
-
-    def _cache(self, rows: int) -> object:
-        """Give a cache that holds the shared prefix for so many rows."""
-        if rows in self._caches:
-            return self._caches.pop(rows)
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self.lm.config)
-        for layer, (keys, values) in enumerate(self._prefix_state):
-            shape = (rows, *keys.shape[1:])
-            cache.update(keys.expand(shape), values.expand(shape), layer)
-        return cache
+        return self._behind.run([ids[len(self.shared_ids) :] for ids in prompts], way)
 
     @cached_property
-    def _prefix_state(self) -> list[tuple[Tensor, Tensor]]:
-        """Run the shared prefix: a (1, heads, S, width) key and value for each layer."""
-        ids = torch.tensor([self.shared_ids], device=self.lm.device)
-        with torch.inference_mode():
-            cache = self.lm.model(
-                input_ids=ids,
-                position_ids=torch.arange(ids.shape[1], device=self.lm.device)[None],
-                use_cache=True,
-            ).past_key_values
-        self.num_tokens += ids.shape[1]
-        return [(layer.keys, layer.values) for layer in cache.layers]
+    def _behind(self) -> SharedPrefix:
+        return SharedPrefix(self.lm, self.shared_ids)
 
     @cached_property
     def way(self) -> str:
@@ -313,33 +267,47 @@ class PromptedEncoder:
         Raises:
             ModelError: If a forced way gives other states than the whole prompt.
         """
-        ways = SHARINGS if self.sharing == "auto" else (self.sharing,)
-        for way in ways:
-            if way == "none" or not self.shared_ids or self._agrees(way):
-                return way if self.shared_ids else "none"
-            self._caches.clear()
+        if not self.shared_ids or self.sharing == "none":
+            return "none"
+        for way in WAYS if self.sharing == "auto" else (self.sharing,):
+            for is_short in (True, False):
+                self._behind.is_short = is_short
+                if self._agrees(way):
+                    self.num_tokens += len(self.shared_ids)
+                    return way
+                self._behind.forget()
+        if self.sharing == "auto":
+            return "none"
         raise ModelError(
             f"prefix_sharing '{self.sharing}' gives other states than the whole prompt on "
             f"'{self.lm.source.name}': use auto or none"
         )
 
     def _agrees(self, way: str) -> bool:
-        """Compare with the whole prompt, on a few texts of different lengths."""
-        texts = ["a", "The film was not bad at all.", "It opened in 1925 with a cast of nine."]
-        cut = self.num_cut
-        prompts = self.tokenize([self.prompt.template.passage_fields(text) for text in texts]).ids
-        self.num_cut = cut
+        """Compare a way with the whole prompt, on a few texts of different lengths."""
+        prompts, truth = self._truth
         if not all(self._begins_shared(ids) for ids in prompts):
             return False
         try:
-            fast = self._run_behind(prompts, way)
+            # A full row of them: an attention that looks back only so far would lose the prefix
+            # from its end.
+            own = sum(len(ids) - len(self.shared_ids) for ids in prompts)
+            copies = -(-ROW_TOKENS // own) if way == "packed" else 1
+            states = self._run_behind(prompts * copies, way)
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             logger.info("prefix sharing '%s' does not work here: %s", way, error)
             return False
-        slow = self.lm.states_of(prompts)
-        distance = torch.linalg.vector_norm(fast.float() - slow.float(), dim=1)
-        ratio = distance / torch.linalg.vector_norm(slow.float(), dim=1)
-        tolerance = 1e-4 if self.lm.dtype == torch.float32 else 0.05
-        return bool((ratio <= tolerance).all())
+        truth = truth.repeat(copies, 1)
+        distance = torch.linalg.vector_norm(states.float() - truth.float(), dim=1)
+        ratio = distance / torch.linalg.vector_norm(truth.float(), dim=1)
+        return bool((ratio <= self.lm.tolerance).all())
+
+    @cached_property
+    def _truth(self) -> tuple[list[list[int]], Tensor]:
+        """Give a few prompts, and their states when run whole."""
+        cut = self.num_cut
+        prompts = self.tokenize([self.prompt.template.passage_fields(t) for t in _CHECKED]).ids
+        self.num_cut = cut
+        return prompts, self.lm.states_of(prompts)

@@ -5,101 +5,44 @@
     evidence   = top d by state product                                         (eq. 3)
     label      = reader(query, evidence)     Fusion-in-Decoder
 
-Each stage's product lies under the artefacts folder by fingerprint and is made once.
+With `--retriever exhaustive` there is no first stage: all passages have states, and evidence is the
+top d of the whole corpus. Each stage's product lies under the artefacts folder by fingerprint and
+is made once.
 """
 
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pgra.config import PgraArguments
-from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.corpus import open_corpus
 from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
-from pgra.evaluation.results import EvidenceLine
 from pgra.io import digest
+from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.processes import Processes
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import Reranker, open_reranker
+from pgra.rerank import Reranker, Work, open_reranker
+from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
-from pgra.retrieval.store import Stored, examples_digest, store_candidates
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.retrieval.store import examples_digest, store_candidates
+from pgra.types import MISSING_ROW, Json
+
+__all__ = [
+    "SPLITS",
+    "Found",
+    "find_evidence",
+    "open_stages",
+    "prompt_template",
+    "read_task",
+    "timed",
+]
 
 logger = logging.getLogger(__name__)
-
-SPLITS = ("train", "dev", "test")
-
-
-@dataclass
-class Found:
-    """A task's examples with their evidence.
-
-    Attributes:
-        task: The task.
-        splits: Its examples; training examples that stand in the prompt are left out.
-        prompt: The LM's prompt.
-        corpus: What was searched; None where nothing was.
-        reranker: The second stage; None where nothing was searched.
-        candidates: First stage, by split.
-        evidence: Second stage, by split: all candidates in the new order.
-        depth: How many the reader gets, the paper's d.
-        seconds: Wall-clock time by stage.
-        fingerprints: Of each stage's input.
-    """
-
-    task: Task
-    splits: Splits
-    prompt: FewShotPrompt
-    corpus: Corpus | None = None
-    reranker: Reranker | None = None
-    candidates: dict[str, Stored] = field(default_factory=dict)
-    evidence: dict[str, Stored] = field(default_factory=dict)
-    depth: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    fingerprints: dict[str, Json] = field(default_factory=dict)
-
-    def examples(self, split: str) -> list[Example]:
-        """Give a split's examples."""
-        by_name = {"train": self.splits.train, "dev": self.splits.dev, "test": self.splits.test}
-        return by_name[split]
-
-    def evidence_texts(self, split: str) -> list[list[str]]:
-        """Give what the reader reads beside each example of a split; missing rows are left out."""
-        return [[line.text for line in lines] for lines in self.evidence_lines(split)]
-
-    def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
-        """Give each example's top evidence with its standing in both stages."""
-        if self.corpus is None:
-            return [[] for _ in self.examples(split)]
-        first = self.candidates[split].candidates
-        best = self.evidence[split].candidates.top(self.depth)
-        distinct = np.unique(best.rows[best.rows != MISSING_ROW])
-        texts = dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
-        lines = []
-        for query in range(len(best)):
-            rank = {int(row): place for place, row in enumerate(first.rows[query])}
-            pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
-            lines.append(
-                [
-                    EvidenceLine(
-                        row,
-                        texts[row],
-                        rank[row] + 1,
-                        float(first.scores[query, rank[row]]),
-                        score,
-                    )
-                    for row, score in pairs
-                    if row != MISSING_ROW
-                ]
-            )
-        return lines
 
 
 def read_task(args: PgraArguments) -> Found:
@@ -145,7 +88,7 @@ def find_evidence(
     *,
     splits: Sequence[str] = SPLITS,
 ) -> None:
-    """Run both stages for a task's splits, or take up what is there.
+    """Run both stages (or the search without a first one), or take up what is there.
 
     Args:
         found: The task's examples and prompt; candidates and evidence are added to it.
@@ -158,6 +101,9 @@ def find_evidence(
     """
     open_stages(found, args)
     if found.corpus is None or found.reranker is None:
+        return
+    if args.is_exhaustive:
+        _find_in_all(found, found.reranker, args, processes, splits)
         return
     with timed(found, "index"):
         retriever = open_retriever(
@@ -184,13 +130,17 @@ def open_stages(found: Found, args: PgraArguments) -> None:
     not loaded yet) and their fingerprints to `found`; a second call does nothing.
 
     Raises:
-        PgraError: As `open_corpus` and `open_reranker`; also if k exceeds the corpus.
+        PgraError: As `open_corpus` and `open_reranker`; also if k (with the exhaustive search: d)
+            exceeds the corpus.
     """
     if args.rerank.num_evidence == 0 or found.corpus is not None:
         return
     with timed(found, "corpus"):
         found.corpus = open_corpus(args.corpus, args.artifacts)
-    check_num_candidates(args.retriever.num_candidates, len(found.corpus))
+    if args.is_exhaustive:
+        check_num_evidence(args.rerank.num_evidence, len(found.corpus))
+    else:
+        check_num_candidates(args.retriever.num_candidates, len(found.corpus))
     found.reranker = open_reranker(
         args.rerank, found.prompt, found.corpus, args.artifacts, device=args.runtime.device
     )
@@ -198,17 +148,22 @@ def open_stages(found: Found, args: PgraArguments) -> None:
     found.fingerprints["reranker"] = dict(found.reranker.fingerprint)
 
 
+def check_num_evidence(num_evidence: int, num_passages: int) -> None:
+    """Refuse to look for more evidence than there are passages.
+
+    Raises:
+        ConfigError: If d exceeds the corpus, with both numbers.
+    """
+    if num_evidence > num_passages:
+        raise ConfigError(
+            f"num_evidence ({num_evidence}) exceeds the corpus ({num_passages} passages): "
+            "lower it, or search a larger corpus"
+        )
+
+
 def prompt_template(task: Task) -> PromptTemplate:
     """Give a task's template as the LM sees it."""
     return PromptTemplate(task.prompt, task.answer, task.inputs)
-
-
-@contextmanager
-def timed(found: Found, stage: str) -> Iterator[None]:
-    """Keep a stage's wall-clock time."""
-    start = time.perf_counter()
-    yield
-    found.seconds[stage] = time.perf_counter() - start
 
 
 def _retrieve(
@@ -252,15 +207,18 @@ def _read(found: Found, reranker: Reranker, processes: Processes, splits: Sequen
     examples = [example for split in splits for example in found.examples(split)]
     rows = np.concatenate([found.candidates[split].candidates.rows.ravel() for split in splits])
     work = reranker.prepare(examples, rows, processes=processes, progress=processes.worker.is_main)
-    if not work.num_passages:
-        return
-    logger.info(
-        "reranker: %d query-candidate pairs; %s",
-        int((rows != MISSING_ROW).sum()),
-        f"the LM read {work.num_new} texts in {work.seconds:.0f} s ({work.num_tokens} tokens here, "
-        f"{work.num_cut} texts cut)"
-        if work.num_new
-        else "no text was left for the LM to read (reused)",
+    if work.num_passages:
+        pairs = int((rows != MISSING_ROW).sum())
+        logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
+
+
+def describe_work(work: Work) -> str:
+    """Word what the LM did: a text that it reads is one forward, whatever batch it is read in."""
+    if not work.num_new:
+        return "0 LM forwards: every state was there already (reused)"
+    return (
+        f"{work.num_new} LM forwards, one for each new text, in {work.seconds:.0f} s "
+        f"({work.num_tokens} tokens here, {work.num_cut} texts cut)"
     )
 
 
@@ -286,3 +244,54 @@ def _rerank(
             processes=processes,
         )
         found.fingerprints[f"evidence/{split}"] = digest(fields)
+
+
+def _find_in_all(
+    found: Found,
+    reranker: Reranker,
+    args: PgraArguments,
+    processes: Processes,
+    splits: Sequence[str],
+) -> None:
+    """Find evidence among all passages; it stands in for the first stage's candidates too."""
+    search = open_exhaustive(reranker, args.artifacts, factory=args.retriever.index_factory)
+    examples = [example for split in splits for example in found.examples(split)]
+    with timed(found, "states"):
+        progress = processes.worker.is_main
+        work = search.prepare(examples, processes=processes, progress=progress)
+        pairs = len(examples) * work.num_passages
+        logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
+    with timed(found, "evidence"):
+        for split in splits:
+            _search(found, search, args, processes, split)
+    reused = all(found.evidence[split].reused for split in splits)
+    logger.info(
+        "exhaustive: the best %d of %d passages for each of %d queries%s",
+        args.rerank.num_evidence,
+        work.num_passages,
+        len(examples),
+        " (reused)" if reused else "",
+    )
+
+
+def _search(
+    found: Found, search: ExhaustiveSearch, args: PgraArguments, processes: Processes, split: str
+) -> None:
+    examples = found.examples(split)
+    depth = num_kept(args.rerank.num_evidence, search.num_rows)
+    fields = {
+        **search.fingerprint,
+        "num_kept": depth,
+        "queries": examples_digest(examples),
+    }
+    found.evidence[split] = store_candidates(
+        args.artifacts / "evidence" / found.task.name,
+        split,
+        fields,
+        lambda: search.search(examples, depth),
+        stage="evidence",
+        processes=processes,
+        measure=lambda best: {"recall": search.measure_recall(examples, best)},
+    )
+    found.candidates[split] = found.evidence[split]
+    found.fingerprints[f"evidence/{split}"] = digest(fields)

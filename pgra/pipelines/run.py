@@ -306,7 +306,8 @@ def _notes(args: PgraArguments, found: Found) -> list[str]:
     notes = []
     models = [args.reader.model_name_or_path]
     if found.depth:
-        models += [args.retriever.encoder, args.rerank.lm]
+        models += [] if args.is_exhaustive else [args.retriever.encoder]
+        models += [args.rerank.lm]
     for name in models:
         model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
         notes += [f"{name}: {model.note}"] if model and model.note else []

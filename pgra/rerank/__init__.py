@@ -6,6 +6,7 @@ from pathlib import Path
 from pgra.config import RerankArguments, choose
 from pgra.data.corpus import Corpus
 from pgra.models.causal_lm import CausalLM
+from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
@@ -19,7 +20,13 @@ Opener = Callable[[RerankArguments, FewShotPrompt, Corpus, Path, str], Reranker]
 def _open_prompted(
     args: RerankArguments, prompt: FewShotPrompt, corpus: Corpus, artifacts: Path, device: str
 ) -> Reranker:
-    lm = CausalLM.from_name(args.lm, dtype=args.lm_dtype, device=device)
+    lm = CausalLM.from_name(
+        args.lm,
+        dtype=args.lm_dtype,
+        device=device,
+        quantization=args.lm_quantization,
+        device_map=args.lm_device_map,
+    )
     encoder = PromptedEncoder(
         lm,
         prompt,
@@ -32,8 +39,10 @@ def _open_prompted(
         corpus,
         artifacts,
         similarity=args.similarity,
-        shard_rows=args.bank_shard_rows,
+        shard_rows=batch_budget(args.bank_shard_rows, lm.device),
         name=args.lm.removeprefix("bundled:").rstrip("/").split("/")[-1],
+        full=args.bank == "full",
+        bank_dtype=args.bank_dtype,
     )
 
 

@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from torch import Tensor
 
 from pgra.data.corpus import Corpus
 from pgra.io import artifact_dir, canonical_json
-from pgra.models.prefix import PromptedEncoder
+from pgra.models.loading import dtype_name
+from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import Work
+from pgra.rerank.scoring import score_candidates
 from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
-
-_BLOCK_BYTES = 1 << 28  # of gathered states, while scores are computed
 
 
 class PromptedReranker:
@@ -33,6 +32,7 @@ class PromptedReranker:
     Attributes:
         encoder: Gives the states.
         similarity: "dot" (the paper) or "cosine" (its code).
+        shard_rows: Texts in one shard of a bank.
     """
 
     def __init__(
@@ -44,17 +44,33 @@ class PromptedReranker:
         similarity: str = "dot",
         shard_rows: int = 512,
         name: str = "bank",
+        full: bool = False,
+        bank_dtype: str = "auto",
     ) -> None:
         """Open the banks of an LM, a prompt and a corpus.
+
+        Args:
+            encoder: Gives the states.
+            corpus: What rows stand for.
+            artifacts: Root of all products.
+            similarity: "dot" or "cosine".
+            shard_rows: Texts in one shard of a bank.
+            name: How the banks' folders begin.
+            full: Whether `prepare` reads the whole corpus, not only the candidates.
+            bank_dtype: How passages' states are kept: "auto" (as they come), "float16" or "int8".
+                Queries' always stay as they come: they are few.
 
         Raises:
             ArtifactError: If a bank is damaged.
         """
         self.encoder, self.corpus, self.similarity = encoder, corpus, similarity
-        self._shard_rows = shard_rows
-        of_corpus = {**encoder.fingerprint, **corpus.fingerprint}
-        self.bank = _open_bank(artifacts, name, of_corpus)
-        self.query_bank = _open_bank(artifacts, f"{name}-queries", encoder.fingerprint)
+        self.shard_rows, self._full = shard_rows, full
+        as_they_come = bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
+        dtype = "auto" if as_they_come else bank_dtype
+        fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": dtype}
+        self.bank = _open_bank(artifacts, name, fields, dtype=dtype)
+        fields = {**encoder.fingerprint, "bank_dtype": "auto"}
+        self.query_bank = _open_bank(artifacts, f"{name}-queries", fields)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -69,7 +85,7 @@ class PromptedReranker:
         processes: Processes = Processes(),  # noqa: B008 (frozen)
         progress: bool = False,
     ) -> Work:
-        """Let the LM read the queries and candidates that it has not read yet.
+        """Let the LM read the queries and passages that it has not read yet.
 
         Args:
             examples: The queries, of all splits at once.
@@ -78,43 +94,56 @@ class PromptedReranker:
             progress: Whether to show a bar.
         """
         start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        wanted = np.unique(rows[rows != MISSING_ROW])
-        by_key = {query_key(example): example for example in examples}
-
-        def read_passages(keys: Rows, advance: Advance) -> Tensor:
-            return self.encoder.encode(self.corpus.texts(keys), advance=advance)
-
-        def read_queries(keys: Rows, advance: Advance) -> Tensor:
-            fields = [by_key[int(key)].fields for key in keys]
-            return self.encoder.encode_fields(fields, advance=advance)
-
-        todo = self.bank.missing(wanted)
+        wanted = np.arange(len(self.corpus)) if self._full else np.unique(rows[rows != MISSING_ROW])
         logger.info(
-            "reranker: %d distinct passages among the candidates, %d for the LM to read",
+            "reranker: %d distinct passages of %d in the corpus, %d for the LM to read",
             len(wanted),
-            len(todo),
+            len(self.corpus),
+            len(self.bank.missing(wanted)),
         )
-        new = 0
-        for bank, keys, read, title in (
-            (self.query_bank, np.array(list(by_key), np.int64), read_queries, "LM reads queries"),
-            (self.bank, wanted, read_passages, "LM reads candidates"),
-        ):
-            new += bank.fill(
-                keys,
-                read,
-                shard_rows=self._shard_rows,
-                processes=processes,
-                progress=progress,
-                title=title,
-            )
-        encoder = self.encoder
+        new = self._fill_queries(examples, processes, progress=progress)
+        new += self._fill_passages(wanted, processes, progress=progress)
         return Work(
             len(wanted),
             new,
-            encoder.num_tokens - tokens,
-            encoder.num_cut - cut,
+            self.encoder.num_tokens - tokens,
+            self.encoder.num_cut - cut,
             time.perf_counter() - start,
         )
+
+    def _fill_queries(
+        self, examples: Sequence[Example], processes: Processes, *, progress: bool
+    ) -> int:
+        by_key = {query_key(example): example for example in examples}
+        return self.query_bank.fill(
+            np.array(list(by_key), np.int64),
+            lambda keys: self.encoder.tokenize([by_key[int(key)].fields for key in keys]),
+            self._encode,
+            shard_rows=self.shard_rows,
+            processes=processes,
+            progress=progress,
+            title="LM reads queries",
+        )
+
+    def _fill_passages(self, rows: Rows, processes: Processes, *, progress: bool) -> int:
+        template = self.encoder.prompt.template
+
+        def read(keys: Rows) -> Prompts:
+            texts = self.corpus.texts(keys)
+            return self.encoder.tokenize([template.passage_fields(text) for text in texts])
+
+        return self.bank.fill(
+            rows,
+            read,
+            self._encode,
+            shard_rows=self.shard_rows,
+            processes=processes,
+            progress=progress,
+            title="LM reads passages",
+        )
+
+    def _encode(self, prompts: Prompts, advance: Advance) -> Tensor:
+        return self.encoder.encode_prompts(prompts, advance=advance)
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
         """Order each query's candidates by eq. 3; `prepare` must have seen them.
@@ -130,27 +159,14 @@ class PromptedReranker:
             KeyError: If a state is missing.
         """
         keys = np.array([query_key(example) for example in examples], np.int64)
-        scores = np.full(candidates.rows.shape, -np.inf, dtype=np.float32)
-        step = max(1, _BLOCK_BYTES // max(1, candidates.rows.shape[1] * self.bank.width * 4))
-        for start in range(0, len(examples), step):
-            block = slice(start, start + step)
-            scores[block] = self._score(keys[block], candidates.rows[block])
+        scores = score_candidates(
+            self.bank,
+            candidates.rows,
+            query_bank=self.query_bank,
+            query_keys=keys,
+            similarity=self.similarity,
+        )
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
-
-    def _score(self, keys: Rows, rows: Rows) -> npt.NDArray[np.float32]:
-        if (rows == MISSING_ROW).all():
-            return np.full(rows.shape, -np.inf, dtype=np.float32)
-        distinct, place = np.unique(rows, return_inverse=True)
-        present = distinct != MISSING_ROW
-        states = np.zeros((len(distinct), self.bank.width), dtype=np.float32)
-        states[present] = self.bank.states(distinct[present])
-        queries = self.query_bank.states(keys)
-        scores = np.einsum("bkh,bh->bk", states[place.reshape(rows.shape)], queries, optimize=True)
-        if self.similarity == "cosine":
-            norms = np.ones(len(distinct), dtype=np.float32)
-            norms[present] = self.bank.norms(distinct[present])
-            scores /= norms[place.reshape(rows.shape)] * self.query_bank.norms(keys)[:, None]
-        return np.asarray(scores, dtype=np.float32)
 
 
 def query_key(example: Example) -> int:
@@ -160,5 +176,8 @@ def query_key(example: Example) -> int:
     return int(unsigned.astype(np.int64))
 
 
-def _open_bank(artifacts: Path, name: str, fingerprint: Mapping[str, Json]) -> Bank:
-    return Bank(artifact_dir(artifacts / "banks", name, fingerprint), fingerprint)
+def _open_bank(
+    artifacts: Path, name: str, fingerprint: Mapping[str, Json], *, dtype: str = "auto"
+) -> Bank:
+    folder = artifact_dir(artifacts / "banks", name, fingerprint)
+    return Bank(folder, fingerprint, dtype=dtype)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.config import RetrieverArguments, choose
+from pgra.errors import ConfigError
 from pgra.processes import Processes
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -23,6 +24,7 @@ __all__ = [
     "BuiltIndex",
     "IndexRequest",
     "Retriever",
+    "check_first_stage",
     "open_retriever",
     "prepare_index",
 ]
@@ -60,7 +62,7 @@ def open_retriever(
             named), is damaged, unfinished, or in use by another job.
         ModelError: If the encoder cannot be used.
     """
-    choose("retriever", args.retriever, sorted(RETRIEVERS))
+    check_first_stage(args.retriever)
     check_num_candidates(args.num_candidates, len(corpus))
     request = IndexRequest(
         args=args,
@@ -73,11 +75,26 @@ def open_retriever(
     return RETRIEVERS[args.retriever].open(request)
 
 
+def check_first_stage(name: str) -> None:
+    """Refuse a retriever that has no index of its own to build or to search.
+
+    Raises:
+        ConfigError: If it is unknown, or the exhaustive search, which needs a task's prompt.
+    """
+    if name == "exhaustive":
+        raise ConfigError(
+            "retriever 'exhaustive' is no first stage: it searches the LM's states under a task's "
+            "prompt. Use it with pgra rerank or train.py, or choose "
+            f"{', '.join(sorted(RETRIEVERS))} here"
+        )
+    choose("retriever", name, sorted(RETRIEVERS))
+
+
 def prepare_index(request: IndexRequest) -> list[BuiltIndex]:
     """Find or build the indexes of a retriever (two for hybrid) without loading them.
 
     Raises:
         PgraError: As `open_retriever`, but for the number of candidates.
     """
-    choose("retriever", request.args.retriever, sorted(RETRIEVERS))
+    check_first_stage(request.args.retriever)
     return RETRIEVERS[request.args.retriever].prepare(request)

@@ -13,16 +13,15 @@ from pgra.errors import ConfigError
 from pgra.io import artifact_dir, read_manifest
 from pgra.models.encoder import Encoder
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
-from pgra.retrieval.index import INDEX_FILE, STAGE, build_dense_index, dense_fingerprint
+from pgra.retrieval.exact import BLAS_THRESHOLD
+from pgra.retrieval.factory import INDEX_FILE
+from pgra.retrieval.index import STAGE, build_dense_index, dense_fingerprint
 from pgra.types import Candidates, Json
 
 logger = logging.getLogger(__name__)
 
 _QUERY_BATCH = 1024
-_GPU_MAX_K = 2048
-# FAISS 1.15 multiplies matrices only for large batches by default, which makes an exact search
-# with few queries slow.
-_BLAS_THRESHOLD = 20
+GPU_MAX_K = 2048
 
 
 class DenseRetriever:
@@ -64,9 +63,9 @@ class DenseRetriever:
             ConfigError: If k exceeds the corpus, or what FAISS can do on a GPU.
         """
         check_num_candidates(k, self._index.ntotal)
-        if k > _GPU_MAX_K and type(self._index).__name__.startswith("Gpu"):
+        if k > GPU_MAX_K and type(self._index).__name__.startswith("Gpu"):
             raise ConfigError(
-                f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({_GPU_MAX_K}): "
+                f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({GPU_MAX_K}): "
                 "lower it, or use --device cpu"
             )
         rows = np.empty((len(queries), k), dtype=np.int64)
@@ -96,7 +95,7 @@ def load_faiss(folder: Path, device: str) -> Any:
 
     On a CPU an exact index is memory-mapped: processes on one machine share its pages.
     """
-    faiss.cvar.distance_compute_blas_threshold = _BLAS_THRESHOLD
+    faiss.cvar.distance_compute_blas_threshold = BLAS_THRESHOLD
     index = faiss.read_index(str(folder / INDEX_FILE), faiss.IO_FLAG_MMAP_IFC)
     if device != "cpu" and getattr(faiss, "get_num_gpus", int)() > 0:
         return _to_gpu(index, folder)

@@ -4,25 +4,15 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import faiss
-import numpy as np
-
-from pgra.errors import ConfigError
-from pgra.io import (
-    Manifest,
-    is_finished,
-    lock_folder,
-    read_manifest,
-    write_aside,
-    write_manifest,
-)
+from pgra.io import Manifest, is_finished, lock_folder, read_manifest, write_manifest
 from pgra.models.encoder import Encoder
 from pgra.processes import Processes
 from pgra.retrieval.base import BuiltIndex, refuse_strangers
-from pgra.retrieval.recall import Sample, depths_for, draw_rows, measure_recall, tune_search
+from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
@@ -41,11 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STAGE = "dense_index"
-INDEX_FILE = "index.faiss"
-MAX_TRAINING_ROWS = 262_144
-"""Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768."""
-_SEED = 0
-_WRITE_BYTES = 1 << 20
 _OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE)
 
 
@@ -100,7 +85,7 @@ def build_dense_index(
     if is_there:
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(corpus))
-    _empty_index(factory, encoder.width, len(corpus))
+    empty_index(factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
     job = _Job(corpus, encoder, factory, shards, made_of)
@@ -153,91 +138,13 @@ def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> No
     encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
 
 
-def _empty_index(factory: str, width: int, num_rows: int) -> Any:
-    """Make the index that a factory string names, and refuse one that cannot work."""
-    try:
-        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        reason = str(error).rsplit(": ", 1)[-1].strip()
-        raise ConfigError(
-            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}. "
-            "Use Flat, or another factory string of FAISS, such as IVF4096,Flat or HNSW32."
-        ) from None
-    num_lists = _count_lists(index)
-    if num_lists is not None and num_lists > num_rows:
-        raise ConfigError(
-            f"index_factory '{factory}' has {num_lists} lists, the corpus {num_rows} passages: "
-            "use Flat, or fewer lists"
-        )
-    return index
-
-
-def _count_lists(index: Any) -> int | None:
-    ivf = faiss.try_extract_index_ivf(index)
-    return None if ivf is None else int(ivf.nlist)
-
-
 def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
     """Write `index.faiss` from the shards; give the counts for the manifest."""
-    num_rows = len(job.corpus)
-    index = _empty_index(job.factory, job.encoder.width, num_rows)
-    if not index.is_trained:
-        _train(index, job, num_rows)
-    for vectors in read_shards(job.shards):
-        index.add(vectors)
-    counts: dict[str, Json] = {
-        "rows": num_rows,
-        "dim": job.encoder.width,
-        "cut": count_cut(job.shards),
-        **_measure(index, job, num_rows),
-    }
-    _write_faiss(index, path)
-    return counts
-
-
-def _train(index: Any, job: _Job, num_rows: int) -> None:
-    size = min(num_rows, MAX_TRAINING_ROWS)
-    rows = np.random.default_rng(_SEED).choice(num_rows, size=size, replace=False)
-    try:
-        index.train(read_rows(job.shards, np.sort(rows).astype(np.int64)))
-    except RuntimeError as error:
-        reason = str(error).rsplit(": ", 1)[-1].strip()
-        raise ConfigError(
-            f"index_factory '{job.factory}' cannot be trained on {size} passages: {reason}. "
-            "Use Flat, or a smaller index."
-        ) from None
-
-
-def _measure(index: Any, job: _Job, num_rows: int) -> dict[str, Json]:
-    depths = depths_for(num_rows)
-    if job.factory == "Flat" or not depths:
-        return {"is_exact": job.factory == "Flat", "recall": {str(d): 1.0 for d in depths}}
-    rows = draw_rows(num_rows, seed=_SEED)
-    blocks = read_shards(job.shards)
-    sample = Sample.search(rows, read_rows(job.shards, rows), blocks, depths[-1])
-    setting = tune_search(index, sample, depths[-1], num_lists=_count_lists(index))
-    recall = {str(depth): measure_recall(index, sample, depth) for depth in depths}
-    return {"is_exact": False, "recall": recall, "search": setting}
-
-
-def _write_faiss(index: Any, path: Path) -> None:
-    # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
-    failures: list[OSError] = []
-    with write_aside(path) as aside, aside.open("wb") as file:
-
-        def write(block: bytes) -> int:
-            try:
-                return file.write(block)
-            except OSError as error:
-                failures.append(error)
-                return 0
-
-        try:
-            sink = faiss.PyCallbackIOWriter(write, _WRITE_BYTES)  # type: ignore[attr-defined]
-            faiss.write_index(index, sink)
-        except RuntimeError:
-            if failures:
-                raise failures[0] from None
-            raise
-        if failures:
-            raise failures[0]
+    cut = count_cut(job.shards)
+    source = VectorSource(
+        len(job.corpus),
+        job.encoder.width,
+        partial(read_rows, job.shards),
+        partial(read_shards, job.shards),
+    )
+    return {**build_faiss(source, job.factory, path), "cut": cut}

@@ -1,16 +1,14 @@
 """How much an approximate index loses: its answers beside an exact search, on a sample of rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
-from pgra.types import MISSING_ROW, Candidates, Rows
-
-Vectors = npt.NDArray[np.float32]
+from pgra.retrieval.exact import Vectors, nearest
+from pgra.types import MISSING_ROW, Rows
 
 SAMPLE = 200
 DEPTHS = (10, 150)
@@ -44,15 +42,15 @@ class Sample:
             blocks: The whole corpus's vectors, in order.
             depth: Neighbours a row.
         """
-        start = 0
-        best = Candidates(np.empty((len(rows), 0), np.int64), np.empty((len(rows), 0), np.float32))
-        for block in blocks:
-            k = min(depth + 1, len(block))
-            scores, places = faiss.knn(vectors, block, k, metric=faiss.METRIC_INNER_PRODUCT)
-            both = np.concatenate([best.rows, places + start], axis=1)
-            best = Candidates.best(both, np.concatenate([best.scores, scores], axis=1), depth + 1)
-            start += len(block)
+        best = nearest(vectors, _number(blocks), depth + 1)
         return cls(rows, vectors, without_own(best.rows, rows)[:, :depth])
+
+
+def _number(blocks: Iterable[Vectors]) -> Iterator[tuple[Rows, Vectors]]:
+    start = 0
+    for block in blocks:
+        yield np.arange(start, start + len(block)), block
+        start += len(block)
 
 
 def draw_rows(num_rows: int, *, seed: int) -> Rows:

@@ -45,6 +45,11 @@ def examples_digest(examples: Sequence[Example]) -> str:
     return digest([dict(example.fields) for example in examples])
 
 
+def no_measure(found: Candidates) -> Mapping[str, Json]:  # noqa: ARG001
+    """Count nothing more."""
+    return {}
+
+
 def store_candidates(
     root: Path,
     split: str,
@@ -53,6 +58,7 @@ def store_candidates(
     *,
     stage: str,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
+    measure: Callable[[Candidates], Mapping[str, Json]] = no_measure,
 ) -> Stored:
     """Read a split's candidates, or make and write them.
 
@@ -63,6 +69,7 @@ def store_candidates(
         make: Finds them; called in the main process only.
         stage: "candidates" or "evidence".
         processes: Who waits.
+        measure: Gives further counts for the manifest, where they are made.
 
     Raises:
         ArtifactError: If what is there is damaged.
@@ -75,7 +82,7 @@ def store_candidates(
         found = make()
         write_array(folder / "rows.npy", found.rows)
         write_array(folder / "scores.npy", found.scores)
-        counts = {"queries": len(found), "candidates": found.rows.shape[1]}
+        counts = {"queries": len(found), "candidates": found.rows.shape[1], **measure(found)}
         seconds = time.perf_counter() - start
         write_manifest(folder, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
     processes.barrier()

@@ -13,10 +13,11 @@ from pgra.config import (
     RetrieverArguments,
     RuntimeArguments,
 )
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments, read_json
-from pgra.types import MISSING_ROW
+from pgra.processes import Processes
+from pgra.types import MISSING_ROW, Worker
 
 
 @pytest.fixture
@@ -37,6 +38,10 @@ def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir):
 
 def with_rerank(args, **changes):
     return replace(args, rerank=replace(args.rerank, **changes))
+
+
+def with_retriever(args, **changes):
+    return replace(args, retriever=replace(args.retriever, **changes))
 
 
 def found_for(args):
@@ -117,6 +122,106 @@ def test_a_second_look_reuses_what_is_there(args):
     assert not any(stored.reused for stored in cosine.evidence.values())
 
 
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args, similarity):
+    args = with_rerank(args, similarity=similarity)
+    staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
+    found = found_for(with_retriever(args, retriever="exhaustive"))
+    few = found_for(with_retriever(args, num_candidates=5))
+    for split in ("train", "dev", "test"):
+        ours, theirs = (f.evidence[split].candidates for f in (found, staged))
+        np.testing.assert_array_equal(ours.rows, theirs.rows)
+        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5)
+        control = few.evidence[split].candidates
+        assert (control.top(3).rows != ours.top(3).rows).any()
+
+
+def test_exhaustive_needs_no_first_stage_whatever_k_is(args, tmp_path):
+    args = with_retriever(args, encoder="no-such-folder", num_candidates=1, retriever="exhaustive")
+    found = found_for(args)
+    assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
+        *("corpora", "banks", "evidence")
+    }
+    assert set(found.seconds) == {"corpus", "states", "evidence"}
+    assert {"evidence/train", "evidence/dev", "evidence/test"} <= set(found.fingerprints)
+    best = found.evidence["test"].candidates
+    for query, lines in enumerate(found.evidence_lines("test")):
+        assert [line.row for line in lines] == best.rows[query, :3].tolist()
+        assert [line.stage1_rank for line in lines] == [1, 2, 3]
+        assert all(line.stage1_score == line.score for line in lines)
+    with pytest.raises(ModelError, match="no-such-folder"):  # the control: it needs an encoder
+        found_for(with_retriever(args, retriever="dense", num_candidates=6))
+
+
+def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    queries = 32 + 4 + 12
+    found_for(args)
+    read = len(np.unique(np.concatenate([r.ravel() for r in candidate_rows(found_for(args))])))
+    told = [record.getMessage() for record in caplog.records if "LM forwards" in record.message]
+    assert told[0].startswith(f"reranker: {queries * 6} query-candidate pairs; {read + queries} LM")
+    assert told[1].endswith("0 LM forwards: every state was there already (reused)")
+    caplog.clear()
+    exhaustive = with_retriever(args, retriever="exhaustive")
+    found_for(exhaustive)
+    pairs = queries * len(SENTENCES)
+    begin = f"exhaustive: {pairs} query-passage pairs; {len(SENTENCES) - read} LM forwards"
+    assert any(record.getMessage().startswith(begin) for record in caplog.records)
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("the LM was loaded")
+
+    monkeypatch.setattr("transformers.AutoModel.from_pretrained", refuse)
+    caplog.clear()
+    again = found_for(with_rerank(exhaustive, num_evidence=5))  # another d: the same product
+    assert all(stored.reused for stored in again.evidence.values())
+    assert [len(lines) for lines in again.evidence_lines("test")] == [5] * 12
+    assert any("0 LM forwards" in record.getMessage() for record in caplog.records)
+    other = found_for(with_rerank(exhaustive, similarity="cosine"))
+    assert not any(stored.reused for stored in other.evidence.values())
+
+
+def candidate_rows(found):
+    return [stored.candidates.rows for stored in found.candidates.values()]
+
+
+def test_exhaustive_by_an_index_says_its_recall(args):
+    found = found_for(with_retriever(args, retriever="exhaustive", index_factory="HNSW8"))
+    for split in ("train", "dev", "test"):
+        manifest = read_json(found.evidence[split].folder / "manifest.json")
+        assert set(manifest["counts"]["recall"]) == {"10", "12"}
+        assert 0 < manifest["counts"]["recall"]["12"] <= 1
+        assert (manifest["counts"]["queries"], manifest["counts"]["candidates"]) == (
+            *(len(found.examples(split)), 12),
+        )
+    exact = found_for(with_retriever(args, retriever="exhaustive"))
+    assert exact.evidence["test"].folder != found.evidence["test"].folder
+
+
+def test_two_processes_search_everything_as_one_does(args, tmp_path):
+    from threading import Barrier, Thread
+
+    args = with_retriever(args, retriever="exhaustive")
+    alone = found_for(args)
+    runtime = RuntimeArguments(artifacts_dir=str(tmp_path / "both"), device="cpu")
+    both, found = Barrier(2, timeout=60), {}
+
+    def work(rank):
+        found[rank] = read_task(args)
+        processes = Processes(Worker(rank, 2), lambda: both.wait() and None)
+        find_evidence(found[rank], replace(args, runtime=runtime), processes)
+
+    threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        for split in ("train", "dev", "test"):
+            ours = found[rank].evidence[split].candidates
+            np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
+
+
 @pytest.mark.parametrize(
     ("changes", "method"),
     [({}, "pgra"), ({"reranker": "none"}, "fid"), ({"num_evidence": 0}, "t5")],
@@ -125,9 +230,23 @@ def test_methods_have_short_names(args, changes, method):
     assert with_rerank(args, **changes).method == method
 
 
+def test_a_search_of_everything_has_a_name_of_its_own(args):
+    exhaustive = with_retriever(args, retriever="exhaustive")
+    assert exhaustive.method == "pgra-exhaustive"
+    assert with_rerank(exhaustive, num_evidence=0).method == "t5"
+
+
 def test_contradictions_are_refused(args):
     with pytest.raises(ConfigError, match="num_evidence .7. exceeds num_candidates .6."):
         with_rerank(args, num_evidence=7)
+    exhaustive = with_retriever(args, retriever="exhaustive")
+    with_rerank(exhaustive, num_evidence=0, reranker="none")  # the plain reader
+    with pytest.raises(ConfigError, match="reranker 'none' has none: use --reranker prompted"):
+        with_rerank(exhaustive, reranker="none")
+    with pytest.raises(ConfigError, match="index_dir .there. names a first stage's index"):
+        with_retriever(exhaustive, index_dir="there")
+    with pytest.raises(ConfigError, match="num_evidence .13. exceeds the corpus .12 passages"):
+        found_for(with_rerank(exhaustive, num_evidence=13))
     with pytest.raises(ConfigError, match="--task is missing"):
         read_task(replace(args, data=DataArguments()))
     with pytest.raises(ConfigError, match="all 36 training examples stand in the prompt"):

@@ -4,8 +4,15 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES, build_encoder, build_lm, build_t5
-from transformers import AutoModel, AutoTokenizer
+from conftest import SENTENCES, _lively, build_encoder, build_lm, build_t5
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BloomConfig,
+    BloomForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+)
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.causal_lm import CausalLM
@@ -43,7 +50,7 @@ def relative_error(states, truth):
     return float(((states - truth).norm(dim=1) / truth.norm(dim=1)).max())
 
 
-@pytest.mark.parametrize("sharing", ["packed", "expanded", "none", "auto"])
+@pytest.mark.parametrize("sharing", ["cascade", "packed", "expanded", "none", "auto"])
 def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing=sharing)
     assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dir, TEXTS)) < 1e-4
@@ -51,8 +58,41 @@ def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
 
 def test_auto_shares_the_prefix_on_every_architecture(lm_dir):
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
-    assert encoder.way == "packed"
+    assert encoder.way == "cascade"
+    assert encoder._behind.is_short
     assert len(encoder.shared_ids) > 50
+
+
+def test_an_attention_that_looks_back_only_so_far_is_not_packed(tmp_path):
+    """In a row, another text's tokens would stand between a text and the prefix."""
+    folder = build_lm(tmp_path, "gpt2")
+    tokens = len(AutoTokenizer.from_pretrained(folder))
+    config = GPTNeoConfig(
+        vocab_size=tokens,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        max_position_embeddings=512,
+        attention_types=[[["global", "local"], 1]],
+        window_size=32,
+    )
+    _lively(GPTNeoForCausalLM(config)).save_pretrained(folder)
+    encoder = PromptedEncoder(CausalLM.from_name(str(folder)), PROMPT)
+    assert encoder.way == "expanded"
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(folder, TEXTS)) < 1e-4
+
+
+def test_an_lm_that_cannot_share_reads_whole_prompts(tmp_path):
+    folder = build_lm(tmp_path, "gpt2")
+    tokens = len(AutoTokenizer.from_pretrained(folder))
+    config = BloomConfig(vocab_size=tokens, hidden_size=32, n_layer=2, n_head=4)
+    _lively(BloomForCausalLM(config)).save_pretrained(folder)
+    lm = CausalLM.from_name(str(folder))
+    encoder = PromptedEncoder(lm, PROMPT)
+    assert encoder.way == "none"
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(folder, TEXTS)) < 1e-4
+    with pytest.raises(ModelError, match="'cascade' gives other states .* use auto or none"):
+        PromptedEncoder(lm, PROMPT, sharing="cascade").encode(["a"])
 
 
 def test_another_word_in_the_prefix_moves_the_states(lm_dir):
@@ -165,6 +205,12 @@ def test_rows_are_filled_in_order_and_a_long_text_stands_alone():
     assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
 
 
+def test_tokens_stand_where_the_layout_says():
+    layout = RowLayout.of([2, 1, 3, 1], [[2], [0, 3, 1]])
+    assert layout.place([[5, 6], [7], [8, 9, 10], [11]]).tolist() == [[8, 9, 10, 0], [5, 6, 11, 7]]
+    assert layout.flat_ends.tolist() == [5, 7, 2, 6]
+
+
 def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
     layout = RowLayout.of([2, 1, 1], [[0, 1], [2]])
     assert layout.segments.tolist() == [[0, 0, 1], [2, -1, -1]]
@@ -174,7 +220,10 @@ def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
     assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
-def test_out_of_memory_halves_the_batch_and_lets_go_of_the_failed_one(lm_dirs, monkeypatch):
+def test_out_of_memory_halves_the_batch_and_lets_go_of_the_failed_one(
+    lm_dirs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT)
     truth = encoder.encode(TEXTS)
     run, sizes, held = PromptedEncoder._run, [], []
@@ -193,7 +242,10 @@ def test_out_of_memory_halves_the_batch_and_lets_go_of_the_failed_one(lm_dirs, m
     assert max(sizes) > 4
     sizes.clear()
     encoder.encode(TEXTS)
-    assert max(sizes) < len(TEXTS)  # the smaller budget is remembered
+    assert max(sizes) < len(TEXTS)  # the smaller budget is remembered,
+    fresh = PromptedEncoder(encoder.lm, PROMPT)
+    assert fresh._budget == encoder._budget < 512  # also by the next run,
+    assert PromptedEncoder(encoder.lm, PROMPT, sharing="none")._budget == 512  # for this way only
     monkeypatch.setattr(PromptedEncoder, "_run", _never)
     with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
         encoder.encode(["a"])

@@ -6,12 +6,14 @@ import torch
 from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
+from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.types import Candidates, Example
 
@@ -29,12 +31,18 @@ def corpus(corpus_file, tmp_path):
     return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
 
 
+def open_one(
+    lm_dir, corpus, artifacts, *, template=TEMPLATE, shots=4, seed=0, dtype="float32", **kwargs
+):
+    prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir), dtype=dtype), prompt)
+    return PromptedReranker(encoder, corpus, artifacts, shard_rows=5, **kwargs)
+
+
 def rerank(lm_dir, corpus, artifacts, candidates, **kwargs):
-    prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4)
-    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), prompt)
-    reranker = PromptedReranker(encoder, corpus, artifacts, shard_rows=5, **kwargs)
+    reranker = open_one(lm_dir, corpus, artifacts, **kwargs)
     work = reranker.prepare(QUERIES, candidates.rows)
-    return reranker.rerank(QUERIES, candidates), work, prompt
+    return reranker.rerank(QUERIES, candidates), work, reranker.encoder.prompt
 
 
 def candidates_of(rows):
@@ -96,14 +104,108 @@ def test_order_of_candidates_and_queries_does_not_matter(lm_dirs, corpus, tmp_pa
 
 def test_other_exemplars_give_other_scores(lm_dirs, corpus, tmp_path):
     candidates = candidates_of(CANDIDATES)
-    scores = []
-    for seed in (0, 1):
-        prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4, seed=seed)
-        encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), prompt)
-        reranker = PromptedReranker(encoder, corpus, tmp_path)
-        reranker.prepare(QUERIES, candidates.rows)
-        scores.append(reranker.rerank(QUERIES, candidates).scores)
-    assert np.abs(scores[0] - scores[1]).max() > 1e-3
+    one, two = (
+        rerank(lm_dirs["opt"], corpus, tmp_path, candidates, seed=seed)[0] for seed in (0, 1)
+    )
+    assert np.abs(one.scores - two.scores).max() > 1e-3
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_sizes_of_blocks_change_no_score(lm_dirs, corpus, tmp_path, monkeypatch, similarity):
+    candidates = candidates_of([[3, 0, 3, -1, 1], [2, 5, 0, 1, 10]])  # a passage twice, one missing
+    whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, similarity=similarity)
+    for name in ("_QUERY_BYTES", "_NUM_PAIRS", "_BLOCK_BYTES", "_PAIR_BYTES"):
+        monkeypatch.setattr(f"pgra.rerank.scoring.{name}", 1)  # one at a time
+    parts, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, similarity=similarity)
+    np.testing.assert_array_equal(parts.rows, whole.rows)
+    np.testing.assert_array_equal(parts.scores, whole.scores)
+    assert whole.rows[0, -1] == -1
+    assert np.isfinite(whole.scores[1]).all()
+
+
+def test_a_full_bank_serves_any_candidates(lm_dirs, corpus, tmp_path):
+    few, others = candidates_of(CANDIDATES), candidates_of([[4, 6, 8], [9, 4, 6]])
+    _, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", few, full=True)
+    assert (work.num_passages, work.num_new) == (len(SENTENCES), len(SENTENCES) + 2)
+    found, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", others, full=True)
+    assert work.num_new == 0
+    rerank(lm_dirs["opt"], corpus, tmp_path / "lazy", few)
+    same, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "lazy", others)
+    assert work.num_new == 4  # control: 4, 6, 8 and 9 were no candidates
+    np.testing.assert_array_equal(found.rows, same.rows)
+    np.testing.assert_allclose(found.scores, same.scores, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_a_smaller_bank_gives_near_scores_from_a_bank_of_its_own(lm_dirs, corpus, tmp_path, dtype):
+    candidates = candidates_of(CANDIDATES)
+    whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates)
+    small, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, bank_dtype=dtype)
+    assert work.num_new == 8  # passages anew, but not the queries, which stay as they come
+    assert sorted(small.rows.ravel()) == sorted(whole.rows.ravel())
+    off = np.abs(np.sort(small.scores) - np.sort(whole.scores)).max()
+    assert 0 < off < 0.02 * np.abs(whole.scores).max()
+
+
+@pytest.mark.parametrize("bank_dtype", ["auto", "float16", "int8"])
+def test_states_in_bfloat16_rank_as_in_float32_but_for_rounding(
+    lm_dirs, corpus, tmp_path, bank_dtype
+):
+    candidates = candidates_of(CANDIDATES)
+    whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates)
+    small, work, _ = rerank(
+        lm_dirs["opt"], corpus, tmp_path, candidates, dtype="bfloat16", bank_dtype=bank_dtype
+    )
+    assert work.num_new == 10
+    off = np.abs(np.sort(small.scores) - np.sort(whole.scores)).max()
+    assert 0 < off < 0.03 * np.abs(whole.scores).max()
+
+
+def test_a_bank_kept_in_the_lms_dtype_is_the_same_bank(lm_dirs, corpus, tmp_path):
+    folders = [
+        open_one(lm_dirs["opt"], corpus, tmp_path, dtype=dtype, bank_dtype=bank_dtype).bank.folder
+        for dtype in ("float16", "bfloat16")
+        for bank_dtype in ("auto", "float16")
+    ]
+    assert folders[0] == folders[1]
+    assert folders[2] != folders[3]
+
+
+OTHERS = {
+    "model": {"lm_dir": "gpt2"},
+    "prefix": {"seed": 1},
+    "template": {"template": PromptTemplate("Is this good?\n{text}")},
+    "dtype": {"dtype": "bfloat16"},
+    "bank_dtype": {"bank_dtype": "int8"},
+}
+
+
+@pytest.mark.parametrize("field", [*OTHERS, "corpus_sha256"])
+def test_a_bank_of_another_kind_is_refused_by_name(lm_dirs, corpus, tmp_path, field):
+    shots = 0 if field == "template" else 4  # the exemplars of a prefix show the template too
+
+    def of(where, lm_dir="opt", **kwargs):
+        return open_one(lm_dirs[lm_dir], where, tmp_path, shots=shots, **kwargs).bank
+
+    own = of(corpus)
+    own.fill([0, 1], lambda keys: keys, lambda keys, _: torch.ones(len(keys), 3), shard_rows=2)
+    if field == "corpus_sha256":
+        changed = tmp_path / "changed.txt"
+        changed.write_text("\n".join([*SENTENCES[:-1], "Another last line."]) + "\n")
+        other = of(open_corpus(CorpusArguments(corpus=str(changed)), tmp_path / "artifacts"))
+    else:
+        other = of(corpus, **OTHERS[field])
+    assert other.folder != own.folder  # so nobody meets it but who copies or renames folders
+    Bank(own.folder, own.fingerprint)  # control
+    with pytest.raises(ArtifactError, match=f"was made with {field} .*, this run asks for"):
+        Bank(own.folder, other.fingerprint)
+
+
+@pytest.mark.parametrize("kwargs", [{"bank": "half"}, {"bank_dtype": "int4"}])
+def test_unknown_kinds_of_bank_are_refused(kwargs):
+    ((name, value),) = kwargs.items()
+    with pytest.raises(ConfigError, match=f"unknown {name} '{value}'.*Known: "):
+        RerankArguments(**kwargs)
 
 
 def test_equal_queries_have_equal_keys_and_others_do_not():

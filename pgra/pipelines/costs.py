@@ -1,0 +1,131 @@
+"""The numbers of a plan: what the second stage has to read, what that costs, what it takes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pgra.models.calibration import Speed
+from pgra.retrieval.survey import FirstStage
+
+WHOLE = "whole corpus"
+"""A basis beside those of `pgra.retrieval.survey`: all passages are read."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What the LM has to read.
+
+    Attributes:
+        queries: By split.
+        num_candidates: k; with the whole corpus, its size.
+        pairs: Queries times k: what reading every pair would mean.
+        distinct_queries: Different ones; each is read once.
+        distinct_passages: Different passages among the candidates, or expected.
+        most_passages: No more than this, whatever is found.
+        basis: How that was found; "stored", "searched" and "whole corpus" are exact.
+        banked: Of both, how many the bank has.
+        to_read: Of both, how many the LM has yet to read.
+    """
+
+    queries: Mapping[str, int]
+    num_candidates: int
+    pairs: int
+    distinct_queries: int
+    distinct_passages: int
+    most_passages: int
+    basis: str
+    banked: int
+    to_read: int
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether the numbers are counts, not estimates."""
+        return self.basis in ("stored", "searched", WHOLE)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tokens and operations of reading it.
+
+    Attributes:
+        prefix: Tokens that all prompts share.
+        own_mean: Own tokens of a text, on average.
+        sampled: Texts tokenised to find that.
+        cut: Share of them that are cut to fit the LM's window.
+        tokens: With the prefix run once.
+        tokens_whole: With the prefix run for every text.
+        flops: As `tokens`.
+        flops_whole: As `tokens_whole`.
+    """
+
+    prefix: int
+    own_mean: float
+    sampled: int
+    cut: float
+    tokens: int
+    tokens_whole: int
+    flops: float
+    flops_whole: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes.
+
+    Attributes:
+        bank: On disk, that the bank grows by.
+        index: On disk: the first stage's, vectors and FAISS file; estimated if it is not built.
+        weights: On the device.
+        prefix: On the device: keys and values of the shared tokens.
+        batch: On the device: one batch, estimated.
+    """
+
+    bank: int
+    index: int
+    weights: int
+    prefix: int
+    batch: int
+
+    @property
+    def device(self) -> int:
+        """Give all that lies on the device."""
+        return self.weights + self.prefix + self.batch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task's second stage, foreseen.
+
+    Attributes:
+        task: Its name.
+        lm: As the user wrote it.
+        device: Where the LM runs, and in which dtype.
+        first: The first stage.
+        texts: What is to be read.
+        reading: What that costs.
+        sizes: What it takes on disk and device.
+        shards: Units of work that processes share.
+        speed: What was measured; None without calibration.
+    """
+
+    task: str
+    lm: str
+    device: str
+    first: FirstStage | None
+    texts: Texts
+    reading: Reading
+    sizes: Sizes
+    shards: int
+    speed: Speed | None
+
+    def seconds(self, processes: int = 1) -> float | None:
+        """Predict how long the LM will read, on so many devices like this one.
+
+        Returns:
+            None without calibration; 0 if nothing is left to read.
+        """
+        if not self.texts.to_read:
+            return 0.0
+        if self.speed is None:
+            return None
+        share = -(-self.shards // processes) / self.shards  # of the process with the most shards
+        return self.speed.load_seconds + share * self.reading.tokens / self.speed.tokens_per_second

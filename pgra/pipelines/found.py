@@ -1,0 +1,92 @@
+"""What the stages before the reader leave: a task's examples with their evidence."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pgra.data.corpus import Corpus
+from pgra.data.splits import Splits
+from pgra.data.tasks import Task
+from pgra.evaluation.results import EvidenceLine
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.rerank import Reranker
+from pgra.retrieval.store import Stored
+from pgra.types import MISSING_ROW, Example, Json
+
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass
+class Found:
+    """A task's examples with their evidence.
+
+    Attributes:
+        task: The task.
+        splits: Its examples; training examples that stand in the prompt are left out.
+        prompt: The LM's prompt.
+        corpus: What was searched; None where nothing was.
+        reranker: The second stage; None where nothing was searched.
+        candidates: First stage, by split; the evidence itself where there is no first stage.
+        evidence: Second stage, by split: all candidates in the new order.
+        depth: How many the reader gets, the paper's d.
+        seconds: Wall-clock time by stage.
+        fingerprints: Of each stage's input.
+    """
+
+    task: Task
+    splits: Splits
+    prompt: FewShotPrompt
+    corpus: Corpus | None = None
+    reranker: Reranker | None = None
+    candidates: dict[str, Stored] = field(default_factory=dict)
+    evidence: dict[str, Stored] = field(default_factory=dict)
+    depth: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    fingerprints: dict[str, Json] = field(default_factory=dict)
+
+    def examples(self, split: str) -> list[Example]:
+        """Give a split's examples."""
+        by_name = {"train": self.splits.train, "dev": self.splits.dev, "test": self.splits.test}
+        return by_name[split]
+
+    def evidence_texts(self, split: str) -> list[list[str]]:
+        """Give what the reader reads beside each example of a split; missing rows are left out."""
+        return [[line.text for line in lines] for lines in self.evidence_lines(split)]
+
+    def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
+        """Give each example's top evidence with its standing in both stages."""
+        if self.corpus is None:
+            return [[] for _ in self.examples(split)]
+        first = self.candidates[split].candidates
+        best = self.evidence[split].candidates.top(self.depth)
+        distinct = np.unique(best.rows[best.rows != MISSING_ROW])
+        texts = dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
+        lines = []
+        for query in range(len(best)):
+            rank = {int(row): place for place, row in enumerate(first.rows[query])}
+            pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
+            lines.append(
+                [
+                    EvidenceLine(
+                        row,
+                        texts[row],
+                        rank[row] + 1,
+                        float(first.scores[query, rank[row]]),
+                        score,
+                    )
+                    for row, score in pairs
+                    if row != MISSING_ROW
+                ]
+            )
+        return lines
+
+
+@contextmanager
+def timed(found: Found, stage: str) -> Iterator[None]:
+    """Keep a stage's wall-clock time."""
+    start = time.perf_counter()
+    yield
+    found.seconds[stage] = time.perf_counter() - start

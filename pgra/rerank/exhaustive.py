@@ -1,0 +1,282 @@
+"""Search without a first stage: the whole corpus is reranked, in the LM's own space.
+
+A passage's state does not depend on the query, so a full bank is an index: each query's evidence
+is the best of all passages by eq. 3 of Guo et al. 2023. Their k becomes the size of the corpus;
+they stop at 150 and see the metric still rising.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pgra.data.build import build_once
+from pgra.errors import ConfigError
+from pgra.io import artifact_dir
+from pgra.processes import Processes
+from pgra.rerank.base import Reranker, Work
+from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.retrieval.dense import GPU_MAX_K, load_faiss
+from pgra.retrieval.exact import Vectors, nearest
+from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
+from pgra.retrieval.recall import DEPTHS, SAMPLE
+from pgra.types import Candidates, Example, Json, Rows
+
+logger = logging.getLogger(__name__)
+
+STAGE = "state_index"
+EXACT = "Flat"
+_EVIDENCE_STEP = 150
+_BLOCK_ROWS = 16_384  # of passages that are compared at once,
+_BLOCK_BYTES = 1 << 27  # fewer where states are wide
+_CHUNK_BYTES = 1 << 28  # of queries and their hits, for one pass over the bank
+_SPARE = 32  # hits beyond those asked for, so that rounding does not decide who is in
+_ROUNDING = 1e-6  # of float32 products, as a share of the largest
+_QUERY_BATCH = 1024
+
+Find = Callable[[Sequence[Example], int, int], Candidates]
+"""Gives queries their best `depth`, having looked at so many more."""
+
+
+class ExhaustiveSearch:
+    """Finds each query's evidence among all passages of a corpus.
+
+    Attributes:
+        reranker: Gives the states, and the scores of what is found.
+        factory: "Flat" compares with every state; any other FAISS factory string builds an index
+            of the states, which is faster in a large corpus and may miss some.
+    """
+
+    def __init__(
+        self, reranker: PromptedReranker, artifacts: Path, *, factory: str = EXACT
+    ) -> None:
+        self.reranker, self.factory = reranker, factory
+        self._artifacts = artifacts
+        self._device = str(reranker.encoder.lm.device)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give all that the evidence of a query depends on."""
+        how = {"retriever": "exhaustive", "index_factory": self.factory}
+        return {**self.reranker.fingerprint, **how}
+
+    def prepare(
+        self,
+        examples: Sequence[Example],
+        *,
+        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        progress: bool = False,
+    ) -> Work:
+        """Let the LM read all passages and these queries, as far as it has not yet.
+
+        Raises:
+            ConfigError: If the factory cannot work, before anything is read.
+        """
+        self._check_factory()
+        rows = np.arange(self.num_rows)
+        return self.reranker.prepare(examples, rows, processes=processes, progress=progress)
+
+    def search(self, examples: Sequence[Example], depth: int) -> Candidates:
+        """Find each query's evidence; `prepare` must have seen the queries.
+
+        One process does it alone: reading a text costs an LM thousands of times what comparing its
+        state with all queries does, so there is little to share.
+
+        Args:
+            examples: B queries.
+            depth: Evidence a query, at most the corpus.
+
+        Returns:
+            (B, depth) with the scores that the reranker gives, best first, ties by row. Only an
+            approximate index leaves entries missing.
+
+        Raises:
+            ConfigError: If the factory cannot work, or not so deep on a GPU.
+            ArtifactError: If the index or a state on disk is damaged.
+        """
+        if depth > self.num_rows or len(self.reranker.bank) < self.num_rows:
+            raise ValueError(
+                f"depth is {depth}, the corpus has {self.num_rows} passages, the bank "
+                f"{len(self.reranker.bank)} states"
+            )
+        return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
+
+    def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:
+        """Give the share of the true evidence that was found, by depth, on a sample of queries.
+
+        Args:
+            examples: The queries.
+            found: What `search` gave for them.
+        """
+        depth = found.rows.shape[1]
+        depths = sorted({min(d, depth) for d in (*DEPTHS, depth)})
+        if self.is_exact:
+            return {str(d): 1.0 for d in depths}
+        size = min(SAMPLE, len(examples))
+        sample = np.linspace(0, len(examples) - 1, size).astype(int).tolist()
+        true = self._in_chunks([examples[i] for i in sample], depth, self._best_of_all).rows
+        ours = found.rows[sample]
+        return {
+            str(d): round(float(np.mean([_share(*pair) for pair in _pairs(ours, true, d)])), 4)
+            for d in depths
+        }
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether every passage is compared."""
+        return self.factory == EXACT
+
+    @property
+    def num_rows(self) -> int:
+        """Count the passages."""
+        return len(self.reranker.corpus)
+
+    @property
+    def _width(self) -> int:
+        return self.reranker.bank.width or self.reranker.encoder.lm.width
+
+    def _check_factory(self) -> None:
+        if not self.is_exact:
+            empty_index(self.factory, self._width, self.num_rows)
+
+    def _in_chunks(
+        self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
+    ) -> Candidates:
+        """Search for so many queries at a time as memory holds; the bank is read for each."""
+        rows = np.empty((len(examples), depth), dtype=np.int64)
+        scores = np.empty((len(examples), depth), dtype=np.float32)
+        step = max(1, _CHUNK_BYTES // (4 * self._width + 24 * (depth + spare)))
+        for start in range(0, len(examples), step):
+            chunk = slice(start, start + step)
+            best = find(examples[chunk], depth, spare)
+            rows[chunk], scores[chunk] = best.rows, best.scores
+        return Candidates(rows, scores)
+
+    def _best_of_all(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
+        """Compare with every state, then let the reranker score the best and a few more.
+
+        A query whose last hit scores as the last one that is kept might have lost one of equal
+        score to rounding: it is searched again, deeper.
+        """
+        fetched = min(depth + spare, self.num_rows)
+        hits = self._nearest(self._queries(examples), fetched)
+        best = self.reranker.rerank(examples, hits)
+        kept = best.top(depth)
+        if fetched == self.num_rows:
+            return kept
+        slack = _ROUNDING * np.abs(best.scores).max(axis=1)
+        unsure = np.flatnonzero(best.scores[:, depth - 1] - best.scores[:, -1] <= slack)
+        if len(unsure):
+            again = [examples[i] for i in unsure.tolist()]
+            deeper = self._in_chunks(again, depth, self._best_of_all, spare=4 * spare)
+            kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
+        return kept
+
+    def _nearest(self, queries: Vectors, depth: int) -> Candidates:
+        try:
+            return nearest(queries, self._blocks(), depth, device=self._device)
+        except torch.OutOfMemoryError:
+            logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
+        self._device = "cpu"
+        return nearest(queries, self._blocks(), depth, device=self._device)
+
+    def _ask(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
+        """Ask the FAISS index, then let the reranker score what it gives."""
+        index = self._index
+        fetched = min(depth + spare, self.num_rows)
+        if type(index).__name__.startswith("Gpu"):
+            if depth > GPU_MAX_K:
+                raise ConfigError(
+                    f"{depth} evidence a query exceed what FAISS finds on a GPU ({GPU_MAX_K}): "
+                    "use --index_factory Flat, or a smaller --num_evidence"
+                )
+            fetched = min(fetched, GPU_MAX_K)
+        queries = self._queries(examples)
+        batches = [queries[i : i + _QUERY_BATCH] for i in range(0, len(queries), _QUERY_BATCH)]
+        answers = [index.search(batch, fetched) for batch in batches]
+        scores, rows = (np.concatenate(part) for part in zip(*answers, strict=True))
+        return self.reranker.rerank(examples, Candidates.best(rows, scores, fetched)).top(depth)
+
+    @cached_property
+    def _index(self) -> Any:
+        """Find the FAISS index of all states, or build it."""
+        bank = self.reranker.bank
+        fields = {**self.reranker.fingerprint, "factory": self.factory, "metric": "ip"}
+        name = bank.folder.name.rpartition("-")[0]
+        folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
+        source = VectorSource(self.num_rows, self._width, self._states, self._in_order)
+        manifest = build_once(
+            folder,
+            stage=STAGE,
+            fingerprint=fields,
+            build=lambda aside: build_faiss(source, self.factory, aside / INDEX_FILE),
+            verify=True,
+        )
+        logger.info("exhaustive: index %s, recall %s", folder, manifest.counts["recall"])
+        return load_faiss(folder, self._device)
+
+    def _queries(self, examples: Sequence[Example]) -> Vectors:
+        """Give queries so that their inner products with what is indexed are the scores."""
+        bank = self.reranker.query_bank
+        keys = np.array([query_key(example) for example in examples], np.int64)
+        states = bank.states(keys)
+        return self._scaled(states, bank.norms(keys))
+
+    def _states(self, rows: Rows) -> Vectors:
+        bank = self.reranker.bank
+        return self._scaled(bank.states(rows), bank.norms(rows))
+
+    def _in_order(self) -> Iterator[Vectors]:
+        """Give all states by row: an index must not depend on the order the bank was filled in."""
+        for start in range(0, self.num_rows, self._block_rows):
+            yield self._states(np.arange(start, min(start + self._block_rows, self.num_rows)))
+
+    def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
+        """Give all states as they lie on disk."""
+        for block in self.reranker.bank.blocks(rows=self._block_rows):
+            yield block.keys, self._scaled(block.states, block.norms)
+
+    @property
+    def _block_rows(self) -> int:
+        return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
+
+    def _scaled(self, states: Vectors, norms: Vectors) -> Vectors:
+        return states / norms[:, None] if self.reranker.similarity == "cosine" else states
+
+
+def open_exhaustive(reranker: Reranker, artifacts: Path, *, factory: str) -> ExhaustiveSearch:
+    """Open the search without a first stage.
+
+    Args:
+        reranker: The second stage.
+        artifacts: Root of all products.
+        factory: FAISS factory string for the states; "Flat" compares them all.
+
+    Raises:
+        ConfigError: If the reranker has no states to search by.
+    """
+    if not isinstance(reranker, PromptedReranker):
+        raise ConfigError(
+            "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
+        )
+    return ExhaustiveSearch(reranker, artifacts, factory=factory)
+
+
+def num_kept(num_evidence: int, num_passages: int) -> int:
+    """Give how much evidence is kept on disk: the next multiple of 150, at most the corpus.
+
+    So all settings of d up to the paper's k share one product.
+    """
+    return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
+
+
+def _pairs(ours: Rows, true: Rows, depth: int) -> Iterator[tuple[Rows, Rows]]:
+    return zip(ours[:, :depth], true[:, :depth], strict=True)
+
+
+def _share(ours: Rows, true: Rows) -> float:
+    return len(np.intersect1d(ours, true)) / len(true)

@@ -1,0 +1,69 @@
+"""The benchmarks run whole, and write their figures."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import build_lm
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def load(name):
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # its dataclasses look themselves up
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.mark.slow
+def test_rerank_measures_all_ways(benchmark, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    # A long window: to a tokeniser of 500 words the prompt is long.
+    lms = [str(build_lm(tmp_path / kind, kind, window=2048)) for kind in ("opt", "llama")]
+    words = ["--quick", "--seconds", "0.1", "--num_texts", "24", "--device", "cpu"]
+    words += ["--lm", *lms, "--json", str(figures)]
+    assert benchmark("rerank").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    for way in ("literal", "released", "expanded", "packed", "cascade", "own", "floor"):
+        assert told[f"{way}_texts_per_second"] > 0
+    for name in ("speedup_vs_released", "share_of_floor", "share_of_matrix_rate"):
+        assert told[name] > 0
+    assert told["max_relative_error"] < 1e-4
+    assert "cascade" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_bank_measures_cost_size_and_what_fewer_bytes_change(benchmark, tmp_path, capfd):
+    figures = tmp_path / "figures.json"
+    lm = build_lm(tmp_path / "lm", "opt", window=2048)
+    words = ["--quick", "--device", "cpu", "--lm", str(lm), "--json", str(figures)]
+    assert benchmark("bank").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    assert told["second_run_texts_read"] == 0
+    assert 0.5 < told["int8_top16_same_dot"] <= told["float16_top16_same_dot"] + 0.1
+    assert told["rss_growth_mb_10k_to_100k"] < 200
+
+
+@pytest.mark.slow
+def test_quantized_measures_every_width(benchmark, tmp_path, capsys, two_threads):
+    figures = tmp_path / "figures.json"
+    words = ["--num_queries", "2", "--num_candidates", "12", "--num_evidence", "4"]
+    words += ["--device", "cpu", "--json", str(figures)]
+    assert benchmark("quantized").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    assert told["8bit_bytes_vs_float32"] < 1
+    assert told["4bit_bytes_vs_float32"] < told["8bit_bytes_vs_float32"]

@@ -1,0 +1,86 @@
+"""A damaged product is refused by name, and its way out is said."""
+
+import pytest
+from scripted import Bench, flip_byte
+
+DAMAGED = [
+    "indexes/bert-*/index.faiss",
+    "banks/gpt2-*/*.keys.npy",
+    "banks/gpt2-*/[0-9a-f]*.json",
+    "banks/gpt2-*/manifest.json",
+    "candidates/sst2/test-*/rows.npy",
+    "candidates/sst2/train-*/scores.npy",
+    "evidence/sst2/dev-*/rows.npy",
+    "evidence/sst2/test-*/manifest.json",
+    "corpora/corpus-*/manifest.json",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    bench = Bench(tmp_path_factory.mktemp("whole"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+    assert bench.train("whole").code == 0
+    return bench
+
+
+@pytest.mark.parametrize("pattern", DAMAGED)
+def test_a_damaged_artefact_is_named(whole, pattern):
+    path = sorted(whole.artifacts.glob(pattern))[0]
+    good = path.read_bytes()
+    flip_byte(path)
+    for name in ("whole", "another"):
+        told = whole.train(name).error
+        assert "damaged" in told
+        assert str(path) in told
+        assert "delete" in told
+    path.write_bytes(good)
+    assert not whole.run("another").exists()
+    assert "(reused)" in whole.train("whole").out
+
+
+def test_damaged_states_are_named_when_they_are_used(whole):
+    path = sorted(whole.artifacts.glob("banks/gpt2-*/*.states.npy"))[0]
+    good = path.read_bytes()
+    flip_byte(path)
+    assert "(reused)" in whole.train("whole").out  # its evidence is stored: no state is looked at
+    told = whole.train("another", similarity="cosine").error
+    assert f"{path} is damaged" in told
+    assert "delete" in told
+    path.write_bytes(good[:-1])
+    assert f"{path} is damaged" in whole.train("whole").error  # that it is short is seen at once
+    path.write_bytes(good)
+    assert not whole.run("another").exists()
+    assert whole.train("whole").code == 0
+
+
+@pytest.mark.parametrize("name", ["run.json", "arguments.json", "metrics.json"])
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_a_damaged_run_is_named(whole, name, text):
+    path = whole.run("whole") / name
+    good = path.read_bytes()
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    told = whole.evaluate("whole").error
+    assert f"{path} is damaged" in told
+    assert f"delete {whole.run('whole')}" in told
+    path.write_bytes(good)
+    assert whole.evaluate("whole").code == 0
+
+
+def test_arguments_of_another_version_are_named(whole):
+    path = whole.run("whole") / "arguments.json"
+    good = path.read_text()
+    path.write_text(good.replace('"num_candidates"', '"num_kandidates"'))
+    assert f"{path} is damaged" in whole.evaluate("whole").error
+    path.write_text(good)
+
+
+def test_damaged_weights_of_a_run_are_named(whole):
+    path = whole.run("whole") / "reader" / "model.safetensors"
+    good = path.read_bytes()
+    flip_byte(path)
+    for called in (whole.evaluate("whole"), whole.train("whole")):
+        assert f"{path} is damaged (it is not what metrics.json tells of)" in called.error
+    path.unlink()
+    assert f"{path} is missing: delete {path.parent}" in whole.evaluate("whole").error
+    path.write_bytes(good)
+    assert whole.evaluate("whole").code == 0

@@ -1,0 +1,114 @@
+"""`pgra plan` as a user calls it: a table, the same as numbers, and one line for a mistake."""
+
+import json
+import re
+
+import pytest
+from scripted import Bench, call, contents
+
+from pgra.cli import COMMANDS, main
+from pgra.commands.plan import describe_plan
+from pgra.commands.plan import main as plan_main
+
+_SKIPPED = ("model_name_or_path", "max_steps", "per_device_train_batch_size", "seed")
+
+
+@pytest.fixture(autouse=True)
+def no_budget_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def bench(tmp_path, lm_dirs, encoder_dirs, t5_dirs):
+    return Bench(tmp_path, lm_dirs["opt"], encoder_dirs["bert"], t5_dirs["t5"])
+
+
+def plan(bench, *words, **changes):
+    flags = {name: value for name, value in bench.flags.items() if name not in _SKIPPED}
+    pairs = [(f"--{name}", str(value)) for name, value in {**flags, **changes}.items()]
+    return call(plan_main, [*(word for pair in pairs for word in pair), *map(str, words)])
+
+
+def value_of(table, name, nth=0):
+    """Give the middle column of the nth line of that name."""
+    lines = [line for line in table.splitlines() if re.match(rf" +{name}  ", line)]
+    return re.split(r"  +", lines[nth].strip())[1]
+
+
+def test_the_table_holds_what_the_numbers_say(bench, tmp_path):
+    called = plan(bench, "--calibration_seconds", 1, "--json", tmp_path / "out" / "plan.json")
+    assert called.code == 0, called.err
+    numbers = json.loads((tmp_path / "out" / "plan.json").read_text())
+    texts = numbers["texts"]
+    assert called.out.startswith(f"plan of sst2 with {bench.lm} on cpu, ")
+    assert value_of(called.out, "queries") == str(sum(texts["queries"].values())) == "50"
+    assert value_of(called.out, "pairs") == str(texts["pairs"]) == "300"
+    assert value_of(called.out, "to read") == str(texts["to_read"])
+    assert texts["to_read"] == texts["distinct_passages"] + texts["distinct_queries"]
+    assert "counted: the first stage was searched in memory" in called.out
+    assert numbers["reading"]["flops_whole"] > numbers["reading"]["flops"] > 0
+    sizes = numbers["sizes"]
+    assert sizes["device"] == sizes["weights"] + sizes["prefix"] + sizes["batch"]
+    assert numbers["seconds"]["1"] >= numbers["seconds"]["8"] > 0
+    assert numbers["versions"]["torch"]
+    assert "rows" not in numbers["first"]
+
+
+def test_nothing_is_computed_for_keeps(bench):
+    assert plan(bench).code == 0
+    assert {name.split("/")[0] for name in contents(bench.artifacts)} == {"corpora"}
+
+
+def test_after_a_run_there_is_nothing_left_to_read(bench):
+    assert bench.train("x", num_candidates=2).code == 0
+    before = contents(bench.artifacts)
+    told = plan(bench, num_candidates=2).out
+    assert contents(bench.artifacts) == before
+    assert value_of(told, "to read") == "0"
+    assert "counted: the candidates are stored" in told
+    assert "0 LM forwards" in told
+    assert value_of(plan(bench, bank="full").out, "to read") != "0"  # the control
+
+
+def test_without_calibration_no_time_is_told(bench):
+    told = plan(bench, "--calibration_seconds", 0).out
+    assert "time: not predicted (--calibration_seconds 0)" in told
+    assert value_of(told, "distinct passages").startswith("~")
+    assert "as if candidates were drawn at random" in told
+    assert "processes" not in told
+
+
+def test_exhaustive_has_no_first_stage(bench):
+    told = plan(bench, retriever="exhaustive", calibration_seconds=0).out
+    assert "first stage: none, the LM's own states are searched" in told
+    assert value_of(told, "distinct passages") == "12"
+    assert "passages to encode" not in told
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"calibration_seconds": -1}, r"calibration_seconds is -1\.0: it must be 0"),
+        ({"calibration_seconds": "nan"}, "calibration_seconds is nan: it must be 0"),
+        ({"calibration_seconds": "inf"}, "calibration_seconds is inf: it must be 0"),
+        ({"num_evidence": 0}, "the LM has nothing to read with --num_evidence 0"),
+        ({"num_candidates": 99}, r"num_candidates \(99\) exceeds the corpus"),
+        ({"lm": "nope/nope"}, "cannot find model 'nope/nope'"),
+        ({"learning_rate": 1}, "unknown argument '--learning_rate'"),
+        ({"task": "nope"}, "unknown task 'nope'"),
+        ({"max_prompt_tokens": 20}, r"the prompt has \d+ tokens before any text"),
+    ],
+)
+def test_a_mistake_is_one_line(bench, change, message):
+    assert re.search(message, plan(bench, **change).error)
+
+
+def test_a_json_that_is_a_folder_is_refused_before_anything_runs(bench):
+    assert "is a folder: name a file in it" in plan(bench, "--json", bench.root).error
+    assert not bench.artifacts.exists()
+
+
+def test_it_is_a_command_of_pgra(capsys):
+    assert COMMANDS["plan"].module == plan_main.__module__ == describe_plan.__module__
+    assert main(["--help"]) == 0
+    assert "plan " in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""Attention in two parts equals attention to all keys at once, and copies no prefix."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import SENTENCES
+from test_prefix import PROMPT, TEXTS, relative_error, whole_prompts
+
+from pgra.models import cascade
+from pgra.models.cascade import Cascade, attend, prepare_prefix
+from pgra.models.causal_lm import CausalLM
+from pgra.models.loading import find_model
+from pgra.models.packing import RowLayout
+from pgra.models.prefix import PromptedEncoder
+from pgra.models.shared_prefix import WAYS
+
+LAYER = SimpleNamespace(layer_idx=1, is_causal=True)
+HEADS, KEY_HEADS, WIDTH, S, R, T = 4, 2, 8, 11, 3, 5
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.fixture
+def tensors():
+    query = draw(R, HEADS, T, WIDTH)
+    key, value = draw(R, KEY_HEADS, T, WIDTH), draw(R, KEY_HEADS, T, WIDTH) + 1
+    prefix = (draw(1, KEY_HEADS, S, WIDTH), draw(1, KEY_HEADS, S, WIDTH) - 1)
+    return query, key, value, prefix
+
+
+def whole_attention(query, key, value, prefix, scaling):
+    """Softmax over the prefix's and the own keys together, in float64."""
+    groups = HEADS // KEY_HEADS
+    keys, values = (
+        torch.cat([far.expand(R, -1, -1, -1), near], dim=2).repeat_interleave(groups, 1).double()
+        for far, near in zip(prefix, (key, value), strict=True)
+    )
+    scores = query.double() @ keys.transpose(2, 3) * scaling
+    seen = torch.ones(T, S + T, dtype=torch.bool).tril(S)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    return (weights @ values).transpose(1, 2).float()
+
+
+def in_two_parts(query, key, value, prefix, scaling=0.3, **kwargs):
+    other = tuple(torch.zeros_like(part) for part in prefix)
+    told = Cascade(prepare_prefix([other, prefix], HEADS))
+    return attend(LAYER, query, key, value, None, scaling=scaling, cascade=told, **kwargs)[0]
+
+
+def test_two_parts_are_the_whole(tensors):
+    torch.testing.assert_close(in_two_parts(*tensors), whole_attention(*tensors, 0.3))
+
+
+def test_a_key_of_the_prefix_moves_the_result(tensors):
+    query, key, value, prefix = tensors
+    before = in_two_parts(query, key, value, prefix)
+    prefix[0][0, 0, 3] += 1
+    assert not torch.allclose(in_two_parts(query, key, value, prefix), before, atol=1e-3)
+
+
+def test_what_stands_after_a_text_does_not_matter(tensors):
+    query, key, value, prefix = tensors
+    before = in_two_parts(query, key, value, prefix)
+    key[0, :, 3:], value[0, :, 3:] = 99, -99
+    after = in_two_parts(query, key, value, prefix)
+    torch.testing.assert_close(after[0, :3], before[0, :3])
+    assert not torch.allclose(after[0, 3:], before[0, 3:])
+
+
+def test_huge_scores_do_not_overflow(tensors):
+    query, key, value, prefix = tensors
+    found = in_two_parts(query * 1000, key, value, prefix)
+    torch.testing.assert_close(found, whole_attention(query * 1000, key, value, prefix, 0.3))
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "softcap", "s_aux"])
+def test_attentions_that_weigh_otherwise_are_refused(tensors, name):
+    with pytest.raises(ValueError, match=f"with {name} cannot be taken in two parts"):
+        in_two_parts(*tensors, **{name: 4})
+
+
+def test_the_prefix_is_not_copied_behind_texts(lm_dir):
+    ours = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing="cascade")
+    stock = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing="expanded")
+    for encoder in (ours, stock):
+        encoder.encode(TEXTS)
+    assert not ours._behind._caches
+    assert stock._behind._caches  # the control keeps copies
+    assert all(len(keys) == 1 for keys, _ in ours._behind._prepared_prefix)
+
+
+def test_the_lm_goes_the_stock_way_again_afterwards(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["llama"]))
+    before = lm.model.config._attn_implementation
+    PromptedEncoder(lm, PROMPT, sharing="cascade").encode(SENTENCES)
+    assert lm.model.config._attn_implementation == before
+
+
+def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dir):
+    truth = whole_prompts(lm_dir, TEXTS)
+    errors = {}
+    for sharing in ("cascade", "none"):
+        lm = CausalLM.from_name(str(lm_dir), dtype="bfloat16")
+        states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(TEXTS).float()
+        errors[sharing] = ((states - truth).norm(dim=1) / truth.norm(dim=1)).mean()
+    assert errors["cascade"] < 1.25 * errors["none"]
+
+
+@pytest.mark.slow
+def test_the_real_lm_gives_the_states_of_whole_prompts(two_threads):
+    folder, texts = find_model("bundled:smollm2-135m").path, [*TEXTS[:3], *TEXTS[-3:]]
+    truth, lm = whole_prompts(folder, texts), CausalLM.from_name(folder)
+    for sharing in WAYS:
+        states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(texts)
+        assert relative_error(states, truth) < 1e-4
+
+
+@pytest.mark.gpu
+def test_a_gpus_one_row_is_the_cpus_rows():
+    lengths, device = [5, 2, 4], torch.device("cuda")
+    rows = cascade.cascade_rows(3, device)
+    layout = RowLayout.of(lengths, rows)
+    spans = cascade.find_spans(layout, S, device)
+    flat = draw(3, 1, HEADS, sum(lengths), WIDTH).to(torch.bfloat16)
+    flat = [flat[0], flat[1][:, :KEY_HEADS], flat[2][:, :KEY_HEADS]]
+    prefix = draw(2, 1, KEY_HEADS, S, WIDTH).to(torch.bfloat16)
+    told = Cascade([tuple(prefix.to(device))] * 2, spans)
+    found = (
+        attend(LAYER, *(x.to(device) for x in flat), None, scaling=0.3, cascade=told)[0]
+        .cpu()
+        .float()
+    )
+    alone = Cascade(prepare_prefix([tuple(prefix.float())] * 2, HEADS))
+    start = 0
+    for length in lengths:
+        part = [x[:, :, start : start + length].float() for x in flat]
+        one = attend(LAYER, *part, None, scaling=0.3, cascade=alone)[0]
+        torch.testing.assert_close(found[:, start : start + length], one, rtol=0.03, atol=0.03)
+        start += length
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sharing", ["cascade", "packed", "expanded"])
+def test_a_gpus_states_are_the_cpus(lm_dir, sharing):
+    lm = CausalLM.from_name(str(lm_dir), dtype="bfloat16", device="cuda")
+    states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(TEXTS)
+    assert relative_error(states.float(), whole_prompts(lm_dir, TEXTS)) < 0.1

@@ -1,0 +1,293 @@
+"""The search without a first stage, against a sort of all products written down plainly."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES
+
+from index_build.__main__ import main as build_main
+from pgra.cli import main, run
+from pgra.config import CorpusArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError
+from pgra.models.causal_lm import CausalLM
+from pgra.models.prefix import PromptedEncoder
+from pgra.prompts.fewshot import build_prompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank.base import FirstStageOrder
+from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
+from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.retrieval.exact import nearest
+from pgra.types import Example
+
+TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
+WORDS = {"negative": "negative", "positive": "positive"}
+TRAIN = [
+    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
+    for i, label in enumerate(["negative", "positive"] * 3)
+]
+QUERIES = [Example(f"test-{i}", {"text": f"Film number {i}."}) for i in range(9)]
+NUM_ROWS, WIDTH = 400, 32
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Many blocks of passages and several chunks of queries, as a large corpus has."""
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 37)
+    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 12)
+
+
+def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
+    path = tmp_path / "passages.txt"
+    path.write_text("\n".join(texts) + "\n")
+    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
+    prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
+    reranker = PromptedReranker(encoder, corpus, tmp_path, similarity=similarity, shard_rows=64)
+    return ExhaustiveSearch(reranker, tmp_path, factory=factory)
+
+
+def put(bank, keys, states, shard_rows=64):
+    """Write chosen states into a bank, as if an LM had given them."""
+    of = dict(zip(keys.tolist(), torch.from_numpy(states), strict=True))
+    bank.fill(
+        keys,
+        lambda part: part,
+        lambda part, advance: torch.stack([of[key] for key in part.tolist()]),
+        shard_rows=shard_rows,
+    )
+
+
+def search_of(lm_dirs, tmp_path, passages, queries, **kwargs):
+    """Search chosen states: passages' (P, H) and queries' (B, H)."""
+    search = make_search(lm_dirs, tmp_path, [f"Text {i}." for i in range(len(passages))], **kwargs)
+    middle = np.arange(100, 164)  # there already, so that rows do not lie in order
+    put(search.reranker.bank, middle, passages[middle])
+    put(search.reranker.bank, np.arange(len(passages)), passages)
+    keys = np.array([query_key(query) for query in QUERIES[: len(queries)]])
+    put(search.reranker.query_bank, keys, queries)
+    return search
+
+
+def random_states(count, seed):
+    return np.random.default_rng(seed).standard_normal((count, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_it_is_a_sort_of_all_scores(lm_dirs, tmp_path, similarity):
+    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
+    search = search_of(lm_dirs, tmp_path, passages, queries, similarity=similarity)
+    found = search.search(QUERIES, 12)
+    dot = queries.astype(np.float64) @ passages.T.astype(np.float64)
+    lengths = np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(passages, axis=1)
+    scores = {"dot": dot, "cosine": dot / lengths}
+    order = np.argsort(-scores[similarity], axis=1)[:, :12]
+    np.testing.assert_array_equal(found.rows, order)
+    np.testing.assert_allclose(
+        found.scores, np.take_along_axis(scores[similarity], order, 1), rtol=1e-5
+    )
+    other = scores["cosine" if similarity == "dot" else "dot"]
+    assert (np.argsort(-other, axis=1)[:, :12] != order).any()  # the control
+
+
+TIES = np.random.default_rng(2).integers(-1, 2, (NUM_ROWS, WIDTH)).astype(np.float32)
+
+
+def tied_order(queries, depth):
+    """Small whole numbers: products are exact, and many are equal."""
+    products = queries @ TIES.T
+    rows = np.broadcast_to(np.arange(NUM_ROWS), products.shape)
+    return np.lexsort((rows, -products))[:, :depth]
+
+
+@pytest.mark.parametrize("depth", [1, 12, 150, NUM_ROWS])
+def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
+    monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
+    queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)  # products from -3 to 3
+    search = search_of(lm_dirs, tmp_path, TIES, queries)
+    np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
+
+
+def test_without_a_second_look_ties_at_the_cut_would_be_lost(lm_dirs, tmp_path, monkeypatch):
+    monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
+    monkeypatch.setattr("pgra.rerank.exhaustive._ROUNDING", -1.0)
+    queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)
+    search = search_of(lm_dirs, tmp_path, TIES, queries)
+    assert (search.search(QUERIES, 150).rows != tied_order(queries, 150)).any()
+
+
+def test_chunks_and_neighbours_do_not_matter(lm_dirs, tmp_path, monkeypatch):
+    search = search_of(lm_dirs, tmp_path, random_states(NUM_ROWS, 0), random_states(9, 1))
+    parts = search.search(QUERIES, 12)
+    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 28)
+    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 16_384)
+    whole, alone = search.search(QUERIES, 12), search.search(QUERIES[4:5], 12)
+    np.testing.assert_array_equal(parts.rows, whole.rows)
+    np.testing.assert_array_equal(alone.rows[0], whole.rows[4])
+    assert (whole.rows[4] != whole.rows[5]).any()  # the control
+
+
+def test_a_full_gpu_leaves_the_search_to_the_cpu(lm_dirs, tmp_path, monkeypatch, caplog):
+    search = search_of(lm_dirs, tmp_path, random_states(NUM_ROWS, 0), random_states(9, 1))
+    alone = search.search(QUERIES, 12)
+    asked = []
+
+    def fail_once(*args, device):
+        asked.append(device)
+        next(iter(args[1]))  # some of the bank was read already
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return nearest(args[0], search._blocks(), args[2], device=device)
+
+    monkeypatch.setattr("pgra.rerank.exhaustive.nearest", fail_once)
+    search._device = "cuda"
+    again = search.search(QUERIES, 12)
+    np.testing.assert_array_equal(again.rows, alone.rows)
+    assert asked[0] == "cuda"
+    assert set(asked[1:]) == {"cpu"}
+    assert "compared on the CPU, not on cuda" in caplog.text
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path, similarity):
+    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
+    states = {"similarity": similarity, "factory": "IVF8,Flat"}
+    search = search_of(lm_dirs, tmp_path, passages, queries, **states)
+    found = search.search(QUERIES, 150)
+    (folder,) = (path.parent for path in (tmp_path / "indexes").glob("*/manifest.json"))
+    assert folder.name.startswith("bank-states-")
+    counts = json.loads((folder / "manifest.json").read_text())["counts"]
+    assert (counts["rows"], counts["dim"], counts["is_exact"]) == (NUM_ROWS, WIDTH, False)
+    assert counts["recall"]["150"] >= 0.95 or counts["search"]["nprobe"] == 8
+    scores = queries @ passages.T
+    if similarity == "cosine":
+        scores /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(passages, axis=1)
+    np.testing.assert_allclose(
+        found.scores, np.take_along_axis(scores, found.rows, 1), rtol=1e-5, atol=1e-5
+    )
+    assert (np.diff(found.scores, axis=1) <= 0).all()
+    true = np.argsort(-scores, axis=1)
+    shares = [len(set(a[:10]) & set(b[:10])) / 10 for a, b in zip(found.rows, true, strict=True)]
+    recall = search.measure_recall(QUERIES, found)
+    assert recall["10"] == pytest.approx(np.mean(shares), abs=1e-4)
+    assert set(recall) == {"10", "150"}
+
+
+def test_a_lossy_index_says_what_it_loses_on_the_queries(lm_dirs, tmp_path):
+    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
+    search = search_of(lm_dirs, tmp_path, passages, queries, factory="PQ2x4")
+    found = search.search(QUERIES, 5)
+    recall = search.measure_recall(QUERIES, found)
+    assert set(recall) == {"5"}
+    assert 0 < recall["5"] < 1
+    exact = ExhaustiveSearch(search.reranker, tmp_path)
+    assert exact.measure_recall(QUERIES, exact.search(QUERIES, 5)) == {"5": 1.0}
+
+
+def test_an_index_is_built_once_and_refused_when_damaged(lm_dirs, tmp_path, monkeypatch):
+    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
+    search = search_of(lm_dirs, tmp_path, passages, queries, factory="HNSW8")
+    first = search.search(QUERIES, 5)
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("built again")
+
+    monkeypatch.setattr("pgra.rerank.exhaustive.build_faiss", refuse)
+    again = ExhaustiveSearch(search.reranker, tmp_path, factory="HNSW8").search(QUERIES, 5)
+    np.testing.assert_array_equal(again.rows, first.rows)
+    (file,) = (tmp_path / "indexes").glob("*/index.faiss")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ArtifactError, match="index.faiss is damaged .*: delete .* run the stage"):
+        ExhaustiveSearch(search.reranker, tmp_path, factory="HNSW8").search(QUERIES, 5)
+
+
+def test_another_similarity_or_factory_is_another_index_and_other_evidence(lm_dirs, tmp_path):
+    one, other, third = (
+        make_search(lm_dirs, tmp_path, SENTENCES, similarity=similarity, factory=factory)
+        for similarity, factory in (("dot", "Flat"), ("cosine", "Flat"), ("dot", "HNSW8"))
+    )
+    prints = [json.dumps(dict(s.fingerprint), sort_keys=True) for s in (one, other, third)]
+    assert len(set(prints)) == 3
+    assert one.fingerprint["retriever"] == "exhaustive"
+
+
+def test_all_passages_and_the_queries_are_read_once(lm_dirs, tmp_path):
+    search = make_search(lm_dirs, tmp_path, SENTENCES)
+    assert search.prepare(QUERIES[:2]).num_new == 12 + 2
+    work = search.prepare(QUERIES[:3])
+    assert (work.num_passages, work.num_new) == (12, 1)
+
+
+def test_an_index_that_cannot_work_is_refused_before_the_lm_reads(lm_dirs, tmp_path):
+    search = make_search(lm_dirs, tmp_path, SENTENCES, factory="IVF4096,Flat")
+    with pytest.raises(ConfigError, match="has 4096 lists, the corpus 12 passages"):
+        search.prepare(QUERIES)
+    search = make_search(lm_dirs, tmp_path, SENTENCES, factory="Flatt")
+    with pytest.raises(ConfigError, match="index_factory 'Flatt' does not work for 32-wide"):
+        search.prepare(QUERIES)
+    assert len(search.reranker.bank) == 0
+
+
+def test_misuse_is_refused(lm_dirs, tmp_path):
+    search = make_search(lm_dirs, tmp_path, SENTENCES)
+    with pytest.raises(ValueError, match="the corpus has 12 passages, the bank 0 states"):
+        search.search(QUERIES, 5)
+    search.prepare(QUERIES)
+    with pytest.raises(ValueError, match="depth is 13, the corpus has 12"):
+        search.search(QUERIES, 13)
+    with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
+        open_exhaustive(FirstStageOrder(), tmp_path, factory="Flat")
+
+
+@pytest.mark.parametrize(
+    ("num_evidence", "num_passages", "kept"),
+    [(1, 10**6, 150), (150, 10**6, 150), (151, 10**6, 300), (16, 12, 12)],
+)
+def test_evidence_is_kept_in_steps_of_150(num_evidence, num_passages, kept):
+    assert num_kept(num_evidence, num_passages) == kept
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda argv: run(build_main, argv), "'exhaustive' is no first stage: .* choose bm25, de"),
+        (lambda argv: main(["search", "a text", *argv]), "'exhaustive' is no first stage"),
+        (lambda argv: main(["demo", *argv]), "the demo compares the evidence of both stages"),
+    ],
+)
+def test_what_needs_a_first_stage_refuses_it(call, message, tmp_path, capsys):
+    argv = ["--corpus", str(tmp_path / "none.txt"), "--retriever", "exhaustive", "--device", "cpu"]
+    assert call([*argv, "--artifacts_dir", str(tmp_path / "a")]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("pgra: error: ")
+    assert re.search(message, told)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_command_shows_one_stage_and_names_no_candidates(
+    lm_dirs, corpus_file, review_files, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "500")  # nothing is folded
+    flags = [
+        *("--task", "sst2", "--lm", str(lm_dirs["opt"]), "--num_exemplars", "2"),
+        *("--num_evidence", "2", "--corpus", str(corpus_file), "--device", "cpu"),
+        *("--train_file", str(review_files["train"]), "--test_file", str(review_files["test"])),
+        *("--artifacts_dir", str(tmp_path / "artifacts"), "--retriever", "exhaustive"),
+    ]
+    text = [SENTENCES[4], *flags, "--similarity", "cosine", "--num_shown", "3"]
+    assert main(["rerank", *text]) == 0
+    query, head, *hits = capsys.readouterr().out.splitlines()
+    assert query == f"query: {SENTENCES[4]}"
+    assert head == f"exhaustive, 12 passages: {lm_dirs['opt']}, cosine"
+    assert len(hits) == 3
+    assert hits[0].split(maxsplit=1) == ["1.0000", SENTENCES[4]]  # itself
+    assert float(hits[1].split()[0]) < 0.9999
+    assert main(["rerank", *flags]) == 0
+    told = capsys.readouterr().out
+    assert told.count("evidence: ") == 3
+    assert "candidates: " not in told

@@ -1,0 +1,196 @@
+"""A plan against the run that it foresees."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pgra.config import (
+    CorpusArguments,
+    DataArguments,
+    PgraArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RuntimeArguments,
+)
+from pgra.errors import ConfigError
+from pgra.models.calibration import Speed
+from pgra.pipelines.pgra import find_evidence, read_task
+from pgra.pipelines.plan import make_plan
+
+
+@pytest.fixture(autouse=True)
+def no_budget_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs):
+    return PgraArguments(
+        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
+        data=DataArguments(
+            task="sst2",
+            train_file=str(review_files["train"]),
+            test_file=str(review_files["test"]),
+        ),
+        corpus=CorpusArguments(corpus=str(corpus_file)),
+        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
+        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
+        reader=ReaderArguments(),
+    )
+
+
+def with_rerank(args, **changes):
+    return replace(args, rerank=replace(args.rerank, **changes))
+
+
+def with_retriever(args, **changes):
+    return replace(args, retriever=replace(args.retriever, **changes))
+
+
+@pytest.fixture
+def plain(args):
+    """With the first stage that is quickest to try."""
+    return with_retriever(args, retriever="bm25")
+
+
+def run(args, monkeypatch):
+    """Run both stages; give what the LM read."""
+    from pgra.rerank import PromptedReranker
+
+    done, prepare = [], PromptedReranker.prepare
+
+    def listen(self, *args, **kwargs):
+        done.append(prepare(self, *args, **kwargs))
+        return done[-1]
+
+    monkeypatch.setattr(PromptedReranker, "prepare", listen)
+    found = read_task(args)
+    find_evidence(found, args)
+    return done[-1]
+
+
+def bank_bytes(args):
+    """Count the bytes of all arrays in all banks, without the files' heads."""
+    paths = (args.artifacts / "banks").rglob("*.npy")
+    return sum(np.load(path, mmap_mode="r").nbytes for path in paths)
+
+
+WAYS = {
+    "dense": {},
+    "bm25": {"retriever": "bm25"},
+    "exhaustive": {"retriever": "exhaustive"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_run_reads_what_was_planned(args, way, monkeypatch):
+    args = with_retriever(args, **WAYS[way])
+    plan = make_plan(args, seconds=1)
+    assert [path.name for path in args.artifacts.iterdir()] == ["corpora"]
+    assert plan.texts.is_exact
+    work = run(args, monkeypatch)
+    assert plan.texts.to_read == work.num_new
+    assert plan.texts.distinct_passages == work.num_passages
+    assert plan.texts.banked == 0
+    # Finding out whether the prefix can be shared may read some texts more.
+    assert plan.reading.tokens == pytest.approx(work.num_tokens, abs=plan.reading.prefix)
+    assert plan.sizes.bank == bank_bytes(args)
+    again = make_plan(args, seconds=1)
+    assert (again.texts.to_read, again.reading.tokens, again.sizes.bank) == (0, 0, 0)
+    assert again.texts.banked == work.num_new
+    assert (again.speed, again.seconds()) == (None, 0.0)
+
+
+def test_numbers_by_hand(args):
+    plan = make_plan(args, seconds=0)
+    # 40 reviews: 4 to choose on, 4 of the other 36 in the prompt.
+    assert plan.texts.queries == {"train": 32, "dev": 4, "test": 12}
+    assert plan.texts.pairs == 48 * 6
+    assert plan.texts.most_passages == 12
+    assert plan.texts.basis == "guessed"
+    assert plan.shards == 1
+    small = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
+    assert small.shards == -(-small.texts.to_read // 7) > 1
+
+
+def test_a_full_bank_reads_the_whole_corpus(plain, monkeypatch):
+    plain = with_retriever(plain, num_candidates=3)
+    lazy, full = make_plan(plain, seconds=1), with_rerank(plain, bank="full")
+    plan = make_plan(full, seconds=1)
+    assert (plan.texts.basis, plan.texts.distinct_passages) == ("whole corpus", 12)
+    assert lazy.texts.distinct_passages < 12
+    assert plan.texts.to_read == run(full, monkeypatch).num_new
+
+
+def test_a_bank_that_is_there_in_part_counts(plain, monkeypatch):
+    run(with_retriever(plain, num_candidates=3), monkeypatch)
+    plan = make_plan(plain, seconds=1)
+    assert plan.texts.banked > 0
+    assert plan.texts.to_read == run(plain, monkeypatch).num_new
+
+
+def test_sharing_the_prefix_is_what_saves(args):
+    shared = make_plan(args, seconds=0)
+    read, prefix, texts = shared.reading, shared.reading.prefix, shared.texts.to_read
+    assert read.tokens_whole == pytest.approx(read.tokens + prefix * (texts - 1), abs=2)
+    assert read.flops_whole > 3 * read.flops
+    alone = make_plan(with_rerank(args, prefix_sharing="none"), seconds=0)
+    assert alone.reading.tokens == alone.reading.tokens_whole == read.tokens_whole
+    assert alone.sizes.prefix == 0 < shared.sizes.prefix
+
+
+def test_a_sample_stands_for_all(plain, monkeypatch):
+    exact = make_plan(plain, seconds=1).reading
+    monkeypatch.setattr("pgra.pipelines.plan._SAMPLE", 8)
+    part = make_plan(plain, seconds=1).reading
+    assert part.sampled == 16 < exact.sampled
+    assert part.tokens == pytest.approx(exact.tokens, rel=0.25)
+    assert part.tokens != exact.tokens
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
+def test_the_banks_bytes_follow_its_dtype(plain, dtype, monkeypatch):
+    plan = make_plan(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), seconds=1)
+    run(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), monkeypatch)
+    assert plan.sizes.bank == bank_bytes(plain)
+    width, passages = 32, plan.texts.distinct_passages
+    queries = plan.texts.distinct_queries * (width * 4 + 12)
+    saved = {"auto": 4, "float16": 2, "int8": 1}[dtype]
+    scales = -(-passages // 7) * width * 8 if dtype == "int8" else 0
+    assert plan.sizes.bank == queries + passages * (width * saved + 12) + scales
+
+
+def test_time_is_load_and_tokens_shared_among_processes(args):
+    plan = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
+    assert plan.seconds() is None
+    plan = replace(
+        plan,
+        shards=5,
+        speed=Speed(texts=1, tokens=50, seconds=1.0, load_seconds=3.0),
+        reading=replace(plan.reading, tokens=1000),
+    )
+    assert plan.seconds() == 3 + 1000 / 50
+    assert plan.seconds(2) == 3 + 0.6 * 20  # one has three of the five shards
+    assert plan.seconds(8) == 3 + 0.2 * 20
+
+
+def test_the_lm_is_measured_only_when_asked(args):
+    plan = make_plan(args, seconds=1)
+    assert plan.speed.texts >= 1
+    assert plan.seconds() > plan.speed.load_seconds
+    assert make_plan(args, seconds=0).speed is None
+
+
+@pytest.mark.parametrize("change", [{"num_evidence": 0}, {"reranker": "none"}])
+def test_a_run_without_the_lm_is_refused(args, change):
+    with pytest.raises(ConfigError, match="the LM has nothing to read with --num_evidence 0 or"):
+        make_plan(with_rerank(args, **change))
+    assert not args.artifacts.exists()
+
+
+def test_more_candidates_than_passages_are_refused(args):
+    with pytest.raises(ConfigError, match=r"num_candidates \(13\) exceeds the corpus \(12"):
+        make_plan(with_retriever(args, num_candidates=13))
+    make_plan(with_retriever(args, num_candidates=13, retriever="exhaustive"), seconds=0)

@@ -1,0 +1,245 @@
+"""LMs in 8 and 4 bits: near the states of the plain weights, smaller, and never mixed with them."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+from conftest import SENTENCES
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from pgra.config import RerankArguments
+from pgra.errors import ConfigError, ModelError
+from pgra.models.causal_lm import CausalLM
+from pgra.models.placement import check_8bit
+from pgra.models.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+
+KINDS = ["gpt2", "llama", "opt", "opt-350m"]
+WAYS = [("8bit", kind) for kind in KINDS[1:]] + [("4bit", kind) for kind in KINDS]
+IDS = [list(range(5, 25)), list(range(9, 18)), list(range(20, 50))]
+ERRORS = {"8bit": 0.03, "4bit": 0.4}
+# The 16 values of NF4 (Dettmers et al. 2023, appendix E), times the largest of 64 weights.
+NF4 = torch.tensor(
+    [
+        *(-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
+        *(0.07958030, 0.16093020, 0.24611230, 0.33791524, 0.44070983, 0.56261700, 0.72295684, 1.0),
+    ]
+)
+WIDTHS = {
+    "gpt2": {"n_embd": 64},
+    "llama": {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16},
+    "opt": {"hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128},
+    "opt-350m": {"hidden_size": 128, "word_embed_proj_dim": 64, "ffn_dim": 128},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(lm_dirs, tmp_path_factory):
+    """The tiny LMs, 64 and more wide: 4-bit weights share a scale by 64."""
+    made = {}
+    for kind in KINDS:
+        made[kind] = folder = tmp_path_factory.mktemp(kind)
+        config = AutoConfig.from_pretrained(lm_dirs[kind], **WIDTHS[kind])
+        model = AutoModelForCausalLM.from_config(config)
+        generator = torch.Generator().manual_seed(7)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(lm_dirs[kind]).save_pretrained(folder)
+    return made
+
+
+def load(folder, quantization="none", dtype="float32"):
+    return CausalLM.from_name(
+        str(folder), device="cpu", dtype=dtype, quantization=quantization, device_map="none"
+    )
+
+
+def relative_error(states, truth):
+    states, truth = states.float(), truth.float()
+    return float(((states - truth).norm(dim=1) / truth.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize(("quantization", "kind"), WAYS)
+def test_states_are_near_those_of_the_plain_weights(folders, kind, quantization):
+    truth = load(folders[kind]).states_of(IDS)
+    states = load(folders[kind], quantization).states_of(IDS)
+    assert states.dtype == torch.float32
+    assert 0 < relative_error(states, truth) < ERRORS[quantization]
+    assert relative_error(states, truth.roll(1, 0)) > 0.5
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt", "opt-350m"])
+def test_8bit_states_are_those_of_rows_rounded_to_256_steps(folders, kind):
+    rounded = load(folders[kind])
+    for layer in rounded.model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            weight = layer.weight.data
+            step = weight.abs().amax(1, keepdim=True) / 127.5
+            # As it is written there: a row's largest weight lies between two steps.
+            layer.weight.data = (weight * (1 / step)).round().clamp(-128, 127) * step
+    states = load(folders[kind], "8bit").states_of(IDS)
+    assert relative_error(states, rounded.states_of(IDS)) < 1e-5
+    assert relative_error(states, load(folders[kind]).states_of(IDS)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_4bit_states_are_those_of_weights_rounded_to_nf4(folders, kind):
+    rounded = load(folders[kind])
+    for layer in rounded.model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            blocks = layer.weight.data.view(-1, 64)
+            scale = blocks.abs().amax(1, keepdim=True)
+            nearest = (blocks[..., None] / scale[..., None] - NF4).abs().argmin(-1)
+            layer.weight.data = (NF4[nearest] * scale).view_as(layer.weight)
+    states = load(folders[kind], "4bit").states_of(IDS)
+    assert relative_error(states, rounded.states_of(IDS)) < 1e-4
+    assert relative_error(states, load(folders[kind]).states_of(IDS)) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kind"),
+    [("8bit", "llama"), ("8bit", "opt"), ("4bit", "gpt2"), ("4bit", "opt")],
+)
+def test_states_come_in_the_dtype_asked_for(folders, kind, quantization):
+    states = load(folders[kind], quantization, "bfloat16").states_of(IDS)
+    assert states.dtype == torch.bfloat16
+    truth = load(folders[kind]).states_of(IDS)
+    assert relative_error(states, truth) < ERRORS[quantization] + 0.05
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("8bit", 0.28), ("4bit", 0.16)])
+def test_the_layers_weights_take_a_quarter_and_an_eighth_of_the_bytes(folders, quantization, most):
+    def stored(weight):
+        if hasattr(weight, "__tensor_flatten__"):  # else it tells the bytes that it would have
+            return sum(getattr(weight, name).nbytes for name in weight.__tensor_flatten__()[0])
+        return weight.nbytes
+
+    def layer_bytes(lm):
+        return sum(stored(p) for p in lm.model.layers.parameters() if p.dim() > 1)
+
+    plain, small = load(folders["llama"]), load(folders["llama"], quantization)
+    assert layer_bytes(small) < most * layer_bytes(plain)
+
+
+def test_a_device_map_takes_quantized_weights_too(folders):
+    for quantization in ("8bit", "4bit"):
+        plain = load(folders["llama"], quantization)
+        name = str(folders["llama"])
+        spread = CausalLM.from_name(
+            name, device="cpu", dtype="float32", quantization=quantization, device_map="auto"
+        )
+        assert torch.equal(spread.states_of(IDS), plain.states_of(IDS))
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_states_do_not_depend_on_the_batch(folders, quantization):
+    lm = load(folders["llama"], quantization)
+    alone = torch.cat([lm.states_of([ids]) for ids in IDS])
+    torch.testing.assert_close(lm.states_of(IDS), alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("quantization", "kind"), WAYS)
+def test_the_prefix_is_shared_all_the_same(folders, kind, quantization):
+    prompt = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
+    lm = load(folders[kind], quantization)
+    shared, whole = PromptedEncoder(lm, prompt), PromptedEncoder(lm, prompt, sharing="none")
+    assert relative_error(shared.encode(SENTENCES), whole.encode(SENTENCES)) < lm.tolerance
+    assert shared.way != whole.way == "none"
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_quantized_weights_that_do_not_fit_name_the_ways_out(folders, monkeypatch, quantization):
+    little = psutil.virtual_memory()._replace(available=60_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    lm = CausalLM.from_name(
+        str(folders["llama"]), device="cpu", quantization=quantization, device_map="auto"
+    )
+    with pytest.raises(ModelError, match=f"In {quantization} an LM must lie on its GPUs whole"):
+        lm.states_of(IDS)
+
+
+def test_plain_and_quantized_states_are_never_taken_for_each_other(folders):
+    prints = [load(folders["opt"], how).fingerprint for how in ("none", "8bit", "4bit")]
+    assert [fields.get("quantization") for fields in prints] == [None, "8bit", "4bit"]
+    assert set(prints[0]) == {"model", "dtype"}  # as it was before there were other kinds
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_the_tolerance_follows_the_dtype_alone(folders, quantization):
+    assert load(folders["opt"], quantization).tolerance == 1e-4
+    assert load(folders["opt"], quantization, "bfloat16").tolerance == 0.05
+
+
+def test_8bit_refuses_an_lm_whose_layers_it_would_leave_as_they_are(folders):
+    with pytest.raises(ModelError, match="leaves 100% of the weights of .* know its Conv1D layers"):
+        load(folders["gpt2"], "8bit").states_of(IDS)
+    assert load(folders["gpt2"], "4bit").states_of(IDS).shape == (3, 64)
+
+
+def test_a_few_weights_may_stay_as_they_are(folders):
+    lm = load(folders["llama"], "8bit")
+    check_8bit(lm.model, lm.source)
+    layers = [module for module in lm.model.modules() if isinstance(module, torch.nn.Linear)]
+    for count, layer in enumerate(layers, 1):
+        layer.weight = torch.nn.Parameter(torch.zeros(layer.weight.shape))
+        if count == 3:
+            check_8bit(lm.model, lm.source)
+    with pytest.raises(ModelError, match="leaves 100% .* its Linear layers"):
+        check_8bit(lm.model, lm.source)
+
+
+def test_8bit_refuses_float16_which_it_would_overflow(folders):
+    with pytest.raises(ConfigError, match="'8bit' overflows in float16: use --lm_dtype bfloat16"):
+        load(folders["opt"], "8bit", "float16")
+    states = load(folders["opt"], "4bit", "float16").states_of(IDS)
+    assert states.dtype == torch.float16
+    assert states.isfinite().all()
+
+
+def test_4bit_widths_that_a_cpu_reads_wrongly_are_refused(lm_dirs):
+    with pytest.raises(ModelError, match="a layer of width 32, no multiple of 64: in 4 bits"):
+        load(lm_dirs["llama"], "4bit").states_of(IDS)
+    assert load(lm_dirs["llama"], "8bit").states_of(IDS).shape == (3, 32)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "library", "other"),
+    [("8bit", "torchao", "4bit"), ("4bit", "bitsandbytes", "8bit")],
+)
+def test_a_missing_library_is_named_before_anything_runs(
+    folders, monkeypatch, quantization, library, other
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    told = rf"'{quantization}' needs {library} .*pip install 'pgra\[int8\]'"
+    with pytest.raises(ModelError, match=told):
+        load(folders["opt"], quantization)
+    for way in ("none", other):  # which needs the other library
+        assert load(folders["opt"], way).states_of(IDS).shape == (3, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_what_the_libraries_lack_is_not_said_by_a_command(is_quiet):
+    quiet = "from pgra.commands.common import quiet_libraries; quiet_libraries()\n"
+    imports = "import transformers.modeling_utils, torchao.quantization, bitsandbytes"
+    words = [sys.executable, "-c", quiet * is_quiet + imports]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stderr
+    assert (told == "") == is_quiet
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lm_quantization": "int8"}, "unknown lm_quantization 'int8'"),
+        ({"lm_device_map": "all"}, "unknown lm_device_map 'all'"),
+    ],
+)
+def test_arguments_refuse_unknown_ways_to_load(values, message):
+    with pytest.raises(ConfigError, match=message):
+        RerankArguments(**values)
+    assert RerankArguments(lm_quantization="8bit", lm_device_map="auto").lm_quantization == "8bit"

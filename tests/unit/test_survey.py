@@ -1,0 +1,177 @@
+"""What a first stage will bring, before it is run, against what it brings."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import SENTENCES
+
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError
+from pgra.retrieval import open_retriever
+from pgra.retrieval.store import examples_digest, store_candidates
+from pgra.retrieval.survey import Survey, expect_distinct, trial_size
+from pgra.types import MISSING_ROW, Example
+
+KINDS = ["bm25", "dense", "hybrid"]
+SPLITS = {
+    "train": [Example(f"train-{i}", {"text": text}) for i, text in enumerate(SENTENCES[:3])],
+    "test": [Example("test-0", {"text": "The blue sea by the old town."})],
+}
+
+
+@pytest.fixture
+def survey(tmp_path, corpus_file, encoder_dir):
+    corpus = open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
+    return Survey(
+        args=RetrieverArguments(encoder=str(encoder_dir), num_candidates=3),
+        corpus=corpus,
+        artifacts=tmp_path / "artifacts",
+        task="sst2",
+        splits=SPLITS,
+        device="cpu",
+    )
+
+
+def of_kind(survey, kind, **changes):
+    return replace(survey, args=replace(survey.args, retriever=kind), **changes)
+
+
+def run_first_stage(survey, *, store):
+    """Do as the pipeline does; give the distinct passages."""
+    retriever = open_retriever(survey.args, survey.corpus, survey.artifacts, device="cpu")
+    found = []
+    for split, examples in survey.splits.items():
+        fields = {
+            **retriever.fingerprint,
+            "retriever": survey.args.retriever,
+            "num_candidates": survey.args.num_candidates,
+            "queries": examples_digest(examples),
+        }
+        queries = [example.text for example in examples]
+        found.append(retriever.retrieve(queries, survey.args.num_candidates))
+        if store:
+            root = survey.artifacts / "candidates" / survey.task
+            store_candidates(root, split, fields, lambda f=found[-1]: f, stage="candidates")
+    rows = np.unique(np.concatenate([candidates.rows.ravel() for candidates in found]))
+    return rows[rows != MISSING_ROW]
+
+
+def products(survey):
+    return {path.name for path in survey.artifacts.iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_index_a_small_corpus_is_tried_whole_and_nothing_is_left(survey, kind):
+    survey = of_kind(survey, kind)
+    found = survey.run()
+    assert found.basis == "searched"
+    assert found.num_to_encode == (0 if kind == "bm25" else len(SENTENCES))
+    assert found.index_bytes == 0
+    assert found.seconds > 0
+    assert products(survey) == {"corpora"}
+    np.testing.assert_array_equal(found.rows, run_first_stage(survey, store=False))
+    assert found.num_texts == len(found.rows) < len(SENTENCES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_on_disk_is_searched_and_stored_candidates_are_counted(survey, kind):
+    survey = of_kind(survey, kind)
+    rows = run_first_stage(survey, store=False)
+    searched = survey.run()
+    assert (searched.basis, searched.num_to_encode) == ("searched", 0)
+    assert searched.index_bytes > 0
+    np.testing.assert_array_equal(searched.rows, rows)
+    run_first_stage(survey, store=True)
+    stored = replace(survey, seconds=0).run()
+    assert (stored.basis, stored.num_texts, stored.seconds) == ("stored", len(rows), 0)
+    np.testing.assert_array_equal(stored.rows, rows)
+    fewer = replace(survey, args=replace(survey.args, num_candidates=2)).run()
+    assert fewer.basis == "searched"  # the control: those of another k are not stored
+
+
+def test_an_index_that_is_gone_is_built_again_whatever_is_stored(survey):
+    survey = of_kind(survey, "hybrid")
+    run_first_stage(survey, store=True)
+    for folder in (survey.artifacts / "indexes").iterdir():
+        if folder.name.startswith("bm25"):
+            shutil.rmtree(folder)
+    without_words = survey.run()
+    assert (without_words.basis, without_words.num_to_encode) == ("stored", 0)
+    assert without_words.seconds is None
+    shutil.rmtree(survey.artifacts / "indexes")
+    assert survey.run().num_to_encode == len(SENTENCES)
+
+
+def test_given_no_time_nothing_is_searched(survey):
+    found = replace(survey, seconds=0).run()
+    # 4 queries, each with 3 of 12: a passage is left out with (3/4)^4.
+    assert found.num_texts == round(12 * (1 - 0.75**4)) == 8
+    assert (found.basis, len(found.rows), found.seconds) == ("guessed", 0, None)
+
+
+def test_given_little_time_a_part_of_the_queries_stands_for_all(survey):
+    many = {"train": [Example(str(i), {"text": SENTENCES[i % 12]}) for i in range(200)]}
+    survey = replace(survey, splits=many)
+    run_first_stage(survey, store=False)
+    hurried = replace(survey, seconds=1e-9).run()
+    assert hurried.basis == "sampled"
+    assert not hurried.is_exact
+    assert 0 < len(hurried.rows) <= hurried.num_texts <= 12
+    assert survey.run().basis == "searched"
+
+
+def test_an_approximate_index_is_only_tried_not_counted(survey):
+    survey = replace(survey, args=replace(survey.args, index_factory="HNSW4"))
+    found = survey.run()
+    assert found.basis == "trial"
+    assert 0 < found.num_texts <= 12
+
+
+def test_a_given_index_of_something_else_is_refused(survey, tmp_path, corpus_file):
+    (tmp_path / "other").mkdir()
+    args = replace(survey.args, index_dir=str(tmp_path / "other"))
+    with pytest.raises(ArtifactError, match="has no manifest.json"):
+        replace(survey, args=args).run()
+    run_first_stage(survey, store=False)
+    (index,) = (survey.artifacts / "indexes").iterdir()
+    given = replace(survey.args, index_dir=str(index))
+    moved = replace(survey, args=given, artifacts=tmp_path / "elsewhere").run()
+    assert (moved.basis, moved.num_to_encode) == ("searched", 0)
+
+
+def test_a_trial_shrinks_passages_and_candidates_alike():
+    assert trial_size(1000, 20, 5000) == (1000, 20)
+    assert trial_size(1000, 20, 500) == (500, 10)
+    assert trial_size(1000, 20, 130) == (100, 2)
+    assert trial_size(1_000_000, 150, 16384) == (13333, 2)
+    assert trial_size(1_000_000, 20, 16384) == (0, 0)  # one candidate needs 50,000
+
+
+def test_what_is_expected_of_all_queries_by_hand():
+    same = np.array([[1, 2, 3]] * 8)
+    assert expect_distinct(same, 800, most=1000) == 3  # nothing new came
+    # 4 queries without a repeat: power growth gives 8 x 4 x 10; Chao's bound, with no passage seen
+    # twice, 3/4 x 8 x 7 / 2 = 21 unseen, of which 36 more queries find 1 - (1 - 8/92)^36.
+    apart = np.arange(8).reshape(4, 2)
+    found = 8 + 21 * (1 - (1 - 8 / 92) ** 36)
+    assert expect_distinct(apart, 40, most=1000) == round((80 * found) ** 0.5)
+    assert expect_distinct(apart, 40, most=12) == 12
+    assert expect_distinct(apart, 4, most=1000) == 8
+    assert expect_distinct(np.full((4, 2), MISSING_ROW), 40, most=1000) == 0
+
+
+@pytest.mark.parametrize("num_topics", [40, 400])
+def test_what_is_expected_is_about_what_comes(num_topics):
+    rng = np.random.default_rng(0)
+    topics = rng.zipf(1.5, (1000, 1)) % num_topics  # some are asked for often
+    rows = np.sort(topics * 30 + rng.integers(0, 30, (1000, 10)), axis=1)
+    repeats = np.zeros_like(rows, dtype=bool)
+    repeats[:, 1:] = rows[:, 1:] == rows[:, :-1]
+    rows = np.where(repeats, MISSING_ROW, rows)
+    truth = len(np.unique(rows[rows != MISSING_ROW]))
+    expected = expect_distinct(rows[:100], 1000, most=num_topics * 30)
+    assert expected == pytest.approx(truth, rel=0.25)
+    assert len(np.unique(rows[:100])) < 0.75 * truth  # the control: the sample alone is far off
