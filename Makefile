@@ -38,11 +38,11 @@ check: $(STAMP)  ## ruff, ruff format and mypy --strict
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
-test: check  ## All checks and all tests but those that need a GPU
-	$(PYTEST) -m "not gpu"
+test: check test-quick  ## All checks and all tests but those that need a GPU
+	$(PYTEST) -m "slow and not gpu"
 
-test-quick: $(STAMP)  ## The tests that take less than a minute together
-	$(PYTEST)
+test-quick: $(STAMP)  ## The tests that take less than a minute together, on two cores
+	$(PYTEST) --numprocesses 2
 
 test-all: test  ## The same as test
 
