@@ -3,9 +3,11 @@
 import json
 import shutil
 import uuid
+import zipfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.errors import ArtifactError
@@ -40,10 +42,27 @@ def last_checkpoint(output_dir: Path) -> Path | None:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Say whether the Trainer's state, which it writes last, is there to its end."""
+    """Say whether every file of a checkpoint is there to its end.
+
+    The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
+    and of an epoch), so that a killed run leaves the state whole and another file cut.
+    """
+    paths = [path for path in checkpoint.glob("*") if path.is_file()]
+    if checkpoint / "trainer_state.json" not in paths:
+        return False
+    return all(_reads_to_its_end(path) for path in paths)
+
+
+def _reads_to_its_end(path: Path) -> bool:
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                pass
+        elif path.suffix in (".bin", ".pt", ".pth"):
+            return zipfile.is_zipfile(path)  # torch's format, whose directory stands at the end
+    except (OSError, ValueError, SafetensorError):
         return False
     return True
 
@@ -75,7 +94,7 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
     folder = Path(asked)
     if not _is_whole(folder):
         raise ArtifactError(
-            f"{folder} is no whole checkpoint (it has no trainer_state.json): "
-            "give a checkpoint-STEP folder, or true for the last one"
+            f"{folder} is no whole checkpoint (trainer_state.json is missing, or a file is cut "
+            "short): give a checkpoint-STEP folder, or true for the last one"
         )
     return folder

@@ -3,14 +3,8 @@
 import json
 
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
 
 from pgra.commands.demo import SYSTEMS, main
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
 
 pytestmark = pytest.mark.slow
 SMALL = [
@@ -49,24 +43,3 @@ def test_the_demo_compares_three_readers_and_is_reused(tmp_path, monkeypatch, ca
     assert main(SMALL) == 0
     assert "was there already and was reused" in capsys.readouterr().out
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.npy")} == before
-
-
-def test_the_real_lms_states_are_those_of_whole_prompts(two_threads):
-    prefix = (
-        "Follow the demonstrations:\nIs this good?\nA fine film.\nThe answer is yes\n\n"
-        "Is this good?\nA dull one.\nThe answer is no"
-    )
-    prompt = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), prefix)
-    lm = CausalLM.from_name("bundled:smollm2-135m", device="cpu")
-    texts = ["A warm portrait of a family.", "1925", "He left; nobody knew why - not even she."]
-    encoder = PromptedEncoder(lm, prompt)
-    states = encoder.encode(texts)
-    assert encoder.way == "packed"
-    tokenizer = AutoTokenizer.from_pretrained(lm.source.path)
-    model = AutoModel.from_pretrained(lm.source.path, dtype=torch.float32).eval()
-    for state, text in zip(states, texts, strict=True):
-        whole = f"{prefix}\n\nIs this good?\n{text}\nThe answer is"
-        ids = tokenizer(whole, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            truth = model(input_ids=ids).last_hidden_state[0, -1]
-        assert float((state - truth).norm() / truth.norm()) < 1e-4

@@ -162,11 +162,15 @@ def test_a_run_stopped_in_training_goes_on(bench):
     assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
 
 
-def test_a_checkpoint_cut_short_is_passed_over(bench):
+@pytest.mark.parametrize(
+    "name", ["trainer_state.json", "config.json", "model.safetensors", "optimizer.pt"]
+)
+def test_a_checkpoint_cut_short_is_passed_over(bench, name):
     bench.train("short", num_evidence=0)
     folder, before = bench.run("short"), bench.predictions("short")
     shutil.rmtree(folder / "reader")
-    (folder / "checkpoint-2" / "trainer_state.json").write_text("")
+    path = folder / "checkpoint-2" / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     called = bench.train("short", num_evidence=0)
     assert called.code == 0, called.err
     assert "going on" not in called.err

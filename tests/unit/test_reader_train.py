@@ -232,7 +232,7 @@ def test_an_output_folder_in_use_is_not_written_over(t5_dir, tmp_path):
         _train(t5_dir, _arguments(run))
     with pytest.raises(ArtifactError, match="holds no whole checkpoint to resume from"):
         _train(t5_dir, _arguments(tmp_path / "no", resume_from_checkpoint="true"))
-    with pytest.raises(ArtifactError, match=r"is no whole checkpoint \(it has no trainer_state"):
+    with pytest.raises(ArtifactError, match=r"is no whole checkpoint \(trainer_state.json is"):
         _train(t5_dir, _arguments(tmp_path / "no", resume_from_checkpoint=str(tmp_path)))
 
 
