@@ -216,6 +216,11 @@ class CausalLM:
         with torch.inference_mode():
             followed = model(input_ids=ids.to(self.device)).last_hidden_state[0, -2]
             alone = model(input_ids=ids[:, :-1].to(self.device)).last_hidden_state[0, -1]
+        if not torch.isfinite(alone).all():
+            raise ModelError(
+                f"'{self.source.name}' gives no finite state in {self.dtype}, even for plain "
+                "English: its weights are damaged, or use --lm_dtype bfloat16 or float32"
+            )
         slack = max(1e-3, self.tolerance) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(

@@ -1,9 +1,12 @@
 """A causal LM on one device or spread by a device map: the same states, or a refusal."""
 
+import shutil
+
 import psutil
 import pytest
 import torch
 from conftest import SENTENCES
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
@@ -136,3 +139,13 @@ def test_weights_that_do_not_fit_name_the_ways_out(lm_dirs, monkeypatch):
     lm = CausalLM.from_name(str(lm_dirs["opt"]), device="cpu")
     with pytest.raises(ModelError, match=r"do not fit cpu: use --lm_device_map auto"):
         lm.states_of(IDS)
+
+
+def test_an_lm_whose_weights_are_not_finite_is_refused(lm_dirs, tmp_path):
+    folder = shutil.copytree(lm_dirs["gpt2"], tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "ln_f" in name)
+    broken = {**weights, name: weights[name] * float("nan")}
+    save_file(broken, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="gives no finite state in torch.float32, even for plain"):
+        CausalLM.from_name(str(folder)).states_of([[5, 6]])
