@@ -230,23 +230,34 @@ class PromptedEncoder:
 
     def _run_backing_off(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         """Run a batch; out of memory, run its halves and make later ones smaller."""
+        spare = 0 if self._shares(prompts[batch[0]]) else len(self.shared_ids)
+        if len(batch) > 1 and self._cost(prompts, batch) > self._budget + spare:
+            return self._run_halves(prompts, batch)  # cut before an earlier one did not fit
         try:
             return self._run([prompts[i] for i in batch])
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
-                raise ModelError(
-                    f"one text of {len(prompts[batch[0]])} tokens does not fit the memory of "
-                    f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
-                ) from error
+                raise self._no_room(prompts[batch[0]]) from error
         # Outside the handler, or the failed attempt's tensors would live on while the halves run.
         self._behind.forget()
         torch.cuda.empty_cache()
-        self._budget = min(self._budget, max(1, self._cost(prompts, batch) // 2))
-        logger.warning("out of memory: the LM now takes %s tokens at a time", self._budget)
-        remember_budget(self.lm, self.sharing, self._budget)
+        fits = max(1, self._cost(prompts, batch) // 2)
+        if fits < self._budget:
+            self._budget = fits
+            logger.warning("out of memory: the LM now takes %s tokens at a time", fits)
+            remember_budget(self.lm, self.sharing, fits)
+        return self._run_halves(prompts, batch)
+
+    def _run_halves(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         half = len(batch) // 2
         parts = (batch[:half], batch[half:])
         return torch.cat([self._run_backing_off(prompts, part) for part in parts])
+
+    def _no_room(self, prompt: Sequence[int]) -> ModelError:
+        return ModelError(
+            f"one text of {len(prompt)} tokens does not fit the memory of {self.lm.device} with "
+            f"'{self.lm.source.name}': use a smaller LM or --lm_dtype"
+        )
 
     def _run(self, prompts: Sequence[list[int]]) -> Tensor:
         if not self._shares(prompts[0]):
@@ -277,6 +288,9 @@ class PromptedEncoder:
                     return way
                 self._behind.forget()
         if self.sharing == "auto":
+            logger.warning(
+                "'%s' shares no prefix: each text costs the whole prompt", self.lm.source.name
+            )
             return "none"
         raise ModelError(
             f"prefix_sharing '{self.sharing}' gives other states than the whole prompt on "
@@ -295,8 +309,6 @@ class PromptedEncoder:
             copies = -(-ROW_TOKENS // own) if way == "packed" else 1
             states = self._run_behind(prompts * copies, way)
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
             logger.info("prefix sharing '%s' does not work here: %s", way, error)
             return False
         truth = truth.repeat(copies, 1)
@@ -310,4 +322,7 @@ class PromptedEncoder:
         cut = self.num_cut
         prompts = self.tokenize([self.prompt.template.passage_fields(t) for t in _CHECKED]).ids
         self.num_cut = cut
-        return prompts, self.lm.states_of(prompts)
+        try:
+            return prompts, self.lm.states_of(prompts)
+        except torch.OutOfMemoryError as error:
+            raise self._no_room(max(prompts, key=len)) from error

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pgra.config import PgraArguments
-from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
 from pgra.models.calibration import measure_speed, own_lengths
 from pgra.models.flops import LmShape
@@ -22,10 +22,9 @@ from pgra.models.loading import batch_budget, dtype_name
 from pgra.models.prefix import PromptedEncoder
 from pgra.pipelines.costs import WHOLE, Plan, Reading, Sizes, Texts
 from pgra.pipelines.found import SPLITS, Found
-from pgra.pipelines.pgra import read_task
-from pgra.rerank import PromptedReranker, open_reranker
+from pgra.pipelines.pgra import open_stages, read_task
+from pgra.rerank import PromptedReranker
 from pgra.rerank.prompted import query_key
-from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.survey import FirstStage, Survey
 from pgra.types import Example, Rows
 
@@ -55,14 +54,10 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
             "plan a run with --reranker prompted"
         )
     found = read_task(args)
-    corpus = open_corpus(args.corpus, args.artifacts)
-    if not args.is_exhaustive:
-        check_num_candidates(args.retriever.num_candidates, len(corpus))
-    reranker = open_reranker(
-        args.rerank, found.prompt, corpus, args.artifacts, device=args.runtime.device
-    )
-    assert isinstance(reranker, PromptedReranker)
-    return _Planner(args, found, corpus, reranker, seconds).plan()
+    open_stages(found, args)
+    assert found.corpus is not None
+    assert isinstance(found.reranker, PromptedReranker)
+    return _Planner(args, found, found.corpus, found.reranker, seconds).plan()
 
 
 @dataclass(frozen=True)

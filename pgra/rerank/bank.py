@@ -256,5 +256,6 @@ class Bank:
         self._norms = np.concatenate([self._norms, *(shard.norms for shard in found)])
         keys = np.concatenate([self._keys, *(shard.keys for shard in found)])
         new = np.arange(first, self._starts[-1], dtype=np.int32)
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._slots = keys[order], np.concatenate([self._slots, new])[order]
+        # Two jobs may have computed one key; the first of its states is the one that counts.
+        self._keys, order = np.unique(keys, return_index=True)
+        self._slots = np.concatenate([self._slots, new])[order]

@@ -56,6 +56,22 @@ def test_only_missing_keys_are_computed(tmp_path):
     assert len(bank) == 4
 
 
+def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
+    """One fills between the other's look and its lock, in shards that are cut otherwise."""
+
+    def meanwhile():
+        Bank(tmp_path, FIELDS).fill(range(2, 8), same, slopes, shard_rows=3)
+
+    barriers = iter([meanwhile])
+    bank = Bank(tmp_path, FIELDS)
+    processes = Processes(barrier=lambda: next(barriers, lambda: None)())
+    bank.fill(range(12), same, slopes, shard_rows=4, processes=processes)
+    assert len(bank) == len(Bank(tmp_path, FIELDS)) == 12
+    keys = np.concatenate([block.keys for block in bank.blocks(rows=5)])
+    assert sorted(keys.tolist()) == list(range(12))
+    np.testing.assert_array_equal(bank.states(range(12))[:, 0], range(12))
+
+
 def test_a_key_without_state_is_an_error(tmp_path):
     bank = Bank(tmp_path, FIELDS)
     with pytest.raises(KeyError):

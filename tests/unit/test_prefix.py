@@ -19,6 +19,7 @@ from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import find_model, load_config, load_tokenizer
 from pgra.models.packing import RowLayout, pack_rows
 from pgra.models.prefix import PromptedEncoder
+from pgra.models.shared_prefix import SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
@@ -249,6 +250,36 @@ def test_out_of_memory_halves_the_batch_and_lets_go_of_the_failed_one(
     monkeypatch.setattr(PromptedEncoder, "_run", _never)
     with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
         encoder.encode(["a"])
+
+
+def test_after_a_back_off_no_batch_fails_again(lm_dirs, monkeypatch, tmp_path):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT, batch_tokens=400)
+    truth = encoder.encode(TEXTS * 4)
+    run, failed = PromptedEncoder._run, []
+
+    def small_memory(self, prompts):
+        own = sum(len(ids) - len(self.shared_ids) for ids in prompts)
+        if own > 250:
+            failed.append(own)
+            raise torch.OutOfMemoryError("too small")
+        return run(self, prompts)
+
+    monkeypatch.setattr(PromptedEncoder, "_run", small_memory)
+    torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
+    assert len(failed) == 1
+
+
+def test_a_way_that_does_not_fit_memory_gives_way_to_the_next(lm_dirs, monkeypatch):
+    run = SharedPrefix.run
+
+    def no_cascade(self, own, way):
+        if way == "cascade":
+            raise torch.OutOfMemoryError("too small")
+        return run(self, own, way)
+
+    monkeypatch.setattr(SharedPrefix, "run", no_cascade)
+    assert PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT).way == "packed"
 
 
 def _never(*_):
