@@ -19,7 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pgra.io import MANIFEST, is_finished, lock_folder, read_manifest, write_manifest
+from pgra.io import MANIFEST, digest, is_finished, lock_folder, read_manifest, write_manifest
 from pgra.processes import Processes
 from pgra.rerank.overlap import run_overlapped
 from pgra.rerank.storage import Floats, OpenShard, Shard, read_shard, write_shard
@@ -77,7 +77,7 @@ class Bank:
             ArtifactError: If the bank was made from something else, or a shard is damaged.
         """
         self.folder, self.fingerprint = folder, dict(fingerprint)
-        self._dtype = dtype
+        self._dtype, self._name = dtype, digest(self.fingerprint)
         if is_finished(folder):
             read_manifest(folder, stage=STAGE, fingerprint=self.fingerprint)
         self._shards: list[Shard] = []
@@ -179,7 +179,7 @@ class Bank:
         self, shards: Sequence[Rows], prepare: Prepare[T], encode: Callable[[T], Tensor]
     ) -> None:
         def keep(keys: Rows, states: Tensor) -> OpenShard:
-            return write_shard(self.folder, keys, states, dtype=self._dtype)
+            return write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         self._take_up(run_overlapped(shards, prepare, encode, keep=keep))
 
@@ -242,7 +242,7 @@ class Bank:
         known = {shard.record for shard in self._shards}
         records = set(self.folder.glob("[!.]*.json"))  # a killed job's parts are hidden
         records -= {self.folder / MANIFEST, *known}
-        self._take_up([read_shard(record) for record in sorted(records)])
+        self._take_up([read_shard(record, bank=self._name) for record in sorted(records)])
 
     def _take_up(self, found: Sequence[OpenShard]) -> None:
         if not found:

@@ -115,7 +115,9 @@ class OpenShard:
     norms: Floats
 
 
-def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str) -> OpenShard:
+def write_shard(
+    folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = ""
+) -> OpenShard:
     """Write states with their keys; the record last, so that a shard with a record is whole.
 
     Args:
@@ -123,6 +125,7 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str) -> Open
         keys: (n,), rising.
         states: (n, H), on the CPU.
         dtype: "auto" (as they are), "float16" or "int8".
+        bank: What says which bank the shard belongs to; kept in the record.
 
     Raises:
         ConfigError: If a state is too large for float16.
@@ -148,17 +151,18 @@ def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str) -> Open
         write_array(path, array)
         files[path.name] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
     record = folder / f"{name}.json"
-    write_text(record, _sealed(files, *states.shape))
+    write_text(record, _sealed(files, *states.shape, bank=bank))
     return OpenShard(Shard(record, files, *states.shape), keys, norms)
 
 
-def read_shard(record: Path) -> OpenShard:
+def read_shard(record: Path, *, bank: str = "") -> OpenShard:
     """Read a shard's record, keys and norms; of its states, only the size is looked at.
 
     Raises:
-        ArtifactError: If any of it is not what was written; the file is named.
+        ArtifactError: If any of it is not what was written, or was written for another bank than
+            `bank`; the file is named.
     """
-    shard = _read_record(record)
+    shard = _read_record(record, bank)
     shard.check("keys", "norms")
     shard.check(*shard.state_parts, verify=False)
     keys, norms = (np.load(shard.path(part), allow_pickle=False) for part in ("keys", "norms"))
@@ -195,16 +199,19 @@ def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
     return torch.addcmul(middle, states.float(), step)
 
 
-def _read_record(record: Path) -> Shard:
+def _read_record(record: Path, bank: str) -> Shard:
     try:
         text = record.read_text(encoding="utf-8")
         found = json.loads(text)
         shard = Shard(record, found["files"], found["rows"], found["width"])
-        whole = text == _sealed(shard.files, shard.rows, shard.width)
+        made_for = found["bank"]
+        whole = text == _sealed(shard.files, shard.rows, shard.width, bank=made_for)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{record} is damaged ({error!r}): {_way_out(record)}") from None
     if not whole:
         raise ArtifactError(f"{record} is damaged (it is not what was written): {_way_out(record)}")
+    if made_for != bank:
+        raise ArtifactError(f"{record} belongs to another bank: {_way_out(record)}")
     return shard
 
 
@@ -212,8 +219,8 @@ def _way_out(record: Path) -> str:
     return f"delete {record}, and only its {record.stem}.* states are computed again"
 
 
-def _sealed(files: Json, rows: int, width: int) -> str:
+def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     """Give a record's text. It ends with its own digest, so that no byte of it can change."""
-    fields: dict[str, Json] = {"rows": rows, "width": width, "files": files}
+    fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
     sealed = {**fields, "digest": digest(fields)}  # no times: the same bytes from any run
     return json.dumps(sealed, indent=2) + "\n"

@@ -1,6 +1,7 @@
 """The bank: each state once, the same bytes however often the job was stopped."""
 
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,16 @@ def test_only_missing_keys_are_computed(tmp_path):
     assert asked == [5]
     assert bank.fill([3, 5, 1], same, watch, shard_rows=2) == 0
     assert len(bank) == 4
+
+
+def test_shards_of_another_bank_are_refused(tmp_path):
+    for name in ("ours", "theirs"):
+        fields = {**FIELDS, "model": name}
+        Bank(tmp_path / name, fields).fill([1, 2], same, slopes, shard_rows=2)
+    for path in (tmp_path / "theirs").glob("[0-9a-f]*.*"):
+        shutil.copy(path, tmp_path / "ours")
+    with pytest.raises(ArtifactError, match=r"json belongs to another bank: delete"):
+        Bank(tmp_path / "ours", {**FIELDS, "model": "ours"})
 
 
 def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
