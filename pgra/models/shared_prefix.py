@@ -53,7 +53,7 @@ class SharedPrefix:
         ids, positions = layout.place(own), layout.positions + len(self.ids)
         ends = self._send(layout.flat_ends)
         run = self._run_cascade if way == "cascade" else self._run_masked
-        self._prefix  # noqa: B018 (runs whole, before the last layer is shortened)
+        _ = self._prefix  # runs whole, before the last layer is shortened
         with torch.inference_mode(), self._last_layer.only_at(ends if self.is_short else None):
             hidden = run(self._send(ids), self._send(positions), layout)  # (R, T, H)
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]

@@ -11,7 +11,7 @@ is made once.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from pgra.rerank import Reranker, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
-from pgra.retrieval.store import examples_digest, store_candidates
-from pgra.types import MISSING_ROW, Json
+from pgra.retrieval.store import candidates_fields, examples_digest, store_candidates
+from pgra.types import MISSING_ROW
 
 __all__ = [
     "SPLITS",
@@ -176,12 +176,9 @@ def _retrieve(
     k = args.retriever.num_candidates
     for split in splits:
         examples = found.examples(split)
-        fields: Mapping[str, Json] = {
-            **retriever.fingerprint,
-            "retriever": args.retriever.retriever,
-            "num_candidates": k,
-            "queries": examples_digest(examples),
-        }
+        fields = candidates_fields(
+            retriever.fingerprint, args.retriever.retriever, k, examples=examples
+        )
         queries = [example.text for example in examples]
         found.candidates[split] = store_candidates(
             args.artifacts / "candidates" / found.task.name,

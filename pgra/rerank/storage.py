@@ -12,9 +12,9 @@ that is used goes unchecked, and opening a bank does not read all of it.
 
 Prompted states are nearly one vector (SmolLM2-135M: a common part of norm 41, a text's own part of
 norm 4), with a few columns far larger than the rest. So int8 counts steps from the middle of each
-column of the shard: of the 16 best by product it changes 2 %, one scale a row changed 11 %.
+column of the shard: one scale a row changed several times as many of the 16 best by product.
 And norms are those of the states as kept: with the norms of the given ones, rounding along the
-common part, which a cosine should not see, cost float16 2.5 % of the 16 best, and now none.
+common part, which a cosine should not see, cost float16 some of the 16 best, and now none.
 """
 
 import json
@@ -205,6 +205,8 @@ def _read_record(record: Path, bank: str) -> Shard:
         found = json.loads(text)
         shard = Shard(record, found["files"], found["rows"], found["width"])
         made_for = found["bank"]
+        if any(not name.startswith(f"{record.stem}.") for name in shard.files):
+            raise ValueError("it tells of the files of another record")
         whole = text == _sealed(shard.files, shard.rows, shard.width, bank=made_for)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{record} is damaged ({error!r}): {_way_out(record)}") from None

@@ -14,16 +14,21 @@ FUSION_CONSTANT = 60
 MIN_DEPTH = 100
 
 
+def hybrid_fingerprint(dense: Mapping[str, Json], bm25: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Give all that determines fused candidates, from the fingerprints of both parts."""
+    return {
+        "dense": dense,
+        "bm25": bm25,
+        "fusion_constant": FUSION_CONSTANT,
+        "min_depth": MIN_DEPTH,
+    }
+
+
 class HybridRetriever:
     """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`."""
 
     def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
-        self.fingerprint: Mapping[str, Json] = {
-            "dense": dense.fingerprint,
-            "bm25": bm25.fingerprint,
-            "fusion_constant": FUSION_CONSTANT,
-            "min_depth": MIN_DEPTH,
-        }
+        self.fingerprint = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
         self._parts = (dense, bm25)
         self._num_passages = num_passages
 

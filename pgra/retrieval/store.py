@@ -45,6 +45,25 @@ def examples_digest(examples: Sequence[Example]) -> str:
     return digest([dict(example.fields) for example in examples])
 
 
+def candidates_fields(
+    made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
+) -> Mapping[str, Json]:
+    """Give all that determines the first stage's candidates of a split.
+
+    Args:
+        made_of: The retriever's fingerprint.
+        retriever: Its name.
+        num_candidates: The paper's k.
+        examples: The split's queries.
+    """
+    return {
+        **made_of,
+        "retriever": retriever,
+        "num_candidates": num_candidates,
+        "queries": examples_digest(examples),
+    }
+
+
 def no_measure(found: Candidates) -> Mapping[str, Json]:  # noqa: ARG001
     """Count nothing more."""
     return {}

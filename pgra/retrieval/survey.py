@@ -23,9 +23,9 @@ from pgra.models.encoder import Encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
 from pgra.retrieval.dense import load_encoder
-from pgra.retrieval.hybrid import FUSION_CONSTANT, MIN_DEPTH
+from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
-from pgra.retrieval.store import examples_digest
+from pgra.retrieval.store import candidates_fields
 from pgra.types import MISSING_ROW, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
@@ -149,18 +149,16 @@ class Survey:
     def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
         """Read the candidates of all splits, if all are there."""
         made_of: Mapping[str, Json] = (
-            {**parts, "fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
+            hybrid_fingerprint(parts["dense"], parts["bm25"])
             if self.args.retriever == "hybrid"
             else next(iter(parts.values()))
         )
         rows = [np.empty(0, np.int64)]
         for split, examples in self.splits.items():
-            fields: Mapping[str, Json] = {
-                **made_of,
-                "retriever": self.args.retriever,
-                "num_candidates": self.args.num_candidates,
-                "queries": examples_digest(examples),
-            }
+            args = self.args
+            fields = candidates_fields(
+                made_of, args.retriever, args.num_candidates, examples=examples
+            )
             folder = artifact_dir(self.artifacts / "candidates" / self.task, split, fields)
             if not is_finished(folder):
                 return None

@@ -36,7 +36,7 @@ def test_the_last_feed_forward_part_sees_one_token_a_text(lm_dirs, kind):
             for module in feed_forward(lm, layer).modules()
             if isinstance(module, torch.nn.Linear)
         )
-        inner.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(0, -2).shape))
+        inner.register_forward_hook(lambda _, __, out: seen.append(out.flatten(0, -2).shape))
     encoder.num_tokens = 0
     encoder.encode(TEXTS)
     first, last = (sum(shape[0] for shape in seen[i::2]) for i in (0, 1))

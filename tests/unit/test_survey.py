@@ -11,7 +11,7 @@ from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
 from pgra.retrieval import open_retriever
-from pgra.retrieval.store import examples_digest, store_candidates
+from pgra.retrieval.store import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 from pgra.types import MISSING_ROW, Example
 
@@ -44,12 +44,12 @@ def run_first_stage(survey, *, store):
     retriever = open_retriever(survey.args, survey.corpus, survey.artifacts, device="cpu")
     found = []
     for split, examples in survey.splits.items():
-        fields = {
-            **retriever.fingerprint,
-            "retriever": survey.args.retriever,
-            "num_candidates": survey.args.num_candidates,
-            "queries": examples_digest(examples),
-        }
+        fields = candidates_fields(
+            retriever.fingerprint,
+            survey.args.retriever,
+            survey.args.num_candidates,
+            examples=examples,
+        )
         queries = [example.text for example in examples]
         found.append(retriever.retrieve(queries, survey.args.num_candidates))
         if store:
