@@ -258,6 +258,9 @@ class ReaderArguments:
     decode: str = _arg(
         "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
     )
+    length_normalize: bool = _arg(
+        False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
+    )
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""

@@ -93,21 +93,6 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class ReaderInput:
-    """What the reader reads for one example.
-
-    Attributes:
-        example_id: The example it was made from.
-        segments: N texts, each the query (with its slot) and one evidence; one text when N is 0.
-        label: The label's name, or None when only a prediction is wanted.
-    """
-
-    example_id: str
-    segments: tuple[str, ...]
-    label: str | None = None
-
-
-@dataclass(frozen=True)
 class Prediction:
     """A reader's decision on one example.
 

@@ -11,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # would leave half a .pyc in the environment, and break all that follow.
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import (
@@ -39,6 +40,9 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Example
 
 SENTENCES = [
     "The film is a warm and funny portrait of a family by the sea.",
@@ -292,6 +296,16 @@ def corpus_file(tmp_path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(SENTENCES) + "\n")
     return path
+
+
+def reader_inputs(tokenizer, verbalizer, items):
+    """Tokenise (id, whole segments, label) one segment at a time: what inputs should be."""
+    examples = [Example(name, {"text": name}, label) for name, _, label in items]
+    segments = [
+        [np.array(tokenizer(text).input_ids, dtype=np.int32) for text in texts]
+        for _, texts, _ in items
+    ]
+    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -5,21 +5,23 @@ segment alone; the decoder attends to all of an example's tokens. Its cross-atte
 positions, so the order of segments cannot matter, and one segment is plain T5.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.loading import dtype_name, find_model, load_pretrained
+from pgra.models.segments import Group, PackedSegments
 
 IGNORED = -100
 """Label of a padded target token, as in PyTorch's cross entropy."""
+ARCHITECTURES = ("mt5", "t5")
+"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5"."""
 
 
 class FusionReader(nn.Module):
@@ -55,10 +57,10 @@ class FusionReader(nn.Module):
             )
         source = find_model(name)
         model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=dtype)
-        if model.config.model_type != "t5":
+        if model.config.model_type not in ARCHITECTURES:
             raise ModelError(
                 f"reader '{name}' is a {model.config.model_type}, not a T5: "
-                "give a T5, T5 v1.1 or flan-T5"
+                "give a T5, T5 v1.1, flan-T5, mT5 or ByT5"
             )
         reader = cls(model)
         return reader.eval()
@@ -69,54 +71,58 @@ class FusionReader(nn.Module):
         device: torch.device = self.t5.device
         return device
 
-    def fuse(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[BaseModelOutput, Tensor]:
+    def fuse(self, packed: PackedSegments) -> tuple[BaseModelOutput, Tensor]:
         """Encode each segment alone, then lay an example's tokens side by side.
 
-        Fusion-in-Decoder (Izacard and Grave 2021). Wholly padded segments are not encoded, and
-        padding between segments is dropped: S is the most real tokens of an example.
+        Fusion-in-Decoder (Izacard and Grave 2021). Segments are encoded in groups of like length,
+        and no padding is left between them: S is the most real tokens of an example.
 
         Args:
-            input_ids: Token ids, (B, N, L) int64.
-            attention_mask: True on real tokens, (B, N, L) bool. A wholly False segment is absent.
+            packed: The segments of B examples.
 
         Returns:
             Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them.
-
-        Raises:
-            ValueError: If the two shapes differ.
         """
-        if input_ids.shape != attention_mask.shape:
-            raise ValueError(f"input_ids are {input_ids.shape}, the mask is {attention_mask.shape}")
-        present = attention_mask.any(dim=2)  # (B, N)
-        mask = attention_mask[present]  # (R, L), R real segments
-        hidden = self.t5.get_encoder()(
-            input_ids=input_ids[present], attention_mask=mask
-        ).last_hidden_state  # (R, L, D)
-        counts = attention_mask.sum(dim=(1, 2))  # (B,)
-        tokens = hidden[mask].split(counts.tolist())
-        fused = pad_sequence(list(tokens), batch_first=True)  # (B, S, D)
-        places = torch.arange(fused.shape[1], device=counts.device)
-        return BaseModelOutput(last_hidden_state=fused), places < counts[:, None]
+        encoder, start, parts = self.t5.get_encoder(), 0, []
+        for rows, length, tokens in packed.groups:
+            group = slice(start, start + rows * length)
+            is_full = tokens == rows * length  # then no mask of its size is made
+            hidden = encoder(
+                input_ids=packed.input_ids[group].view(rows, length),
+                attention_mask=None if is_full else packed.attention_mask[group].view(rows, length),
+            ).last_hidden_state  # (rows, length, D)
+            parts.append(hidden.flatten(0, 1))
+            start = group.stop
+        B, S = packed.places.shape
+        flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+        # Where an example has no more tokens stands any other's: the mask hides it.
+        fused = flat.index_select(0, packed.places.flatten().clamp(min=0)).view(B, S, -1)
+        return BaseModelOutput(last_hidden_state=fused), packed.places >= 0
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
+        groups: Sequence[Group],
+        places: Tensor,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput:
         """Read a batch with known targets.
 
         Args:
-            input_ids: (B, N, L) int64.
-            attention_mask: (B, N, L) bool.
+            input_ids: As in `PackedSegments`, like the next three.
+            attention_mask: Which of these are real tokens.
+            groups: How they were grouped.
+            places: Where each example's tokens stand.
             labels: (B, T) int64, `IGNORED` where padded.
             num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
 
         Returns:
             With `.loss` (mean cross entropy of a target token) and `.logits` (B, T, V).
         """
-        encoded, mask = self.fuse(input_ids, attention_mask)
+        packed = PackedSegments(input_ids, attention_mask, tuple(groups), places)
+        encoded, mask = self.fuse(packed)
         output = self.t5(
             encoder_outputs=encoded, attention_mask=mask, labels=labels, use_cache=False
         )
@@ -125,24 +131,23 @@ class FusionReader(nn.Module):
         return output
 
     @torch.inference_mode()
-    def score_labels(self, input_ids: Tensor, attention_mask: Tensor, targets: Tensor) -> Tensor:
+    def score_labels(self, packed: PackedSegments, targets: Tensor) -> Tensor:
         """Score each label by its whole target.
 
         The encoder and the decoder's keys and values over its output are computed once.
 
         Args:
-            input_ids: (B, N, L) int64.
-            attention_mask: (B, N, L) bool.
+            packed: The segments of B examples.
             targets: Target tokens of each of C labels, (C, T) int64, `IGNORED` where padded.
 
         Returns:
             Log-probability of all of each target's tokens, (B, C) float32.
         """
-        encoded, mask = self.fuse(input_ids, attention_mask)
+        encoded, mask = self.fuse(packed)
         seen = DynamicCache()  # cross-attention keys and values, filled by the first label
-        scores = torch.empty(len(input_ids), len(targets), device=input_ids.device)
+        scores = torch.empty(len(mask), len(targets), device=mask.device)
         for column, target in enumerate(targets):
-            labels = target[target != IGNORED].expand(len(input_ids), -1)  # (B, T')
+            labels = target[target != IGNORED].expand(len(mask), -1)  # (B, T')
             logits = self.t5(
                 encoder_outputs=encoded,
                 attention_mask=mask,
@@ -155,24 +160,59 @@ class FusionReader(nn.Module):
         return scores
 
     @torch.inference_mode()
-    def generate_tokens(self, input_ids: Tensor, attention_mask: Tensor, count: int) -> Tensor:
-        """Write the likeliest tokens, one after the other.
+    def generate(self, packed: PackedSegments, **kwargs: Any) -> Tensor:
+        """Write text freely.
+
+        Args:
+            packed: The segments of B examples.
+            **kwargs: As `transformers.GenerationMixin.generate` takes them (`max_new_tokens`,
+                `num_beams`, `do_sample`, ...).
 
         Returns:
-            (B, count) int64.
+            Token ids with the decoder's start token, (B, T) int64.
         """
-        encoded, mask = self.fuse(input_ids, attention_mask)
-        start = self.t5.config.decoder_start_token_id
-        written = torch.full((len(input_ids), 1), start, device=input_ids.device)
-        for _ in range(count):
-            logits = self.t5(
+        encoded, mask = self.fuse(packed)
+        written: Tensor = self.t5.generate(encoder_outputs=encoded, attention_mask=mask, **kwargs)
+        return written
+
+    @torch.inference_mode()
+    def attention_mass(
+        self, packed: PackedSegments, lengths: Sequence[Sequence[int]], labels: Tensor
+    ) -> list[list[float]]:
+        """Say what share of the decoder's attention each segment gets.
+
+        Mean over layers, heads and the target's tokens of the cross-attention, added up over a
+        segment's tokens. (Izacard and Grave 2021b, "Distilling Knowledge from Reader to Retriever",
+        section 3.2, take scores before the softmax and the first token only.)
+
+        Args:
+            packed: The segments of B examples.
+            lengths: Tokens of each segment, by example.
+            labels: What the decoder is to write, (B, T) int64, `IGNORED` where padded.
+
+        Returns:
+            For each example a share for each segment; they add up to 1.
+        """
+        encoded, mask = self.fuse(packed)
+        before = self.t5.config._attn_implementation  # there is no other way to ask
+        self.t5.set_attn_implementation("eager")  # the only one that gives its weights
+        try:
+            layers = self.t5(
                 encoder_outputs=encoded,
                 attention_mask=mask,
-                decoder_input_ids=written,
+                decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(labels),
+                output_attentions=True,
                 use_cache=False,
-            ).logits[:, -1]
-            written = torch.cat([written, logits.argmax(dim=1, keepdim=True)], dim=1)
-        return written[:, 1:]
+            ).cross_attentions
+        finally:
+            self.t5.set_attn_implementation(before)
+        weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
+        real = (labels != IGNORED).to(weights.device)[..., None]
+        tokens = ((weights * real).sum(dim=1) / real.sum(dim=1)).cpu()  # (B, S)
+        return [
+            [float(part.sum()) for part in row[: sum(counts)].split(list(counts))]
+            for row, counts in zip(tokens, lengths, strict=True)
+        ]
 
     def activation_checkpointing_enable(
         self,

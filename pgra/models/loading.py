@@ -153,6 +153,16 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
+def tokenizer_identity(tokenizer: Any) -> str:
+    """Give a digest of all that decides a tokenizer's tokens: a trained copy's is the same."""
+    state = (
+        tokenizer.backend_tokenizer.to_str()
+        if tokenizer.is_fast
+        else [tokenizer.get_vocab(), tokenizer.special_tokens_map]
+    )
+    return digest([type(tokenizer).__name__, state])
+
+
 def choose_device(name: str) -> torch.device:
     """Give the device of that name; "auto" is the current GPU if there is one.
 

@@ -9,14 +9,13 @@ runs/NAME/predictions.jsonl, metrics.json
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pgra.config import PgraArguments, ReaderArguments
+from pgra.config import PgraArguments
 from pgra.data.bundled import BUNDLED_DATA
-from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.metrics import measure
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
@@ -30,6 +29,7 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
+from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
 from pgra.pipelines.pgra import (
     SPLITS,
     Found,
@@ -55,10 +55,10 @@ from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import predict
+from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import READER_FOLDER, check_batches, train_reader
-from pgra.types import Json, ReaderInput
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def train_run(
         check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
         return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
-    inputs = {split: _inputs(found, split, tokenizer, args.reader) for split in SPLITS}
+    inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
     reader = FusionReader.from_name(args.reader.model_name_or_path)
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
@@ -154,7 +154,7 @@ def _begin(
 
 def _train(
     trained: "_Trained",
-    inputs: Mapping[str, list[ReaderInput]],
+    inputs: Mapping[str, TokenizedInputs],
     found: Found,
     args: PgraArguments,
     training: ReaderTrainingArguments,
@@ -174,7 +174,7 @@ def _train(
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
-        decode=args.reader.decode,
+        decision=label_decision(args.reader),
         batch_tokens=batch_budget(_BATCH_TOKENS, training.device),
     )
 
@@ -223,7 +223,7 @@ def evaluate_run(
         found.fingerprints = {**before["fingerprints"], **found.fingerprints}
         found.seconds = {**found.seconds, **before["seconds"]}
     trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
-    inputs = _inputs(found, split, tokenizer, args.reader)
+    inputs = read_inputs(found, split, args, tokenizer, processes)
     metrics = _measure(trained, found, inputs, split, args, folder, processes)
     return Outcome(folder, metrics, reused=False)
 
@@ -240,11 +240,6 @@ def _free_fields(
     return free
 
 
-def task_verbalizer(task: Task, args: ReaderArguments) -> Verbalizer:
-    """Give the reader's words and template for a task."""
-    return Verbalizer(task.verbalizer, args.reader_template or task.reader_template)
-
-
 @dataclass(frozen=True)
 class _Trained:
     reader: FusionReader
@@ -253,20 +248,10 @@ class _Trained:
     seed: int
 
 
-def _inputs(found: Found, split: str, tokenizer: Any, args: ReaderArguments) -> list[ReaderInput]:
-    layout = SegmentLayout(
-        args.reader_template or found.task.reader_template,
-        args.segment_order,
-        args.max_segment_tokens,
-    )
-    texts = found.evidence_texts(split)
-    return build_inputs(found.examples(split), texts, tokenizer, layout=layout).inputs
-
-
 def _measure(
     trained: _Trained,
     found: Found,
-    inputs: Sequence[ReaderInput],
+    inputs: TokenizedInputs,
     split: str,
     args: PgraArguments,
     folder: Path,
@@ -279,7 +264,7 @@ def _measure(
             trained.tokenizer,
             inputs,
             trained.verbalizer,
-            decode=args.reader.decode,
+            decision=label_decision(args.reader),
             batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),
             progress=processes.worker.is_main,
             worker=processes.worker,

@@ -1,18 +1,27 @@
 """What the reader reads: segments, each the query and one evidence, within a token limit.
 
-Guo et al. 2023, section 3.3. Evidence is cut before the query; of the query only the task's own
-text is cut, never the template around it: a reader that loses its slot guesses.
+Guo et al. 2023, section 3.3. A query and a passage are tokenised once, however many segments they
+stand in; a segment's tokens are those of its first part, of a space and its second part, and the
+end. Evidence is cut before the query; of the query only the task's own text is cut, never the
+template around it: a reader that loses its slot guesses.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from pgra.config import at_least, choose
 from pgra.errors import ConfigError, DataError
+from pgra.models.segments import TokenIds
 from pgra.prompts.template import check_template
-from pgra.types import Example, ReaderInput
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Example
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +48,6 @@ class SegmentLayout:
         choose("segment order", self.order, SEGMENT_ORDERS)
         at_least("max_segment_tokens", self.max_tokens, 1)
 
-    def join(self, query: str, evidence: str) -> str:
-        """Put a query and one evidence into one segment."""
-        parts = [query, evidence] if self.order == "query_first" else [evidence, query]
-        return " ".join(part for part in parts if part)
-
 
 @dataclass(frozen=True)
 class BuiltInputs:
@@ -55,7 +59,7 @@ class BuiltInputs:
         evidence_cut: Evidence texts that were shortened, of all examples.
     """
 
-    inputs: list[ReaderInput]
+    inputs: TokenizedInputs
     queries_cut: int
     evidence_cut: int
 
@@ -64,15 +68,17 @@ def build_inputs(
     examples: Sequence[Example],
     evidence: Sequence[Sequence[str]],
     tokenizer: Any,
+    verbalizer: Verbalizer,
     *,
     layout: SegmentLayout,
 ) -> BuiltInputs:
-    """Put examples and their evidence into segments that fit.
+    """Put examples and their evidence into segments that fit, as tokens.
 
     Args:
         examples: The queries.
         evidence: N texts an example, N may differ; none gives one segment, the query alone.
         tokenizer: The reader's.
+        verbalizer: Gives each label its target.
         layout: Template, order and limit.
 
     Returns:
@@ -80,6 +86,7 @@ def build_inputs(
 
     Raises:
         ConfigError: If the template asks for a field that an example lacks, or leaves no room.
+        DataError: If an example has a label that the verbalizer does not know.
         ValueError: If there are not as many lists of evidence as examples.
     """
     if len(examples) != len(evidence):
@@ -87,108 +94,106 @@ def build_inputs(
     for fields in {tuple(example.fields) for example in examples}:
         check_template(layout.template, fields)
     queries, queries_cut = _fit_queries(examples, tokenizer, layout)
-    owners = [i for i, texts in enumerate(evidence) for _ in texts]
-    texts = [text for texts in evidence for text in texts]
-    joined, evidence_cut = _fit_evidence([queries[i] for i in owners], texts, tokenizer, layout)
-    segments: list[list[str]] = [[] for _ in examples]
-    for owner, segment in zip(owners, joined, strict=True):
-        segments[owner].append(segment)
-    if queries_cut or evidence_cut:
+    is_first = layout.order == "query_first"
+    distinct = list(dict.fromkeys(chain.from_iterable(evidence)))
+    query_ids = _tokenize(queries, tokenizer, is_first=is_first)
+    texts = dict(zip(distinct, _tokenize(distinct, tokenizer, is_first=not is_first), strict=True))
+    join = _Join(tokenizer.eos_token_id, layout)
+    alone = query_ids if is_first else _tokenize(queries, tokenizer, is_first=True)
+    segments = [
+        [join(query_ids[i], texts[text]) if text else join.close(alone[i]) for text in found]
+        or [join.close(alone[i])]
+        for i, found in enumerate(evidence)
+    ]
+    if queries_cut or join.num_cut:
         logger.info(
             "cut to %d tokens: %d of %d queries, %d of %d evidence texts",
             layout.max_tokens,
             queries_cut,
             len(examples),
-            evidence_cut,
-            len(texts),
+            join.num_cut,
+            sum(map(len, evidence)),
         )
-    inputs = [
-        ReaderInput(example.id, tuple(found or [query]), example.label)
-        for example, found, query in zip(examples, segments, queries, strict=True)
+    return BuiltInputs(
+        TokenizedInputs.of(examples, segments, tokenizer, verbalizer), queries_cut, join.num_cut
+    )
+
+
+class _Join:
+    """Puts a query and one evidence into one segment, and counts the evidence that it cut."""
+
+    def __init__(self, end: int, layout: SegmentLayout) -> None:
+        self._end = np.array([end], dtype=np.int32)
+        self._is_first = layout.order == "query_first"
+        self._room = layout.max_tokens - 1
+        self.num_cut = 0
+
+    def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
+        room = self._room - len(query)
+        if len(evidence) > room:
+            evidence = evidence[:room]
+            self.num_cut += 1
+        parts = (query, evidence) if self._is_first else (evidence, query)
+        return np.concatenate([*parts, self._end])
+
+    def close(self, query: TokenIds) -> TokenIds:
+        return np.concatenate([query, self._end])
+
+
+def _tokenize(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
+    """Tokenise parts of segments, without the end; behind another part they follow a space."""
+    given = list(texts) if is_first else [f" {text}" for text in texts]
+    return [
+        np.array(ids, dtype=np.int32)
+        for start in range(0, len(given), _CHUNK)
+        for ids in tokenizer(given[start : start + _CHUNK], add_special_tokens=False).input_ids
     ]
-    return BuiltInputs(inputs, queries_cut, evidence_cut)
-
-
-def count_tokens(texts: Sequence[str], tokenizer: Any) -> list[int]:
-    """Count the tokens of texts, the end of sentence included."""
-    return [len(ids) for chunk in _chunks(texts) for ids in tokenizer(chunk).input_ids]
-
-
-def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
-    return (list(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK))
 
 
 def _fit_queries(
     examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout
 ) -> tuple[list[str], int]:
     queries = [layout.template.format_map(example.fields) for example in examples]
-    too_long = _too_long(queries, tokenizer, layout.max_tokens)
+    sizes = [len(ids) + 1 for ids in _tokenize(queries, tokenizer, is_first=True)]
+    too_long = [i for i, size in enumerate(sizes) if size > layout.max_tokens]
     for i in too_long:
         queries[i] = _fit_query(examples[i], tokenizer, layout)
     return queries, len(too_long)
 
 
 def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
-    """Shorten the longest field, again and again, until the query fits."""
+    """Shorten the longest field, and then the next, until the query fits."""
     fields: Mapping[str, str] = dict(example.fields)
+
+    def over(name: str, kept: int) -> int:
+        text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
+        return len(_tokenize([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
+
     while True:
-        query = layout.template.format_map(fields)
-        over = count_tokens([query], tokenizer)[0] - layout.max_tokens
-        if over <= 0:
-            return query
         longest = max(fields, key=lambda name: len(fields[name]))
+        surplus = over(longest, 0)
+        if surplus <= 0:
+            break
         if not fields[longest]:
             raise ConfigError(
                 f"max_segment_tokens ({layout.max_tokens}) is less than the reader template's own "
-                f"{layout.max_tokens + over} tokens ({layout.template!r})"
+                f"{layout.max_tokens + surplus} tokens ({layout.template!r})"
             )
-        fields = {**fields, longest: _shorten(fields[longest], over, tokenizer)}
+        fields = {**fields, longest: ""}
+    # The most characters that fit: tokens grow with characters.
+    most = bisect_left(range(1, len(fields[longest])), 1, key=lambda n: over(longest, n))
+    fields = {**fields, longest: fields[longest][:most].rstrip()}
+    return layout.template.format_map(fields)
 
 
-def _fit_evidence(
-    queries: Sequence[str], texts: Sequence[str], tokenizer: Any, layout: SegmentLayout
-) -> tuple[list[str], int]:
-    """Shorten evidence until each segment fits; the queries do already."""
-    kept = list(texts)
-    segments = [layout.join(q, text) for q, text in zip(queries, kept, strict=True)]
-    todo = first = _too_long(segments, tokenizer, layout.max_tokens)
-    while todo:
-        for i, over in todo.items():
-            kept[i] = _shorten(kept[i], over, tokenizer)
-            segments[i] = layout.join(queries[i], kept[i])
-        again = list(todo)
-        found = _too_long([segments[i] for i in again], tokenizer, layout.max_tokens)
-        todo = {again[place]: over for place, over in found.items()}
-    return segments, len(first)
-
-
-def _too_long(texts: Sequence[str], tokenizer: Any, limit: int) -> dict[int, int]:
-    """Give by index how many tokens over the limit a text is."""
-    counts = count_tokens(texts, tokenizer)
-    return {i: count - limit for i, count in enumerate(counts) if count > limit}
-
-
-def _shorten(text: str, surplus: int, tokenizer: Any) -> str:
-    """Take at least `surplus` tokens, and at least one, off a text's end."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    kept = len(encoded.input_ids) - surplus
-    while kept > 0:
-        shorter = text[: encoded.offset_mapping[kept - 1][1]].rstrip()
-        if len(shorter) < len(text):
-            return shorter
-        kept -= 1  # several tokens may stand for one character, such as an ellipsis
-    return ""
-
-
-def check_labels(inputs: Sequence[ReaderInput], labels: Sequence[str]) -> None:
+def check_labels(inputs: TokenizedInputs, labels: Sequence[str]) -> None:
     """Refuse inputs to learn from that lack a known label.
 
     Raises:
         DataError: If one has none, or one that the task does not know.
     """
-    for item in inputs:
-        if item.label not in labels:
+    for name, label in zip(inputs.example_ids, inputs.labels, strict=True):
+        if label not in labels:
             raise DataError(
-                f"example '{item.example_id}' has label {item.label!r}, "
-                f"the task knows: {', '.join(labels)}"
+                f"example '{name}' has label {label!r}, the task knows: {', '.join(labels)}"
             )

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
@@ -12,16 +14,12 @@ from tqdm import tqdm
 
 from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
-from pgra.models.fid import FusionReader
+from pgra.models.fid import IGNORED, FusionReader
+from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.collate import (
-    Collator,
-    ReaderBatch,
-    TokenizedInput,
-    pad_targets,
-    tokenize_inputs,
-)
-from pgra.types import Prediction, ReaderInput, Scores, Worker
+from pgra.reader.collate import Collator, pad_targets
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Prediction, Scores, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +27,34 @@ logger = logging.getLogger(__name__)
 _MAX_ROWS = 256
 
 
+@dataclass(frozen=True)
+class Decision:
+    """How labels are decided.
+
+    Attributes:
+        decode: "verbalizer" scores all tokens of every label's target, by the sum of their
+            log-probabilities: what the reader was trained to raise, and a longer word has no
+            handicap that training did not see. "official" writes one token, as
+            `generate(max_length=3)` of the released code does; the label whose word it is has
+            probability 1, and the first label where it is none's.
+        length_normalize: Whether the sum is divided by the number of tokens, for a reader that was
+            not trained on these words.
+        temperature: What scores are divided by before the softmax over labels (Guo et al. 2017,
+            eq. 9). It changes no decision.
+    """
+
+    decode: str = "verbalizer"
+    length_normalize: bool = False
+    temperature: float = 1.0
+
+
 def predict(
     reader: FusionReader,
     tokenizer: Any,
-    inputs: Sequence[ReaderInput],
+    inputs: TokenizedInputs,
     verbalizer: Verbalizer,
     *,
-    decode: str = "verbalizer",
+    decision: Decision = Decision(),
     batch_tokens: int = 8192,
     progress: bool = False,
     worker: Worker | None = None,
@@ -47,11 +66,8 @@ def predict(
         tokenizer: The reader's.
         inputs: In any order; their labels are not looked at.
         verbalizer: Gives each label its words.
-        decode: "verbalizer" scores all tokens of every label's target; a probability is the
-            softmax over labels. "official" writes one token, as `generate(max_length=3)` of the
-            released code does; the label whose word it is has probability 1, and the first label
-            where it is none's.
-        batch_tokens: Most padded tokens in a batch.
+        decision: How.
+        batch_tokens: Most tokens in a batch.
         progress: Whether to show a bar.
         worker: This process's share when several run; every one gets all predictions.
 
@@ -62,91 +78,96 @@ def predict(
         ConfigError: If the verbalizer does not suit the tokenizer.
         ModelError: If the reader's scores are not numbers.
     """
-    worker = worker or Worker()
-    verbalizer.audit(tokenizer, decode=decode)
-    rows = tokenize_inputs(inputs, tokenizer, verbalizer, progress=progress)
-    scores = score_rows(
+    verbalizer.audit(tokenizer, decode=decision.decode)
+    scores = score_inputs(
         reader,
         tokenizer,
-        rows,
+        inputs,
         verbalizer,
-        decode=decode,
+        decision=decision,
         batch_tokens=batch_tokens,
         progress=progress,
-        worker=worker,
+        worker=worker or Worker(),
     )
-    return decide(inputs, scores, verbalizer)
+    return decide(inputs.example_ids, scores, verbalizer, temperature=decision.temperature)
 
 
 def decide(
-    inputs: Sequence[ReaderInput], scores: Scores, verbalizer: Verbalizer
+    example_ids: Sequence[str], scores: Scores, verbalizer: Verbalizer, *, temperature: float = 1.0
 ) -> list[Prediction]:
     """Take each example's best label, ties by the task's order.
 
     Args:
-        inputs: The B examples.
+        example_ids: Names of the B examples.
         scores: Log-probability of each of C labels, (B, C) float32.
         verbalizer: Names the labels.
+        temperature: What scores are divided by before the softmax.
     """
     if np.isnan(scores).any():
-        name = inputs[int(np.isnan(scores).any(axis=1).argmax())].example_id
+        name = example_ids[int(np.isnan(scores).any(axis=1).argmax())]
         raise ModelError(f"the reader's scores of example '{name}' are NaN: its weights are broken")
-    weights = np.exp((scores - scores.max(axis=1, keepdims=True)).astype(np.float64))
-    chances = weights / weights.sum(axis=1, keepdims=True)
-    best = scores.argmax(axis=1)
-    labels = verbalizer.labels
+    best, labels = scores.argmax(axis=1), verbalizer.labels
+    chances = label_chances(scores, temperature)
     return [
-        Prediction(
-            item.example_id, labels[best[i]], dict(zip(labels, map(float, row), strict=True))
-        )
-        for i, (item, row) in enumerate(zip(inputs, chances, strict=True))
+        Prediction(name, labels[best[i]], dict(zip(labels, map(float, row), strict=True)))
+        for i, (name, row) in enumerate(zip(example_ids, chances, strict=True))
     ]
 
 
-def score_rows(
+def label_chances(scores: Scores, temperature: float = 1.0) -> npt.NDArray[np.float64]:
+    """Give the softmax over labels of scores divided by a temperature, (B, C)."""
+    logits = (scores - scores.max(axis=1, keepdims=True)).astype(np.float64) / temperature
+    weights = np.exp(logits)
+    chances: npt.NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+    return chances
+
+
+def score_inputs(
     reader: FusionReader,
     tokenizer: Any,
-    rows: Sequence[TokenizedInput],
+    inputs: TokenizedInputs,
     verbalizer: Verbalizer,
     *,
-    decode: str,
+    decision: Decision,
     batch_tokens: int,
     progress: bool,
     worker: Worker,
 ) -> Scores:
     """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order."""
-    collate = Collator(tokenizer.pad_token_id)
+    collate = Collator(tokenizer.pad_token_id, GroupCost.on(reader.device))
     targets = pad_targets(verbalizer.target_ids(tokenizer)).to(reader.device)
-    batches = token_budget_batches([row.size for row in rows], batch_tokens, max_rows=_MAX_ROWS)
+    batches = token_budget_batches(inputs.sizes(), batch_tokens, max_rows=_MAX_ROWS)
     was_training = reader.training
     reader.eval()
     found: list[tuple[list[int], list[list[float]]]] = []
     show = progress and worker.is_main
-    with tqdm(total=len(rows), desc="read", unit="ex", disable=not show) as bar:
+    with tqdm(total=len(inputs), desc="read", unit="ex", disable=not show) as bar:
         for indices in worker.share(batches):
-            batch = collate([rows[i] for i in indices]).to(reader.device)
-            if decode == "official":
-                part = _score_official(reader, tokenizer, batch, verbalizer)
+            packed = collate([inputs[i] for i in indices]).packed.to(reader.device)
+            if decision.decode == "official":
+                part = _score_official(reader, tokenizer, packed, verbalizer)
             else:
-                part = reader.score_labels(batch.input_ids, batch.attention_mask, targets)
+                part = reader.score_labels(packed, targets)
             found.append((indices, part.tolist()))
             # Other processes are guessed to be as far: their batches may be smaller.
-            bar.update(min(len(indices) * worker.world, len(rows) - bar.n))
+            bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
     reader.train(was_training)
     if worker.world > 1:
         found = gather_object(found)
-    scores = np.full((len(rows), len(targets)), np.nan, dtype=np.float32)
+    scores = np.full((len(inputs), len(targets)), np.nan, dtype=np.float32)
     for indices, values in found:
         scores[indices] = values
+    if decision.length_normalize and decision.decode == "verbalizer":
+        scores /= (targets != IGNORED).sum(dim=1).cpu().numpy()
     return scores
 
 
 def _score_official(
-    reader: FusionReader, tokenizer: Any, batch: ReaderBatch, verbalizer: Verbalizer
+    reader: FusionReader, tokenizer: Any, packed: PackedSegments, verbalizer: Verbalizer
 ) -> Tensor:
     """Give log-probability 0 to the label whose word was written and -inf to the others."""
     count = 2 if verbalizer.has_slot else 1  # the slot's own token comes first
-    written = reader.generate_tokens(batch.input_ids, batch.attention_mask, count)
+    written = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)
     texts = tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
     found = [verbalizer.label_of_word(text) for text in texts]
     unknown = [text for text, label in zip(texts, found, strict=True) if label is None]

@@ -21,13 +21,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.errors import ConfigError, DataError, ModelError
 from pgra.models.fid import FusionReader
+from pgra.models.segments import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import checkpoint_to_resume, last_checkpoint, save_reader
-from pgra.reader.collate import Collator, TokenizedInput, tokenize_inputs
+from pgra.reader.collate import Collator
 from pgra.reader.inputs import check_labels
-from pgra.reader.predict import decide, score_rows
-from pgra.types import ReaderInput, Worker
+from pgra.reader.predict import Decision, decide, score_inputs
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +64,14 @@ class TrainResult:
 def train_reader(
     reader: FusionReader,
     tokenizer: Any,
-    train: Sequence[ReaderInput],
-    dev: Sequence[ReaderInput],
+    train: TokenizedInputs,
+    dev: TokenizedInputs,
     *,
     verbalizer: Verbalizer,
     measure: Measure,
     metric: str,
     arguments: ReaderTrainingArguments,
-    decode: str = "verbalizer",
+    decision: Decision = Decision(),  # noqa: B008 (frozen)
     batch_tokens: int = 8192,
 ) -> TrainResult:
     """Train a reader and write the one that is best on the dev set.
@@ -83,8 +85,8 @@ def train_reader(
         measure: Gives metrics; `metric` must be among them.
         metric: The metric that chooses the checkpoint, unless `metric_for_best_model` names one.
         arguments: The Trainer's. `resume_from_checkpoint` is a folder, or "true" for the last.
-        decode: How dev examples are decided.
-        batch_tokens: Most padded tokens of a batch of dev examples.
+        decision: How dev examples are decided.
+        batch_tokens: Most tokens of a batch of dev examples.
 
     Returns:
         The result, on every process; files are written by the main one.
@@ -97,27 +99,19 @@ def train_reader(
     """
     resume = checkpoint_to_resume(arguments)
     _check(train, dev, verbalizer, arguments)
-    verbalizer.audit(tokenizer, decode=decode)
+    verbalizer.audit(tokenizer, decode=decision.decode)
     if arguments.metric_for_best_model in (None, "loss"):
         arguments.metric_for_best_model, arguments.greater_is_better = metric, True
-    rows = tokenize_inputs(train, tokenizer, verbalizer)
     trainer = _ReaderTrainer(
         model=reader,
         args=arguments,
-        train_dataset=rows,
-        eval_dataset=list(dev),
-        data_collator=Collator(tokenizer.pad_token_id).as_inputs,
+        train_dataset=train,
+        eval_dataset=dev,
+        data_collator=Collator(tokenizer.pad_token_id, GroupCost.on(arguments.device)).as_inputs,
         processing_class=tokenizer,
         callbacks=[_KeepWhole(reader)],
     )
-    trainer.dev = _DevSet(
-        list(dev),
-        tokenize_inputs(dev, tokenizer, verbalizer),
-        verbalizer,
-        measure,
-        decode,
-        batch_tokens,
-    )
+    trainer.dev = _DevSet(dev, verbalizer, measure, decision, batch_tokens)
     start = time.monotonic()
     outcome = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     folder = Path(str(arguments.output_dir)) / READER_FOLDER
@@ -136,8 +130,8 @@ def train_reader(
 
 
 def _check(
-    train: Sequence[ReaderInput],
-    dev: Sequence[ReaderInput],
+    train: TokenizedInputs,
+    dev: TokenizedInputs,
     verbalizer: Verbalizer,
     arguments: ReaderTrainingArguments,
 ) -> None:
@@ -164,11 +158,10 @@ def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
 
 @dataclass(frozen=True)
 class _DevSet:
-    inputs: list[ReaderInput]
-    rows: list[TokenizedInput]
+    inputs: TokenizedInputs
     verbalizer: Verbalizer
     measure: Measure
-    decode: str
+    decision: Decision
     batch_tokens: int
 
 
@@ -180,10 +173,11 @@ class _ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
     def compute_loss(
         self,
         model: Any,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
+        inputs = {name: value for name, value in inputs.items() if name != "example_ids"}
         result = super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
@@ -204,18 +198,18 @@ class _ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
         dev, start = self.dev, time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         with self.accelerator.autocast() if self.args.bf16 else nullcontext():
-            scores = score_rows(
+            scores = score_inputs(
                 self.model,
                 self.processing_class,
-                dev.rows,
+                dev.inputs,
                 dev.verbalizer,
-                decode=dev.decode,
+                decision=dev.decision,
                 batch_tokens=dev.batch_tokens,
                 progress=not self.args.disable_tqdm,
                 worker=worker,
             )
-        predictions = [p.label for p in decide(dev.inputs, scores, dev.verbalizer)]
-        labels = [str(item.label) for item in dev.inputs]
+        predictions = [p.label for p in decide(dev.inputs.example_ids, scores, dev.verbalizer)]
+        labels = [str(label) for label in dev.inputs.labels]
         metrics = {
             f"{metric_key_prefix}_{k}": v for k, v in dev.measure(labels, predictions).items()
         }

@@ -1,12 +1,16 @@
+import numpy as np
 import pytest
 import torch
 from conftest import T5_KINDS
 from transformers import AutoModelForSeq2SeqLM
+from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.fid import FusionReader
+from pgra.models.segments import GroupCost, pack_segments
 
-B, N, L, T = 3, 4, 7, 4
+B, N = 3, 4
+COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8)]
 
 
 @pytest.fixture(scope="module", params=T5_KINDS)
@@ -19,12 +23,13 @@ def reader(request, t5_dirs):
 
 
 @pytest.fixture(scope="module")
-def batch():
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 60, (B, N, L), generator=generator)
-    lengths = torch.randint(2, L + 1, (B, N, 1), generator=generator)
-    lengths[0, 0] = L
-    return ids, torch.arange(L) < lengths
+def examples():
+    """Three examples of 4, 2 and 3 segments of 2 to 7 tokens."""
+    rng = np.random.default_rng(1)
+    return [
+        [rng.integers(3, 60, size=rng.integers(2, 8)).astype(np.int32) for _ in range(count)]
+        for count in (4, 2, 3)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -32,100 +37,123 @@ def labels():
     return torch.tensor([[5, 9, 1, -100], [7, 1, -100, -100], [8, 20, 30, 1]])
 
 
-def _join(ids, mask):
-    """One example's real tokens, segment after segment, encoded alone: a slow reference."""
-    return [row[keep] for row, keep in zip(ids, mask, strict=True)]
+def pack(examples, cost=COSTS[0]):
+    return pack_segments(examples, pad_token_id=0, cost=cost)
 
 
-def test_one_segment_is_plain_t5(reader, batch, labels):
-    ids, mask = batch[0][:, :1], batch[1][:, :1]
-    plain = reader.t5(input_ids=ids[:, 0], attention_mask=mask[:, 0], labels=labels)
-    fused = reader(ids, mask, labels)
-    torch.testing.assert_close(fused.loss, plain.loss, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(fused.logits, plain.logits, atol=1e-5, rtol=1e-5)
+def read(reader, examples, labels, cost=COSTS[0], **kwargs):
+    return reader(**pack(examples, cost).as_inputs(), labels=labels, **kwargs)
 
 
-def test_many_segments_are_encoded_alone_and_read_together(reader, batch, labels):
-    ids, mask = batch
-    for i in range(B):
-        parts = [
-            reader.t5.get_encoder()(input_ids=segment[None]).last_hidden_state
-            for segment in _join(ids[i], mask[i])
-        ]
-        by_hand = reader.t5(encoder_outputs=(torch.cat(parts, dim=1),), labels=labels[i : i + 1])
-        fused = reader(ids, mask, labels).logits[i]
-        torch.testing.assert_close(fused, by_hand.logits[0], atol=1e-5, rtol=1e-5)
+def padded(reader, examples, labels, width=9):
+    """The usual Fusion-in-Decoder: all segments padded to one length, and their padding kept."""
+    most = max(len(segments) for segments in examples)
+    ids = torch.zeros(len(examples), most, width, dtype=torch.int64)
+    mask = torch.zeros(len(examples), most, width, dtype=torch.bool)
+    for i, segments in enumerate(examples):
+        for n, segment in enumerate(segments):
+            ids[i, n, : len(segment)] = torch.from_numpy(segment)
+            mask[i, n, : len(segment)] = True
+    hidden = reader.t5.get_encoder()(
+        input_ids=ids.view(-1, width), attention_mask=mask.view(-1, width)
+    ).last_hidden_state
+    return reader.t5(
+        encoder_outputs=BaseModelOutput(last_hidden_state=hidden.view(len(examples), -1, 32)),
+        attention_mask=mask.view(len(examples), -1),
+        labels=labels,
+    )
 
 
-def test_order_of_evidence_does_not_matter_but_evidence_does(reader, batch, labels):
-    ids, mask = batch
-    order = [2, 0, 3, 1]
-    here = reader(ids, mask, labels).logits
-    there = reader(ids[:, order], mask[:, order], labels).logits
+@pytest.mark.parametrize("cost", COSTS)
+def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, labels, cost):
+    outputs, grads = [], []
+    for run in (padded, lambda *args: read(*args, cost=cost)):
+        reader.zero_grad()
+        output = run(reader, examples, labels)
+        output.loss.backward()
+        outputs.append(output)
+        grads.append({name: p.grad.clone() for name, p in reader.named_parameters()})
+    reader.zero_grad(set_to_none=True)
+    torch.testing.assert_close(outputs[1].loss, outputs[0].loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(outputs[1].logits, outputs[0].logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grads[1], grads[0], atol=1e-5, rtol=1e-5)
+    assert grads[0]["t5.encoder.block.0.layer.0.SelfAttention.q.weight"].abs().sum() > 0
+    other = read(reader, [examples[0][:3], *examples[1:]], labels, cost=cost)
+    assert (other.loss - outputs[0].loss).abs() > 1e-5
+
+
+def test_one_segment_is_plain_t5(reader, examples, labels):
+    for i, segments in enumerate(examples):
+        plain = reader.t5(input_ids=torch.from_numpy(segments[0])[None].long(), labels=labels[[i]])
+        fused = read(reader, [segments[:1]], labels[[i]])
+        torch.testing.assert_close(fused.loss, plain.loss, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fused.logits, plain.logits, atol=1e-5, rtol=1e-5)
+
+
+def test_order_of_evidence_does_not_matter_but_evidence_does(reader, examples, labels):
+    here = read(reader, examples, labels).logits
+    there = read(reader, [segments[::-1] for segments in examples], labels).logits
     torch.testing.assert_close(there, here, atol=1e-5, rtol=1e-5)
-    twice = [0, 1, 2, 2]  # the third again in the fourth's place
-    other = reader(ids[:, twice], mask[:, twice], labels).logits
-    assert (other - here).abs().max() > 1e-3
+    twice = [[*segments[:-1], segments[0]] for segments in examples]
+    assert (read(reader, twice, labels).logits - here).abs().max() > 1e-3
 
 
-def test_a_wholly_padded_segment_is_absent(reader, batch, labels):
-    ids, mask = batch[0].clone(), batch[1].clone()
-    mask[:, 2:] = False
-    without = reader(ids[:, :2], mask[:, :2], labels)
-    torch.testing.assert_close(
-        reader(ids, mask, labels).logits, without.logits, atol=1e-5, rtol=1e-5
-    )
+def test_an_example_does_not_depend_on_its_batch(reader, examples, labels):
+    together = read(reader, examples, labels).logits
+    for i, segments in enumerate(examples):
+        alone = read(reader, [segments], labels[[i]]).logits
+        torch.testing.assert_close(alone[0], together[i], atol=1e-5, rtol=1e-5)
 
 
-def test_padding_does_not_matter_but_a_token_does(reader, batch, labels):
-    ids, mask = batch
-    wide_ids = torch.cat([ids, torch.full((B, N, 5), 42)], dim=2)
-    wide_mask = torch.cat([mask, torch.zeros(B, N, 5, dtype=torch.bool)], dim=2)
-    here = reader(ids, mask, labels)
-    torch.testing.assert_close(
-        reader(wide_ids, wide_mask, labels).logits, here.logits, atol=1e-5, rtol=1e-5
-    )
-    changed = ids.clone()
-    changed[0, 0, 0] += 1
-    assert (reader(changed, mask, labels).loss - here.loss).abs().item() > 1e-5
-
-
-def test_shapes_that_differ_are_refused(reader, batch):
-    with pytest.raises(ValueError, match="the mask is"):
-        reader(batch[0], batch[1][:, :1])
-
-
-def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, batch):
-    ids, mask = batch
+def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, examples):
     targets = torch.tensor([[5, 1, -100], [9, 12, 1], [9, 1, -100]])
-    scores = reader.score_labels(ids, mask, targets)
+    scores = reader.score_labels(pack(examples), targets)
     assert scores.shape == (B, 3)
     for i in range(B):
         for j in range(3):
             labels = targets[j : j + 1, : 3 if j == 1 else 2]
-            loss = reader(ids[i : i + 1], mask[i : i + 1], labels).loss
+            loss = read(reader, [examples[i]], labels).loss
             expected = -loss.detach() * labels.shape[1]
             torch.testing.assert_close(scores[i, j], expected, atol=1e-4, rtol=1e-5)
 
 
-def test_generated_tokens_are_the_likeliest(reader, batch):
-    ids, mask = batch
-    written = reader.generate_tokens(ids, mask, 2)
-    first = reader(ids, mask, torch.full((B, 1), 1)).logits[:, 0].argmax(1)
-    second = reader(ids, mask, torch.stack([first, first], 1)).logits[:, 1].argmax(1)
-    assert written.tolist() == torch.stack([first, second], 1).tolist()
+def test_greedy_text_is_the_likeliest_token_after_token(reader, examples):
+    written = reader.generate(pack(examples), max_new_tokens=2, do_sample=False)[:, 1:]
+    ones = torch.full((B, 1), 1)
+    first = read(reader, examples, ones).logits[:, 0].argmax(1)
+    second = read(reader, examples, torch.stack([first, first], 1)).logits[:, 1].argmax(1)
+    ended = first == reader.t5.config.eos_token_id
+    second[ended] = reader.t5.config.pad_token_id
+    assert written.tolist() == torch.stack([first, second], 1)[:, : written.shape[1]].tolist()
+    beams = reader.generate(pack(examples), max_new_tokens=5, num_beams=3)
+    assert beams.shape[0] == B
 
 
-def test_the_gradient_reaches_the_encoder_of_every_segment(reader, batch, labels):
-    reader.zero_grad()
-    reader(*batch, labels).loss.backward()
-    inner = reader.t5.encoder.block[0].layer[0].SelfAttention.q.weight.grad
-    assert inner is not None
-    assert inner.abs().sum() > 0
-    reader.zero_grad(set_to_none=True)
+def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, labels):
+    lengths = [[len(segment) for segment in segments] for segments in examples]
+    found = reader.attention_mass(pack(examples), lengths, labels)
+    for i, segments in enumerate(examples):
+        parts = [
+            reader.t5.get_encoder()(input_ids=torch.from_numpy(s)[None].long()).last_hidden_state
+            for s in segments
+        ]
+        real = labels[[i]][labels[[i]] != -100][None]
+        reader.t5.set_attn_implementation("eager")
+        layers = reader.t5(
+            encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
+            labels=real,
+            output_attentions=True,
+        ).cross_attentions
+        reader.t5.set_attn_implementation("sdpa")
+        tokens = torch.stack(list(layers)).detach().mean(dim=(0, 1, 2, 3))
+        expected = [float(part.sum()) for part in tokens.split(lengths[i])]
+        assert found[i] == pytest.approx(expected, abs=1e-5)
+        assert sum(found[i]) == pytest.approx(1, abs=1e-5)
+    other = reader.attention_mass(pack(examples), lengths, labels.flip(0))
+    assert other[0] != pytest.approx(found[0], abs=1e-6)
 
 
-def test_activation_checkpointing_changes_no_gradient(t5_dir, batch, labels):
+def test_activation_checkpointing_changes_no_gradient(t5_dir, examples, labels):
     grads = []
     for checkpointed in (False, True):
         reader = FusionReader.from_name(str(t5_dir))
@@ -133,18 +161,16 @@ def test_activation_checkpointing_changes_no_gradient(t5_dir, batch, labels):
             reader.activation_checkpointing_enable()
         reader.train()
         torch.manual_seed(0)
-        reader(*batch, labels).loss.backward()
+        read(reader, examples, labels).loss.backward()
         grads.append(reader.t5.shared.weight.grad)
     torch.testing.assert_close(grads[0], grads[1])
 
 
-def test_the_loss_is_divided_by_the_items_of_all_accumulated_batches(reader, batch, labels):
-    ids, mask = batch
-    whole = reader(ids, mask, labels).loss
+def test_the_loss_is_divided_by_the_items_of_all_accumulated_batches(reader, examples, labels):
+    whole = read(reader, examples, labels).loss
     count = (labels != -100).sum()
     parts = [
-        reader(ids[i : i + 1], mask[i : i + 1], labels[i : i + 1], num_items_in_batch=count).loss
-        for i in range(B)
+        read(reader, [examples[i]], labels[[i]], num_items_in_batch=count).loss for i in range(B)
     ]
     torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
@@ -163,14 +189,15 @@ def test_weights_come_back_under_plain_t5_names(reader, tmp_path):
         other.load_state_dict({"nonsense": torch.zeros(1)})
 
 
-def test_a_saved_reader_is_a_plain_t5_folder(reader, batch, labels, tmp_path):
+def test_a_saved_reader_is_a_plain_t5_folder(reader, examples, labels, tmp_path):
     reader.save_pretrained(tmp_path / "reader")
     assert (tmp_path / "reader" / "model.safetensors").is_file()
     plain = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "reader").eval()
-    ids, mask = batch[0][:, 0], batch[1][:, 0]
-    mine = reader(ids[:, None], mask[:, None], labels).logits
-    theirs = plain(input_ids=ids, attention_mask=mask, labels=labels).logits
-    torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+    ids = torch.from_numpy(examples[0][0])[None].long()
+    mine = read(reader, [examples[0][:1]], labels[:1]).logits
+    torch.testing.assert_close(
+        mine, plain(input_ids=ids, labels=labels[:1]).logits, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_an_untied_head_survives_saving(t5_dir, tmp_path):

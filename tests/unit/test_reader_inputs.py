@@ -1,12 +1,15 @@
+import numpy as np
 import pytest
-from tokenizers import normalizers
+from conftest import reader_inputs
 
 from pgra.errors import ConfigError, DataError
 from pgra.models.loading import find_model, load_tokenizer
-from pgra.reader.inputs import SegmentLayout, build_inputs, check_labels, count_tokens
-from pgra.types import Example, ReaderInput
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.inputs import SegmentLayout, build_inputs, check_labels
+from pgra.types import Example
 
 TEMPLATE = "{text} It was <extra_id_0> ."
+VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)
 LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
 
 
@@ -15,87 +18,117 @@ def tokenizer(t5_dir):
     return load_tokenizer(find_model(str(t5_dir)))
 
 
+@pytest.fixture
+def build(tokenizer):
+    def run(examples, evidence, **layout):
+        chosen = SegmentLayout(layout.pop("template", TEMPLATE), **layout)
+        return build_inputs(examples, evidence, tokenizer, VERBALIZER, layout=chosen)
+
+    return run
+
+
+@pytest.fixture
+def show(tokenizer):
+    """Give an input's segments as text; the tiny tokenizer's pieces join to what they came from."""
+
+    def run(item):
+        return [tokenizer.decode(s[:-1], skip_special_tokens=False) for s in item.segments]
+
+    return run
+
+
 def _example(text="A dull story.", name="test-0", label="negative"):
     return Example(name, {"text": text}, label)
 
 
-def test_a_segment_is_the_query_and_one_evidence_in_either_order(tokenizer):
-    evidence = [["Red apples.", "Blue sea."]]
-    query = "A dull story. It was <extra_id_0> ."
-    built = build_inputs([_example()], evidence, tokenizer, layout=SegmentLayout(TEMPLATE))
-    assert built.inputs == [
-        ReaderInput("test-0", (f"{query} Red apples.", f"{query} Blue sea."), "negative")
+@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
+def test_a_segments_tokens_are_those_of_its_whole_text(tokenizer, build, order):
+    evidence = [["Red apples.", "Blue sea."], ["Blue sea.", "The river Main, 1925!"], []]
+    texts = ["A dull story.", "Warm", "It's, well: great"]
+    labels = ["negative", "positive", None]
+    examples = [_example(t, f"e-{i}", labels[i]) for i, t in enumerate(texts)]
+    built = build(examples, evidence, order=order)
+    queries = [f"{text} It was <extra_id_0> ." for text in texts]
+    whole = [
+        tuple(f"{q} {e}" if order == "query_first" else f"{e} {q}" for e in found) or (q,)
+        for q, found in zip(queries, evidence, strict=True)
     ]
+    items = [(f"e-{i}", segments, labels[i]) for i, segments in enumerate(whole)]
+    expected = reader_inputs(tokenizer, VERBALIZER, items)
+    for one, other in zip(built.inputs, expected, strict=True):
+        assert one.example_id == other.example_id
+        assert [s.tolist() for s in one.segments] == [s.tolist() for s in other.segments]
+        np.testing.assert_equal(one.target, other.target)
+    assert built.inputs.labels == labels
     assert (built.queries_cut, built.evidence_cut) == (0, 0)
-    first = SegmentLayout(TEMPLATE, order="evidence_first")
-    built = build_inputs([_example()], evidence, tokenizer, layout=first)
-    assert built.inputs[0].segments == (f"Red apples. {query}", f"Blue sea. {query}")
+    assert built.inputs.sizes() == [sum(map(len, row.segments)) for row in expected]
 
 
-def test_without_evidence_there_is_one_segment_the_query(tokenizer):
-    examples = [_example(), _example("A great film.", "test-1", None)]
-    built = build_inputs(examples, [[], ["Sea."]], tokenizer, layout=SegmentLayout(TEMPLATE))
-    assert [item.segments for item in built.inputs] == [
-        ("A dull story. It was <extra_id_0> .",),
-        ("A great film. It was <extra_id_0> . Sea.",),
+def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
+    given = []
+    plain = type(tokenizer).__call__
+
+    def spy(self, texts, **kwargs):
+        given.extend(texts)
+        return plain(self, texts, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", spy)
+    build([_example("Warm", "a"), _example("Dull", "b")], [["Sea.", "Town."], ["Town.", "Sea."]])
+    assert sorted(t for t in given if "It was" not in t and t.startswith(" ")) == [
+        " Sea.",
+        " Town.",
     ]
-    assert built.inputs[1].label is None
-
-
-def test_a_character_of_several_tokens_is_cut_whole(t5_dir):
-    tokenizer = load_tokenizer(find_model(str(t5_dir)))
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()  # an ellipsis becomes three dots
-    layout = SegmentLayout(
-        TEMPLATE, max_tokens=count_tokens(["a It was <extra_id_0> ."], tokenizer)[0] + 2
-    )
-    built = build_inputs([_example("a")], [["…"]], tokenizer, layout=layout)
-    assert built.inputs[0].segments == ("a It was <extra_id_0> .",)
-    assert built.evidence_cut == 1
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_evidence_is_cut_first_and_the_query_stays_whole(tokenizer, order):
-    layout = SegmentLayout(TEMPLATE, order, max_tokens=60)
+def test_evidence_is_cut_first_and_the_query_stays_whole(build, show, order):
+    built = build([_example()], [[LONG, "the sea"]], order=order, max_tokens=60)
     query = "A dull story. It was <extra_id_0> ."
-    built = build_inputs([_example()], [[LONG, "Sea."]], tokenizer, layout=layout)
-    long, short = built.inputs[0].segments
-    assert query in long
-    assert short == layout.join(query, "Sea.")
-    assert built.evidence_cut == 1
-    assert built.queries_cut == 0
-    kept = long.replace(query, "").strip()
-    assert LONG.startswith(kept)
+    (item,) = built.inputs
+    long, short = (text.replace(" ", "") for text in show(item))
+    assert query.replace(" ", "") in long
+    assert short.replace(query.replace(" ", ""), "") == "thesea"
+    assert (built.queries_cut, built.evidence_cut) == (0, 1)
+    kept = long.replace(query.replace(" ", ""), "")
     assert kept
-    assert 55 < count_tokens([long], tokenizer)[0] <= 60
+    assert LONG.replace(" ", "").startswith(kept)
+    assert len(item.segments[0]) == 60
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_a_long_query_loses_its_own_text_never_its_slot(tokenizer, order):
-    layout = SegmentLayout("Review: {text} It was <extra_id_0> .", order, max_tokens=50)
-    built = build_inputs([_example(LONG)], [["Red apples."]], tokenizer, layout=layout)
-    (segment,) = built.inputs[0].segments
-    assert segment.startswith("Review: The film")
-    assert segment.endswith("It was <extra_id_0> .")
+def test_a_long_query_loses_its_own_text_never_its_slot(build, show, order):
+    template = "Review: {text} It was <extra_id_0> ."
+    built = build(
+        [_example(LONG)], [["Red apples."]], order=order, template=template, max_tokens=50
+    )
+    (item,) = built.inputs
+    (segment,) = (text.replace(" ", "") for text in show(item))
+    assert "Review:Thefilm" in segment
+    assert "Itwas<extra_id_0>." in segment
     assert built.queries_cut == 1
-    assert built.evidence_cut == 1
-    assert count_tokens([segment], tokenizer)[0] <= 50
+    assert 45 < len(item.segments[0]) <= 50
 
 
-def test_the_longest_field_is_cut(tokenizer):
-    example = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "yes")
-    layout = SegmentLayout("{premise} ? <extra_id_0> , {claim}", max_tokens=60)
-    (item,) = build_inputs([example], [[]], tokenizer, layout=layout).inputs
-    assert item.segments[0].endswith("? <extra_id_0> , The sea is blue.")
+def test_the_longest_field_is_cut_and_then_the_next(build, show):
+    example = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "negative")
+    template = "{premise} ? <extra_id_0> , {claim}"
+    (item,) = build([example], [[]], template=template, max_tokens=60).inputs
+    assert show(item)[0].replace(" ", "").endswith("?<extra_id_0>,Theseaisblue.")
+    (item,) = build([example], [[]], template=template, max_tokens=12).inputs
+    text = show(item)[0].replace(" ", "")
+    assert text.startswith("?<extra_id_0>,T")
+    assert not text.endswith("blue.")
+    assert len(item.segments[0]) <= 12
 
 
-def test_a_template_longer_than_the_limit_is_refused(tokenizer):
+def test_a_template_longer_than_the_limit_is_refused(build):
     with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) is less than the reader temp"):
-        build_inputs([_example()], [[]], tokenizer, layout=SegmentLayout(TEMPLATE, max_tokens=8))
+        build([_example()], [[]], max_tokens=8)
 
 
-def test_a_field_that_examples_lack_is_refused(tokenizer):
+def test_a_field_that_examples_lack_is_refused(build):
     with pytest.raises(ConfigError, match=r"unknown input 'texts'. Did you mean 'text'"):
-        build_inputs([_example()], [[]], tokenizer, layout=SegmentLayout("{texts} It was"))
+        build([_example()], [[]], template="{texts} It was")
 
 
 def test_an_unknown_order_is_refused():
@@ -103,18 +136,22 @@ def test_an_unknown_order_is_refused():
         SegmentLayout(TEMPLATE, "query")
 
 
-def test_one_list_of_evidence_an_example_is_asked_for(tokenizer):
+def test_one_list_of_evidence_an_example_is_asked_for(build):
     with pytest.raises(ValueError, match="1 examples, 2 lists of evidence"):
-        build_inputs([_example()], [[], []], tokenizer, layout=SegmentLayout(TEMPLATE))
+        build([_example()], [[], []])
 
 
-def test_braces_in_a_text_are_text(tokenizer):
-    (item,) = build_inputs(
-        [_example("a {b} c")], [["{d}"]], tokenizer, layout=SegmentLayout("{text} was")
-    ).inputs
-    assert item.segments == ("a {b} c was {d}",)
+def test_braces_in_a_text_are_text(tokenizer, build):
+    (item,) = build([_example("a {b} c")], [["{d}"]], template="{text} was").inputs
+    assert item.segments[0].tolist() == tokenizer("a {b} c was {d}").input_ids
 
 
-def test_an_example_to_learn_from_needs_a_known_label():
+def test_a_label_that_the_task_lacks_is_refused(build):
+    with pytest.raises(DataError, match="'test-0' has label 'meh', the task knows: negative, pos"):
+        build([_example(label="meh")], [[]])
+
+
+def test_an_example_to_learn_from_needs_a_label(build):
+    built = build([_example(label=None)], [[]])
     with pytest.raises(DataError, match="'test-0' has label None, the task knows: a, b"):
-        check_labels([ReaderInput("test-0", ("x",))], ["a", "b"])
+        check_labels(built.inputs, ["a", "b"])

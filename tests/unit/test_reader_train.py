@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import reader_inputs
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.arguments import parse_arguments
@@ -19,7 +20,6 @@ from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import predict
 from pgra.reader.train import train_reader
-from pgra.types import ReaderInput
 
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, "{text} <extra_id_0>")
 GOOD, BAD = ["warm", "funny", "praised"], ["dull", "lifeless", "wastes"]
@@ -32,8 +32,12 @@ def _inputs(count, *, name="train", extra=()):
         label, words = ("positive", GOOD) if i % 2 else ("negative", BAD)
         query = f"A {words[i // 2 % 3]} {THINGS[i % 5]} <extra_id_0>"
         segments = tuple(f"{query} {text}" for text in extra) or (query,)
-        rows.append(ReaderInput(f"{name}-{i}", segments, label))
+        rows.append((f"{name}-{i}", segments, label))
     return rows
+
+
+def _tokens(t5_dir, items):
+    return reader_inputs(load_tokenizer(find_model(str(t5_dir))), VERBALIZER, items)
 
 
 def _accuracy(labels, predictions):
@@ -61,8 +65,8 @@ def _train(t5_dir, arguments, *, train=None, dev=None, reader=None, measure=_acc
     result = train_reader(
         reader,
         tokenizer,
-        train or _inputs(18),
-        dev or _inputs(7, name="dev"),
+        _tokens(t5_dir, train or _inputs(18)),
+        _tokens(t5_dir, dev or _inputs(7, name="dev")),
         verbalizer=VERBALIZER,
         measure=measure,
         metric="accuracy",
@@ -94,12 +98,10 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     plain = AutoModelForSeq2SeqLM.from_pretrained(result.folder)
     again = FusionReader(plain).eval()
     tokenizer = AutoTokenizer.from_pretrained(result.folder)
-    dev = _inputs(7, name="dev")
+    dev = _tokens(t5_dir, _inputs(7, name="dev"))
     found = predict(again, tokenizer, dev, VERBALIZER)
     assert found == predict(reader, tokenizer, dev, VERBALIZER)
-    assert _accuracy([str(i.label) for i in dev], [p.label for p in found]) == {
-        "accuracy": result.best_metric
-    }
+    assert _accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
 
 
 def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp_path):
@@ -241,8 +243,8 @@ def test_what_cannot_be_learnt_from_is_refused(t5_dir, tmp_path):
         ConfigError, match=r"batch_size \(4\) times 1 processes exceeds the 3 train"
     ):
         _train(t5_dir, _arguments(tmp_path), train=_inputs(3))
-    with pytest.raises(DataError, match="has label 'meh'"):
-        _train(t5_dir, _arguments(tmp_path), train=[ReaderInput("x", ("y",), "meh")])
+    with pytest.raises(DataError, match="has label None"):
+        _train(t5_dir, _arguments(tmp_path), train=[("x", ("y",), None)])
 
 
 def test_arguments_have_the_papers_defaults():
@@ -293,7 +295,7 @@ def test_arguments_come_from_yaml_and_command_line(tmp_path):
 _TWO = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from test_reader_train import _arguments, _inputs, _train
+from test_reader_train import _arguments, _inputs, _tokens, _train
 reader, result = _train(sys.argv[2], _arguments(sys.argv[3]), dev=_inputs(7, name="dev"))
 import torch.distributed as dist
 from pgra.models.loading import find_model, load_tokenizer
@@ -301,7 +303,7 @@ from pgra.reader.predict import predict
 from pgra.types import Worker
 from test_reader_train import VERBALIZER
 tokenizer = load_tokenizer(find_model(sys.argv[2]))
-args = (reader, tokenizer, _inputs(7, name="dev"), VERBALIZER)
+args = (reader, tokenizer, _tokens(sys.argv[2], _inputs(7, name="dev")), VERBALIZER)
 alone = predict(*args)
 shared = predict(*args, batch_tokens=30, worker=Worker(dist.get_rank(), 2))
 same = [(p.example_id, p.label) for p in alone] == [(p.example_id, p.label) for p in shared]
