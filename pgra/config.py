@@ -258,8 +258,13 @@ class ReaderArguments:
     decode: str = _arg(
         "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
     )
+<<<<<<< HEAD
     length_normalize: bool = _arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
+=======
+    dropout_rate: float | None = _arg(
+        None, "Share of activations dropped in training, 0 for none; default: the model's own."
+>>>>>>> dbf1583 (Training keeps every step's loss, stops at a signal or a time limit with a checkpoint, and goes on exactly)
     )
 
     def __post_init__(self) -> None:
@@ -267,6 +272,8 @@ class ReaderArguments:
         choose("segment order", self.segment_order, ("evidence_first", "query_first"))
         choose("decode", self.decode, ("official", "verbalizer"))
         at_least("max_segment_tokens", self.max_segment_tokens, 8)
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            raise ConfigError(f"dropout_rate is {self.dropout_rate}: it must lie in [0, 1)")
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
