@@ -138,29 +138,33 @@ class LossLog:
         world = self._accelerator.num_processes
         shares = self._accelerator.gather(parts).reshape(world, -1).double().cpu()  # (W, n)
         losses = shares.mean(dim=0).tolist()
-        self._check(losses, shares[self._accelerator.process_index].tolist())
-        fresh = [
-            LossRecord(self._first + place, loss, step.learning_rate)
-            for place, (loss, step) in enumerate(zip(losses, self._pending, strict=True))
-        ]
+        pending, first = self._pending, self._first
+        broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        self._write(
+            [
+                LossRecord(first + place, loss, pending[place].learning_rate)
+                for place, loss in enumerate(losses[:broken])
+            ]
+        )
+        if broken is not None:
+            is_mine = not math.isfinite(float(parts[broken]))
+            raise self._error(
+                losses[broken], first + broken, pending[broken].ids if is_mine else []
+            )
+        self._pending, self._first = [], first + len(losses)
+
+    def _write(self, fresh: Sequence[LossRecord]) -> None:
         self.records += fresh
-        self._first += len(fresh)
-        self._pending = []
         if self._accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_lines(fresh))
 
-    def _check(self, losses: Sequence[float], own: Sequence[float]) -> None:
-        place = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
-        if place is None:
-            return
-        ids = [] if math.isfinite(own[place]) else self._pending[place].ids
+    def _error(self, loss: float, step: int, ids: list[str]) -> ModelError:
         if self._accelerator.num_processes > 1:
             ids = gather_object(ids)  # of those processes whose batch it was
         shown = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" * (len(ids) > _NAMED))
-        raise ModelError(
-            f"the loss is {losses[place]} at step {self._first + place} (examples {shown}): "
-            f"{self._way_out()}"
+        return ModelError(
+            f"the loss is {loss} at step {step} (examples {shown}): {self._way_out()}"
         )
 
     def mean(self, after: int = 0) -> float:

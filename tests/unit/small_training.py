@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from pgra.errors import Stopped
+from pgra.errors import PgraError, Stopped
 from pgra.models.fid import FusionReader
 from pgra.models.loading import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.predict import predict
 from pgra.reader.train import train_reader
 from pgra.reader.trainer import set_dropout
-from pgra.types import ReaderInput
+from pgra.types import ReaderInput, Worker
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(
@@ -84,26 +85,30 @@ LONG = {
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
 }
-"""Over three epochs of 13 batches, 7 steps each: steps, epochs, log lines and measurements cross."""
+"""Over three epochs of 13 batches, 7 steps each: steps, epochs and measurements cross."""
 LONG_ROWS = 26
 
 
-def train_long(t5_dir, folder, **changes):
+def train_long(t5_dir, folder, rows=None, dropout=None, **changes):
     """Train, going on if the folder holds a checkpoint: what the same command does."""
     go_on = {} if last_checkpoint(folder) is None else {"resume_from_checkpoint": "true"}
     arguments = make_arguments(folder, **{**LONG, **go_on, **changes})
-    return train(t5_dir, arguments, rows=make_inputs(LONG_ROWS))
+    return train(t5_dir, arguments, rows=rows or make_inputs(LONG_ROWS), dropout=dropout)
 
 
 @contextmanager
-def at_batch(number: int, act: Callable[[], object]) -> Iterator[None]:
-    """Do something in the middle of a training, when it reads its so-manieth batch from here."""
+def at_batch(
+    number: int, act: Callable[[], object] = lambda: None, *, breaks: bool = False
+) -> Iterator[None]:
+    """Do something, or break the loss, when a training reads its so-manieth batch from here."""
     plain, calls = FusionReader.forward, itertools.count(1)
 
     def forward(self, *args, **kwargs):
+        output = plain(self, *args, **kwargs)
         if next(calls) == number:
             act()
-        return plain(self, *args, **kwargs)
+            output.loss = output.loss * float("nan") if breaks else output.loss
+        return output
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusionReader, "forward", forward)
@@ -146,18 +151,49 @@ def script(*words: object, processes: int = 1) -> subprocess.CompletedProcess:
 
 
 def main(t5_dir: str, folder: str, told: str) -> int:
-    """Train as a script: `told` is JSON with changes, and a signal at a batch of a process."""
+    """Train as a script: `told` is JSON with changes, a signal or NaN at a batch of a process."""
     asked = json.loads(told)
     number, batch, rank = asked.pop("signal", None), asked.pop("batch", 0), asked.pop("rank", 0)
+    breaks, dropout = asked.pop("nan", False), asked.pop("dropout", None)
+    rows = make_inputs(asked.pop("rows", LONG_ROWS))
     is_mine = int(os.environ.get("RANK", "0")) == rank
-    act = signal_self(signal.Signals(number)) if number and is_mine else lambda: None
-    with at_batch(batch, act):
+    act = signal_self(signal.Signals(number)) if number else lambda: None
+    with at_batch(batch if is_mine else 0, act, breaks=breaks):
         try:
-            train_long(Path(t5_dir), Path(folder), **asked)
+            reader, result = train_long(Path(t5_dir), Path(folder), rows, dropout, **asked)
         except Stopped as stop:
-            print("STOPPED", stop, flush=True)
+            tell("STOPPED", str(stop))
             return stop.code
+        except PgraError as error:
+            tell("ERROR", str(error))
+            return 2
+    tell("RESULT", json.dumps([log_lines(result), shares_alike(reader, t5_dir)]))
     return 0
+
+
+def tell(kind: str, text: str) -> None:
+    sys.stdout.write(f"{kind} {text}\n")  # in one go: processes share the pipe
+    sys.stdout.flush()
+
+
+def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
+    """Say for some sizes whether a set that the processes share is decided as one alone does."""
+    worker = Worker(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    tokenizer = load_tokenizer(find_model(t5_dir))
+    found = []
+    for count in (1, 3, 7):
+        args = (reader, tokenizer, make_inputs(count, name="dev"), VERBALIZER)
+        alone, shared = predict(*args), predict(*args, batch_tokens=30, worker=worker)
+        found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
+        found.append([p.label for p in shared] == [p.label for p in alone])
+    return found
+
+
+def result_of(done: subprocess.CompletedProcess) -> list:
+    """Give what each process of a finished script told, as `main` words it."""
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
 
 
 if __name__ == "__main__":

@@ -57,15 +57,15 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
     assert result.train_loss == whole[1].train_loss
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)]
-)
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, code):
     batch = random.Random(number).randrange(2, 44)
     before = signal.getsignal(signal.Signals[number])
     with (
         at_batch(batch, signal_self(signal.Signals[number])),
-        pytest.raises(Stopped, match=rf"stopped \({number}\) after step \d+ of 24; the same") as stop,
+        pytest.raises(
+            Stopped, match=rf"stopped \({number}\) after step \d+ of 24; the same"
+        ) as stop,
     ):
         train_long(t5_dir, tmp_path)
     assert stop.value.code == code
@@ -144,7 +144,9 @@ def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
     assert run_files(tmp_path / "two") == run_files(tmp_path / "whole")
     _, patient = train(
         t5_dir,
-        make_arguments(tmp_path / "3", **{**changes, "early_stopping_patience": 3, "max_steps": 10}),
+        make_arguments(
+            tmp_path / "3", **{**changes, "early_stopping_patience": 3, "max_steps": 10}
+        ),
         measure=once(),
     )
     assert (patient.steps, patient.best_metric) == (10, 0.9)
