@@ -258,13 +258,11 @@ class ReaderArguments:
     decode: str = _arg(
         "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
     )
-<<<<<<< HEAD
     length_normalize: bool = _arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
-=======
+    )
     dropout_rate: float | None = _arg(
         None, "Share of activations dropped in training, 0 for none; default: the model's own."
->>>>>>> dbf1583 (Training keeps every step's loss, stops at a signal or a time limit with a checkpoint, and goes on exactly)
     )
 
     def __post_init__(self) -> None:

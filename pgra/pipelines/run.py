@@ -58,15 +58,10 @@ from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import predict
-<<<<<<< HEAD
 from pgra.reader.tokens import TokenizedInputs
-from pgra.reader.train import READER_FOLDER, check_batches, train_reader
-from pgra.types import Json
-=======
 from pgra.reader.train import READER_FOLDER, check_batches, check_classes, train_reader
 from pgra.reader.trainer import set_dropout
-from pgra.types import Json, ReaderInput
->>>>>>> dbf1583 (Training keeps every step's loss, stops at a signal or a time limit with a checkpoint, and goes on exactly)
+from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -123,18 +118,13 @@ def train_run(
         check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
         return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
-<<<<<<< HEAD
     inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
-    reader = FusionReader.from_name(args.reader.model_name_or_path)
-=======
-    inputs = {split: _inputs(found, split, tokenizer, args.reader) for split in SPLITS}
     is_trained = (folder / READER_FOLDER).is_dir()  # and was stopped before it was measured
     reader = FusionReader.from_name(
         str(folder / READER_FOLDER) if is_trained else args.reader.model_name_or_path
     )
     if args.reader.dropout_rate is not None:
         set_dropout(reader, args.reader.dropout_rate)
->>>>>>> dbf1583 (Training keeps every step's loss, stops at a signal or a time limit with a checkpoint, and goes on exactly)
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()

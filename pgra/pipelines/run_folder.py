@@ -30,7 +30,7 @@ _DECIDING = (
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
     *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
     *("early_stopping_patience", "early_stopping_threshold", "ignore_data_skip"),
-    *("gradient_checkpointing", "tf32", "torch_compile"),
+    *("tf32", "torch_compile"),
 )
 
 

@@ -124,6 +124,8 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
 
     def _suit_machine(self) -> None:
+        if getattr(self, "activation_checkpointing", None) is None:  # the library's new name for it
+            self.activation_checkpointing = self.gradient_checkpointing
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one

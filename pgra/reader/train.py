@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from pgra.errors import ConfigError, DataError, Stopped
 from pgra.models.fid import FusionReader
+from pgra.models.segments import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import (
@@ -26,12 +25,13 @@ from pgra.reader.checkpoints import (
     read_state,
     save_reader,
 )
-from pgra.reader.collate import Collator, TokenizedInput, tokenize_inputs
+from pgra.reader.collate import Collator
 from pgra.reader.inputs import check_labels
 from pgra.reader.losses import LOSSES_FILE, LossLog
+from pgra.reader.predict import Decision
 from pgra.reader.stopping import EarlyStopping, Stopper
-from pgra.reader.trainer import EXAMPLE_IDS, DevSet, Measure, ReaderTrainer, Steps
-from pgra.types import ReaderInput
+from pgra.reader.tokens import TokenizedInputs
+from pgra.reader.trainer import DevSet, Measure, ReaderTrainer, Steps
 
 READER_FOLDER = "reader"
 
@@ -62,14 +62,14 @@ class TrainResult:
 def train_reader(
     reader: FusionReader,
     tokenizer: Any,
-    train: Sequence[ReaderInput],
-    dev: Sequence[ReaderInput],
+    train: TokenizedInputs,
+    dev: TokenizedInputs,
     *,
     verbalizer: Verbalizer,
     measure: Measure,
     metric: str,
     arguments: ReaderTrainingArguments,
-    decode: str = "verbalizer",
+    decision: Decision = Decision(),  # noqa: B008 (frozen)
     batch_tokens: int = 8192,
 ) -> TrainResult:
     """Train a reader and write the one that is best on the dev set.
@@ -83,8 +83,8 @@ def train_reader(
         measure: Gives metrics; `metric` must be among them.
         metric: The metric that chooses the checkpoint, unless `metric_for_best_model` names one.
         arguments: The Trainer's. `resume_from_checkpoint` is a folder, or "true" for the last.
-        decode: How dev examples are decided.
-        batch_tokens: Most padded tokens of a batch of dev examples.
+        decision: How dev examples are decided.
+        batch_tokens: Most tokens of a batch of dev examples.
 
     Returns:
         The result, on every process; files are written by the main one.
@@ -99,20 +99,19 @@ def train_reader(
     """
     resume = checkpoint_to_resume(arguments)
     _check(train, dev, verbalizer, arguments)
-    verbalizer.audit(tokenizer, decode=decode)
+    verbalizer.audit(tokenizer, decode=decision.decode)
     if arguments.metric_for_best_model in (None, "loss"):
         arguments.metric_for_best_model, arguments.greater_is_better = metric, True
     start = time.monotonic()
     trainer = ReaderTrainer(
         model=reader,
         args=arguments,
-        train_dataset=list(zip(train, tokenize_inputs(train, tokenizer, verbalizer), strict=True)),
-        eval_dataset=list(dev),
-        data_collator=_NamedCollator(Collator(tokenizer.pad_token_id)),
+        train_dataset=train,
+        eval_dataset=dev,
+        data_collator=Collator(tokenizer.pad_token_id, GroupCost.on(arguments.device)).as_inputs,
         processing_class=tokenizer,
     )
-    rows = tokenize_inputs(dev, tokenizer, verbalizer)
-    trainer.dev = DevSet(list(dev), rows, verbalizer, measure, decode, batch_tokens)
+    trainer.dev = DevSet(dev, verbalizer, measure, decision, batch_tokens)
     trainer.losses = LossLog(
         Path(str(arguments.output_dir)) / LOSSES_FILE,
         trainer.accelerator,
@@ -162,26 +161,15 @@ def _go_on(
         raise
 
 
-@dataclass(frozen=True)
-class _NamedCollator:
-    """Pads examples into a batch that also names them."""
-
-    collate: Collator
-
-    def __call__(self, rows: Sequence[tuple[ReaderInput, TokenizedInput]]) -> dict[str, Any]:
-        batch: dict[str, Tensor] = self.collate.as_inputs([row for _, row in rows])
-        return {**batch, EXAMPLE_IDS: [item.example_id for item, _ in rows]}
-
-
 def _check(
-    train: Sequence[ReaderInput],
-    dev: Sequence[ReaderInput],
+    train: TokenizedInputs,
+    dev: TokenizedInputs,
     verbalizer: Verbalizer,
     arguments: ReaderTrainingArguments,
 ) -> None:
     check_labels(train, verbalizer.labels)
     check_labels(dev, verbalizer.labels)
-    check_classes([str(item.label) for item in train], verbalizer.labels)
+    check_classes([str(label) for label in train.labels], verbalizer.labels)
     if not dev:
         raise DataError("there is no dev example to choose a checkpoint on")
     check_batches(len(train), arguments)

@@ -16,27 +16,24 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from pgra.errors import ModelError
 from pgra.models.fid import FusionReader
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.collate import TokenizedInput
 from pgra.reader.losses import LossLog, last_logged
-from pgra.reader.predict import decide, score_rows
+from pgra.reader.predict import Decision, decide, score_inputs
 from pgra.reader.stopping import Stopper
-from pgra.types import ReaderInput, Worker
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Worker
 
 Measure = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
 """Labels and predictions to metrics by name."""
-EXAMPLE_IDS = "example_ids"
-"""Where a batch names its examples; the reader does not see it."""
 
 
 @dataclass(frozen=True)
 class DevSet:
     """What a checkpoint is chosen on, and how it is decided."""
 
-    inputs: list[ReaderInput]
-    rows: list[TokenizedInput]
+    inputs: TokenizedInputs
     verbalizer: Verbalizer
     measure: Measure
-    decode: str
+    decision: Decision
     batch_tokens: int
 
 
@@ -54,12 +51,12 @@ class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not follo
     def compute_loss(
         self,
         model: Any,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Give a batch's loss, and note it."""
-        ids: Any = inputs.pop(EXAMPLE_IDS)
+        ids = inputs.pop("example_ids")  # the reader does not take them
         result = super().compute_loss(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
@@ -86,18 +83,18 @@ class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not follo
         dev, start = self.dev, time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         with self.accelerator.autocast() if self.args.bf16 else nullcontext():
-            scores = score_rows(
+            scores = score_inputs(
                 self.model,
                 self.processing_class,
-                dev.rows,
+                dev.inputs,
                 dev.verbalizer,
-                decode=dev.decode,
+                decision=dev.decision,
                 batch_tokens=dev.batch_tokens,
                 progress=not self.args.disable_tqdm,
                 worker=worker,
             )
-        predictions = [p.label for p in decide(dev.inputs, scores, dev.verbalizer)]
-        labels = [str(item.label) for item in dev.inputs]
+        predictions = [p.label for p in decide(dev.inputs.example_ids, scores, dev.verbalizer)]
+        labels = [str(label) for label in dev.inputs.labels]
         metrics = {
             f"{metric_key_prefix}_{k}": v for k, v in dev.measure(labels, predictions).items()
         }

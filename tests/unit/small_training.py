@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import reader_inputs
 
 from pgra.errors import PgraError, Stopped
 from pgra.models.fid import FusionReader
@@ -21,7 +22,7 @@ from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import predict
 from pgra.reader.train import train_reader
 from pgra.reader.trainer import set_dropout
-from pgra.types import ReaderInput, Worker
+from pgra.types import Worker
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(
@@ -37,8 +38,12 @@ def make_inputs(count, *, name="train", extra=()):
         label, words = ("positive", GOOD) if i % 2 else ("negative", BAD)
         query = f"A {words[i // 2 % 3]} {THINGS[i % 5]} <extra_id_0>"
         segments = tuple(f"{query} {text}" for text in extra) or (query,)
-        rows.append(ReaderInput(f"{name}-{i}", segments, label))
+        rows.append((f"{name}-{i}", segments, label))
     return rows
+
+
+def tokens(t5_dir, items):
+    return reader_inputs(load_tokenizer(find_model(str(t5_dir))), VERBALIZER, items)
 
 
 def accuracy(labels, predictions):
@@ -68,8 +73,8 @@ def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accura
     result = train_reader(
         reader,
         tokenizer,
-        rows or make_inputs(18),
-        dev or make_inputs(7, name="dev"),
+        tokens(t5_dir, rows or make_inputs(18)),
+        tokens(t5_dir, dev or make_inputs(7, name="dev")),
         verbalizer=VERBALIZER,
         measure=measure,
         metric="accuracy",
@@ -182,7 +187,7 @@ def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
     tokenizer = load_tokenizer(find_model(t5_dir))
     found = []
     for count in (1, 3, 7):
-        args = (reader, tokenizer, make_inputs(count, name="dev"), VERBALIZER)
+        args = (reader, tokenizer, tokens(t5_dir, make_inputs(count, name="dev")), VERBALIZER)
         alone, shared = predict(*args), predict(*args, batch_tokens=30, worker=worker)
         found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
         found.append([p.label for p in shared] == [p.label for p in alone])

@@ -199,5 +199,5 @@ def test_a_signal_to_one_process_stops_two_at_the_same_step(t5_dir, tmp_path):
 
 
 def test_accuracy_here_is_what_it_says():
-    labels = [item.label for item in make_inputs(4)]
+    labels = [label for _, _, label in make_inputs(4)]
     assert accuracy(labels, ["positive"] * 4) == {"accuracy": 0.5}
