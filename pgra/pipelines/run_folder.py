@@ -32,6 +32,8 @@ _DECIDING = (
     *("early_stopping_patience", "early_stopping_threshold", "ignore_data_skip"),
     *("tf32", "torch_compile"),
 )
+# Others follow from these, so a difference is told of these first.
+_LEADING = ("task", "method", "num_evidence", "max_steps")
 
 
 def task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
@@ -155,10 +157,10 @@ def check_same_inputs(run: Path, asked: Mapping[str, Json], *, free: Collection[
 def _compare(
     folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
 ) -> None:
-    """Compare two identities: what a person knows first, then digests of what follows from it."""
-    for derived in (False, True):
+    """Compare two identities: what a person chose first, then digests of what follows from it."""
+    for kind in range(3):
         parts = [
-            {name: value for name, value in values.items() if ("/" in name) is derived}
+            {name: value for name, value in values.items() if _kind(name) == kind}
             for values in (made, asked)
         ]
         try:
@@ -166,6 +168,11 @@ def _compare(
         except ArtifactError as error:
             reason = str(error).removesuffix(": use another folder or build it again")
             raise ArtifactError(f"{reason}: {way_out}") from None
+
+
+def _kind(name: str) -> int:
+    """Sort a field of an identity: the choice others follow from, a value, or a product's digest."""
+    return 0 if name in _LEADING else 2 if "/" in name else 1
 
 
 def reader_checksum(run: Path) -> str:

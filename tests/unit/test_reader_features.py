@@ -39,16 +39,16 @@ def test_eight_at_once_are_twice_four_accumulated(t5_dir, tmp_path):
 
 
 def test_gradient_checkpointing_computes_the_same(plain, t5_dir, tmp_path, monkeypatch):
-    from torch.utils import checkpoint
+    from transformers import modeling_utils
 
     calls = []
-    original = checkpoint.checkpoint
+    original = modeling_utils.checkpoint
 
     def spy(*args, **kwargs):
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "checkpoint", spy)
+    monkeypatch.setattr(modeling_utils, "checkpoint", spy)
     found, reader, _ = run(t5_dir, tmp_path, gradient_checkpointing=True)
     assert calls
     assert found == pytest.approx(plain[0], rel=1e-6)

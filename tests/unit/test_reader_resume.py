@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 import signal
 
 import pytest
@@ -18,6 +19,7 @@ from small_training import (
     train_long,
 )
 
+from pgra.cli import run
 from pgra.errors import Stopped
 from pgra.reader.checkpoints import last_checkpoint
 
@@ -161,6 +163,27 @@ def test_progress_below_the_threshold_is_none(t5_dir, tmp_path):
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
     assert result.steps == 2
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+
+    def main(argv):
+        train_long(t5_dir, tmp_path)
+        return 0
+
+    try:
+        with at_batch(15, fill):  # after the checkpoint of step 5, before that of step 10
+            assert run(main, []) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "pgra: error: cannot read or write" in capsys.readouterr().err
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
+    train_long(t5_dir, tmp_path)
+    assert run_files(tmp_path) == run_files(whole[0])
 
 
 @pytest.mark.slow
