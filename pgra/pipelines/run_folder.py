@@ -171,7 +171,7 @@ def _compare(
 
 
 def _kind(name: str) -> int:
-    """Sort a field of an identity: the choice others follow from, a value, or a product's digest."""
+    """Sort a field of an identity: what others follow from, a value, or a product's digest."""
     return 0 if name in _LEADING else 2 if "/" in name else 1
 
 
