@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import build_lm
+from conftest import SENTENCES, build_encoder, build_lm, build_t5
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -67,3 +67,27 @@ def test_quantized_measures_every_width(benchmark, tmp_path, capsys, two_threads
     assert all(math.isfinite(value) for value in told.values())
     assert told["8bit_bytes_vs_float32"] < 1
     assert told["4bit_bytes_vs_float32"] < told["8bit_bytes_vs_float32"]
+
+
+@pytest.mark.slow
+def test_reader_measures_both_ways_and_the_same_decisions(
+    benchmark, tmp_path, review_files, capsys
+):
+    figures, corpus = tmp_path / "figures.json", tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(SENTENCES))
+    words = ["--quick", "--device", "cpu", "--json", str(figures), "--num_evidence", "3"]
+    words += ["--model", str(build_t5(tmp_path / "t5"))]
+    words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--corpus", str(corpus)]
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        (data / f"{split}.jsonl").write_bytes(review_files[split].read_bytes())
+    words += ["--dataset_name", str(data), "--batch_size", "4", "--reader_template", "{text}"]
+    assert benchmark("reader").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    for name in ("train_speedup", "infer_speedup", "d3/pgra_train_share_of_matrix_rate"):
+        assert told[name] > 0
+    # A T5 with random weights writes no label's word; what it does write, pgra decides too.
+    assert told["same_predictions"] + told["no_label_written"] / 16 >= 1
+    assert "usual" in capsys.readouterr().out
