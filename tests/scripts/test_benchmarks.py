@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import build_lm
 
+from pgra.io import canonical_json
+from pgra.models.budgets import recall_budget, remember_budget
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -24,6 +27,20 @@ def benchmark(monkeypatch):
         return module
 
     return load
+
+
+def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
+    benchmark, lm_dirs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
+    subjects, lender = benchmark("subjects"), str(lm_dirs["gpt2"])
+    monkeypatch.setattr(subjects, "TOKENIZER", lender)
+    names = (lender, "random:opt-125m", "random:opt-350m")
+    lms = [subjects.open_lm(name, device="cpu") for name in names]
+    assert len({canonical_json(dict(lm.fingerprint)) for lm in lms}) == 3
+    remember_budget(lms[1], "auto", 70)
+    again = subjects.open_lm("random:opt-125m", device="cpu")
+    assert [recall_budget(lm, "auto") for lm in (again, *lms)] == [70, None, 70, None]
 
 
 @pytest.mark.slow
