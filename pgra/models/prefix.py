@@ -70,6 +70,7 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self._most_run = 0  # tokens of the largest batch that fitted
         asked = batch_budget(self.batch_tokens, self.lm.device)
         self._budget = min(asked, recall_budget(self.lm, self.sharing) or asked)
         self._check_room()
@@ -230,22 +231,38 @@ class PromptedEncoder:
 
     def _run_backing_off(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         """Run a batch; out of memory, run its halves and make later ones smaller."""
+        cost = self._cost(prompts, batch)
         spare = 0 if self._shares(prompts[batch[0]]) else len(self.shared_ids)
-        if len(batch) > 1 and self._cost(prompts, batch) > self._budget + spare:
+        if len(batch) > 1 and cost > self._budget + spare:
             return self._run_halves(prompts, batch)  # cut before an earlier one did not fit
         try:
-            return self._run([prompts[i] for i in batch])
+            states = self._run([prompts[i] for i in batch])
+            self._most_run = max(self._most_run, cost)
+            return states
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 raise self._no_room(prompts[batch[0]]) from error
         # Outside the handler, or the failed attempt's tensors would live on while the halves run.
         torch.cuda.empty_cache()
-        fits = max(1, self._cost(prompts, batch) // 2)
+        longest = max(self._cost(prompts, [i]) for i in batch)
+        self._lower(cost, is_full=(len(batch) + 1) * longest > self._budget + spare)
+        return self._run_halves(prompts, batch)
+
+    def _lower(self, cost: int, *, is_full: bool) -> None:
+        """Learn from a batch of so many tokens that did not fit: for later runs, if it was full.
+
+        Where as much fitted before, memory is short for a moment, or from now on: the next failure
+        tells. What is left at a shard's end is small, and says little of what a GPU can hold.
+        """
+        if not is_full and cost <= self._most_run:
+            self._most_run = 0
+            return
+        fits = max(1, cost // 2)
         if fits < self._budget:
             self._budget = fits
             logger.warning("out of memory: the LM now takes %s tokens at a time", fits)
-            remember_budget(self.lm, self.sharing, fits)
-        return self._run_halves(prompts, batch)
+            if is_full:
+                remember_budget(self.lm, self.sharing, fits)
 
     def _run_halves(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         half = len(batch) // 2

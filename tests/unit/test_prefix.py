@@ -311,6 +311,42 @@ def test_after_a_back_off_no_batch_fails_again(lm_dirs, monkeypatch, tmp_path):
     assert len(failed) == 1
 
 
+def test_a_small_batch_that_does_not_fit_is_no_budget_for_later_runs(
+    lm_dirs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT, batch_tokens=400)
+    run, fails = PromptedEncoder._run, [1]
+
+    def short_for_a_moment(self, prompts):
+        if fails and len(prompts) > 1:
+            fails.pop()
+            raise torch.OutOfMemoryError("too small")
+        return run(self, prompts)
+
+    def budgets():
+        again = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+        return encoder._budget, again._budget
+
+    monkeypatch.setattr(PromptedEncoder, "_run", short_for_a_moment)
+    tail = ["a", "b", "c"]
+    encoder.encode(tail)
+    assert budgets()[0] < 40  # nothing larger fitted so far: this run goes on with less,
+    assert budgets()[1] == 400  # a later one does not
+    encoder = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+    truth = encoder.encode(TEXTS * 4)
+    fails.append(1)
+    encoder.encode(tail)
+    assert (fails, budgets()) == ([], (400, 400))  # larger ones fitted: nothing is learned
+    fails.append(1)
+    encoder.encode(tail)
+    assert budgets()[0] < 40  # but from the second time on
+    encoder = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+    fails.append(1)
+    torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
+    assert 40 < budgets()[0] == budgets()[1] < 400  # the control: a full batch is remembered
+
+
 def test_a_way_that_does_not_fit_memory_gives_way_to_the_next(lm_dirs, monkeypatch):
     run = SharedPrefix.run
 
