@@ -194,3 +194,26 @@ def test_more_candidates_than_passages_are_refused(args):
     with pytest.raises(ConfigError, match=r"num_candidates \(13\) exceeds the corpus \(12"):
         make_plan(with_retriever(args, num_candidates=13))
     make_plan(with_retriever(args, num_candidates=13, retriever="exhaustive"), seconds=0)
+
+
+@pytest.mark.parametrize("retriever", ["dense", "hybrid", "exhaustive"])
+@pytest.mark.parametrize(
+    ("factory", "message"), [("Flaat", "does not work"), ("IVF13,Flat", "has 13 lists")]
+)
+def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever, factory, message):
+    wrong = with_retriever(args, retriever=retriever, index_factory=factory)
+    with pytest.raises(ConfigError, match=f"index_factory '{factory}' {message}") as planned:
+        make_plan(wrong, seconds=0)
+    with pytest.raises(ConfigError) as run:
+        find_evidence(read_task(wrong), wrong)
+    assert str(planned.value) == str(run.value)
+    make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)
+
+
+def test_the_trials_corpus_is_not_told(args, caplog):
+    with caplog.at_level("INFO", "pgra"):
+        assert make_plan(args, seconds=1).texts.is_exact
+    told = [line for line in caplog.messages if line.startswith("corpus ")]
+    assert len(told) == 1
+    assert "corpus.txt: 12 passages" in told[0]
+    assert "a trial with 12 of 12 passages" in caplog.text
