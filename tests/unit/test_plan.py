@@ -4,16 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import with_rerank, with_retriever
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-)
 from pgra.errors import ConfigError
 from pgra.models.calibration import Speed
 from pgra.pipelines.pgra import find_evidence, read_task
@@ -23,30 +15,6 @@ from pgra.pipelines.plan import make_plan
 @pytest.fixture(autouse=True)
 def no_budget_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs):
-    return PgraArguments(
-        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
-        data=DataArguments(
-            task="sst2",
-            train_file=str(review_files["train"]),
-            test_file=str(review_files["test"]),
-        ),
-        corpus=CorpusArguments(corpus=str(corpus_file)),
-        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
-        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
-        reader=ReaderArguments(),
-    )
-
-
-def with_rerank(args, **changes):
-    return replace(args, rerank=replace(args.rerank, **changes))
-
-
-def with_retriever(args, **changes):
-    return replace(args, retriever=replace(args.retriever, **changes))
 
 
 @pytest.fixture
