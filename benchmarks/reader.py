@@ -27,19 +27,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Cost, matrix_rate, measured, wait_for
+from measuring import (
+    Cost,
+    matrix_rate,
+    measured,
+    parse_flags,
+    positive,
+    shared_parser,
+    wait_for,
+    write_figures,
+)
 from subjects import open_plain, open_reader
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.cli import run
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import say
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.data.splits import load_splits
 from pgra.data.tasks import load_task
 from pgra.evaluation.metrics import measure as measure_labels
-from pgra.io import package_versions, write_json
 from pgra.models.fid import FusionReader
 from pgra.models.loading import batch_budget, choose_device
 from pgra.pipelines.run import BATCH_TOKENS
@@ -112,7 +120,6 @@ class Way:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
     args = parse(argv)
-    quiet_libraries()
     reading = read_examples(args)
     figures: dict[str, float] = {}
     tables = []
@@ -123,34 +130,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures |= found
         tables.append(table)
     say("\n\n".join(tables))
-    if args.json is not None:
-        write_json(args.json, {"figures": figures, "versions": package_versions()})
+    write_figures(args.json, figures)
     return 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags, with defaults for the device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = shared_parser(__doc__ or "", quick="d = 8, 2 steps, 16 examples, once")
     parser.add_argument("--model", default="bundled:t5-small-titles", help="or random:t5-base")
     parser.add_argument("--task", default="rotten-tomatoes")
     parser.add_argument("--dataset_name", default="bundled:rotten-tomatoes")
     parser.add_argument("--reader_template", help="default: the task's")
-    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
-    parser.add_argument("--max_passages", type=int, default=2000)
+    parser.add_argument("--max_passages", type=positive, default=2000)
     parser.add_argument("--encoder", default="bundled:minilm-l6")
-    parser.add_argument("--num_evidence", type=int, nargs="+", help="d; default 4 8 16")
-    parser.add_argument("--batch_size", type=int, default=8, help="examples a training step")
-    parser.add_argument("--steps", type=int, help="training steps timed; default 3, on a GPU 50")
-    parser.add_argument("--num_examples", type=int, help="examples decided; default 32, GPU 872")
-    parser.add_argument("--repeats", type=int, default=2, help="the best counts")
+    parser.add_argument("--num_evidence", type=positive, nargs="+", help="d; default 4 8 16")
+    parser.add_argument("--batch_size", type=positive, default=8, help="examples a training step")
+    parser.add_argument("--steps", type=positive, help="timed; default 3, on a GPU 50")
+    parser.add_argument("--num_examples", type=positive, help="decided; default 32, on a GPU 872")
+    parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--bf16", action="store_true", help="for pgra's training; usual: float32")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="d = 8, 2 steps, 16 examples, once")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    args = parser.parse_args(argv)
+    args = parse_flags(parser, argv)
     args.device = choose_device(args.device)
     on_gpu = args.device.type == "cuda"
     args.num_evidence = args.num_evidence or ([8] if args.quick else [4, 8, 16])

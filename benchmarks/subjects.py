@@ -124,5 +124,6 @@ def open_lm(name: str, *, dtype: str = "auto", device: str = "auto") -> CausalLM
         word_embed_proj_dim=512 if kind == "opt-350m" else width,
     )
     real = CausalLM.from_name(TOKENIZER, dtype=dtype, device=device)
-    source = replace(real.source, name=name)
+    # Another LM than the one that lends its tokens: what is remembered of either is its own.
+    source = replace(real.source, name=name, identity=f"{name} on {real.source.identity}")
     return RandomLM(source, config, real.tokenizer, real.device, real.dtype)

@@ -29,15 +29,9 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
+from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
-from pgra.pipelines.pgra import (
-    SPLITS,
-    Found,
-    find_evidence,
-    open_stages,
-    read_task,
-    timed,
-)
+from pgra.pipelines.pgra import find_evidence, open_stages, read_task
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
