@@ -16,24 +16,25 @@ Three parts, printed as one table each:
 
 import argparse
 import json
-import logging
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import parse_flags, positive, shared_parser, write_figures
 from subjects import read_reviews
 from torch import Tensor
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.cli import run
+from pgra.commands.common import say
 from pgra.config import CorpusArguments
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.io import package_versions, write_json
+from pgra.errors import PgraError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.encoder import Encoder
 from pgra.models.prefix import PromptedEncoder
@@ -48,33 +49,23 @@ SHARD_ROWS = 512
 SYNTHETIC_QUERIES = 2000
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = shared_parser(
+        __doc__ or "", quick="300 texts, 100,000 random states", lm="bundled:smollm2-135m"
     )
-    parser.add_argument(
-        "--lm", default="bundled:smollm2-135m", help="hub id, folder or bundled:NAME"
-    )
-    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
-    parser.add_argument("--num_texts", type=int, default=600)
-    parser.add_argument("--num_queries", type=int, default=40)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="300 texts, 100,000 random states")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--num_texts", type=positive, default=600)
+    parser.add_argument("--num_queries", type=positive, default=40)
     parser.add_argument("--random_states", nargs=2, type=int, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    args = parse_flags(parser, argv)
     if args.random_states:
         say(json.dumps(measure_random(*args.random_states)))
         return 0
     if args.quick:
         args.num_texts = 300
-    logging.basicConfig(level=logging.WARNING)
-    quiet_libraries()
-    figures = measure_sizes([10_000, 100_000] if args.quick else [10_000, 100_000, 1_000_000])
-    figures |= measure_lm(args)
-    if args.json is not None:
-        write_json(args.json, {"figures": figures, "versions": package_versions()})
+    figures = measure_lm(args)
+    figures |= measure_sizes([10_000, 100_000] if args.quick else [10_000, 100_000, 1_000_000])
+    write_figures(args.json, figures)
     return 0
 
 
@@ -205,7 +196,9 @@ def short(count: int) -> str:
 def run_apart(rows: int, width: int) -> dict[str, float]:
     """Measure one bank in a process of its own, whose peak of memory is its own too."""
     words = [sys.executable, __file__, "--random_states", str(rows), str(width)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise PgraError(f"measuring {rows} states failed: the lines above say why")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -252,10 +245,10 @@ def rank(bank: Bank, query_bank: Bank, rows: Rows) -> Candidates:
     return Candidates.best(rows, scores, rows.shape[1])
 
 
-def seconds_of(run: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     """Time one call."""
     start = time.perf_counter()
-    run()
+    work()
     return time.perf_counter() - start
 
 
@@ -269,4 +262,4 @@ def peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -1,15 +1,92 @@
-"""What the benchmarks measure with: seconds, peak memory, and the machine's own matrix rate."""
+"""What benchmarks share: flags, figures; seconds, peak memory, the machine's own matrix rate."""
 
+import argparse
+import logging
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 import psutil
 import torch
 
+from pgra.commands.common import quiet_libraries
+from pgra.errors import ConfigError
+from pgra.io import package_versions, write_json
+
 MIB = 1 << 20
+
+
+class _Parser(argparse.ArgumentParser):
+    """Words a mistake as any user's error is worded."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See --help.")
+
+
+def shared_parser(about: str, *, quick: str, lm: str | None = None) -> argparse.ArgumentParser:
+    """Give a parser with the flags that benchmarks have in common.
+
+    Args:
+        about: Shown above the flags, as it is.
+        quick: What `--quick` does.
+        lm: The default of `--lm`; None leaves that flag to the caller.
+    """
+    parser = _Parser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if lm is not None:
+        parser.add_argument("--lm", default=lm, help="hub id, folder or bundled:NAME")
+    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    return parser
+
+
+def parse_flags(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Read the flags, refuse a `--json` that cannot be written, and quiet everybody else.
+
+    Raises:
+        ConfigError: If a flag is wrong, or the figures would have no place once they are there.
+    """
+    args = parser.parse_args(argv)
+    if args.json is not None:
+        _check_target(args.json)
+    logging.getLogger("pgra").setLevel(logging.WARNING)  # tables are all that is wanted
+    quiet_libraries()
+    return args
+
+
+def _check_target(path: Path) -> None:
+    if path.is_dir():
+        raise ConfigError(f"--json {path} is a folder: name a file in it")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--json {path} cannot be written ({error.strerror}): name a file in a folder that is "
+            "there and that you may write to"
+        ) from None
+
+
+def positive(text: str) -> int:
+    """Read a flag's whole number of 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
+    return value
+
+
+def write_figures(path: Path | None, figures: Mapping[str, float]) -> None:
+    """Write what `--json` asks for, if it asks."""
+    if path is not None:
+        write_json(path, {"figures": dict(figures), "versions": package_versions()})
 
 
 @dataclass

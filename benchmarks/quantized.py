@@ -16,7 +16,6 @@ Sentences a second are of one pass over all texts, loading, prefix and self-chec
 """
 
 import argparse
-import logging
 import sys
 import tempfile
 import time
@@ -26,16 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import parse_flags, positive, shared_parser, write_figures
 from subjects import read_reviews
 from torch import Tensor
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.cli import run
+from pgra.commands.common import say
 from pgra.config import CorpusArguments
 from pgra.data.corpus import open_corpus
-from pgra.io import package_versions, write_json
+from pgra.errors import ConfigError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
+from pgra.retrieval.base import check_num_candidates
 
 WAYS = {  # name: dtype and quantization
     "float32": ("float32", "none"),
@@ -62,29 +64,24 @@ class Reading:
     rate: float
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print one table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = shared_parser(
+        __doc__ or "", quick="16 queries, 100 candidates", lm="bundled:smollm2-135m"
     )
-    parser.add_argument(
-        "--lm", default="bundled:smollm2-135m", help="hub id, folder or bundled:NAME"
-    )
-    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
-    parser.add_argument("--num_queries", type=int, default=100)
-    parser.add_argument("--num_candidates", type=int, default=150, help="the paper's k")
-    parser.add_argument("--num_evidence", type=int, default=16, help="the paper's d")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--quick", action="store_true", help="16 queries, 100 candidates")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    args = parser.parse_args(argv)
+    parser.add_argument("--num_queries", type=positive, default=100)
+    parser.add_argument("--num_candidates", type=positive, default=150, help="the paper's k")
+    parser.add_argument("--num_evidence", type=positive, default=16, help="the paper's d")
+    args = parse_flags(parser, argv)
     if args.quick:
         args.num_queries, args.num_candidates = 16, 100
-    logging.basicConfig(level=logging.WARNING)
-    quiet_libraries()
+    if args.num_evidence > args.num_candidates:
+        raise ConfigError(
+            f"num_evidence ({args.num_evidence}) exceeds num_candidates ({args.num_candidates}): "
+            "only candidates can be kept"
+        )
     figures = measure(args)
-    if args.json is not None:
-        write_json(args.json, {"figures": figures, "versions": package_versions()})
+    write_figures(args.json, figures)
     return 0
 
 
@@ -178,9 +175,10 @@ def _compare(name: str, found: Reading, truth: Reading, depth: int) -> dict[str,
 def _passages(args: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         corpus = open_corpus(CorpusArguments(corpus=args.corpus), Path(folder))
+        check_num_candidates(args.num_candidates, len(corpus))
         step = max(1, len(corpus) // args.num_candidates)
         return corpus.texts(range(0, step * args.num_candidates, step))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -20,7 +20,6 @@ tokens are those of bundled:smollm2-135m).
 
 import argparse
 import itertools
-import logging
 import sys
 import tempfile
 import time
@@ -30,13 +29,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measuring import Cost, matrix_rate, measured
+from measuring import (
+    Cost,
+    matrix_rate,
+    measured,
+    parse_flags,
+    positive,
+    shared_parser,
+    write_figures,
+)
 from subjects import open_lm, read_reviews
 
-from pgra.commands.common import quiet_libraries, say
-from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
-from pgra.io import package_versions, write_json
 from pgra.models.batching import token_budget_batches
 from pgra.models.calibration import measure_speed
 from pgra.models.causal_lm import CausalLM
@@ -95,11 +102,9 @@ class Way:
         return len(self.lengths) / min(cost.seconds for cost in self.costs)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print one table for each LM."""
     args = parse(argv)
-    logging.basicConfig(level=logging.WARNING)
-    quiet_libraries()
     reading = find_texts(args.corpus, args.num_texts)
     figures: dict[str, float] = {}
     tables = []
@@ -111,28 +116,23 @@ def main(argv: list[str] | None = None) -> int:
         figures |= found if place == 0 else {}
         tables.append(table)
     say("\n\n".join(tables))
-    if args.json is not None:
-        write_json(args.json, {"figures": figures, "versions": package_versions()})
+    write_figures(args.json, figures)
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags, with defaults for the device."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = shared_parser(__doc__ or "", quick="2 seconds a way, 2 repetitions, 1 LM")
     parser.add_argument(
         "--lm", nargs="+", help="hub ids, folders, bundled:NAME, random:opt-13b; default by device"
     )
-    parser.add_argument("--corpus", default="bundled:wikipedia-19k")
-    parser.add_argument("--num_texts", type=int, help="at most, a way; default 512, on a GPU 20000")
+    parser.add_argument(
+        "--num_texts", type=positive, help="at most, a way; default 512, on a GPU 20000"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="a way and repetition, about")
-    parser.add_argument("--repeats", type=int, help="the best counts; default 3, on a GPU 1")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--quick", action="store_true", help="2 seconds a way, 2 repetitions, 1 LM")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    args = parser.parse_args(argv)
+    parser.add_argument("--repeats", type=positive, help="the best counts; default 3, on a GPU 1")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    args = parse_flags(parser, argv)
     args.on_gpu = torch.cuda.is_available() and args.device != "cpu"
     args.lm = args.lm or (ON_GPU if args.on_gpu else ON_CPU[:1] if args.quick else ON_CPU)
     args.num_texts = args.num_texts or (20_000 if args.on_gpu else 512)
@@ -270,13 +270,16 @@ def read_shared(encoder: PromptedEncoder, shard: int, texts: Sequence[str]) -> N
 
 @torch.inference_mode()
 def read_bare(encoder: PromptedEncoder, shard: int, skip: int, texts: Sequence[str]) -> None:
-    """Read what follows the first tokens with nothing before it, sorted as the shared ways do."""
+    """Read what follows the first tokens with nothing before it, sorted as the shared ways do.
+
+    States are fetched once a shard, as theirs are: on a GPU each fetch waits for all before it.
+    """
     lm = encoder.lm
     for start in range(0, len(texts), shard):
         own = [ids[skip:] for ids in _prompts(encoder, texts[start : start + shard])]
         budget = batch_budget(encoder.batch_tokens, lm.device)
-        for batch in token_budget_batches([len(ids) for ids in own], budget):
-            lm.states_of([own[i] for i in batch]).cpu()
+        batches = token_budget_batches([len(ids) for ids in own], budget)
+        torch.cat([lm.states_of([own[i] for i in batch]) for batch in batches]).cpu()
 
 
 def _prompts(encoder: PromptedEncoder, texts: Sequence[str]) -> list[list[int]]:
@@ -353,4 +356,4 @@ def show(name: str, lm: CausalLM, ways: dict[str, Way], figures: dict[str, float
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -5,11 +5,14 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from pgra.config import DataArguments, choose
 from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import load_task
 from pgra.models.causal_lm import CausalLM
+from pgra.models.fid import FusionReader
+from pgra.models.loading import find_model, load_pretrained, load_tokenizer
 from pgra.pipelines.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 
@@ -47,6 +50,47 @@ def read_reviews(
     return splits, prompt
 
 
+# Layers, width, heads and inner width of Raffel et al. 2020, section 3.7 (and 3.1.2 for the base).
+T5_SHAPES = {
+    "t5-small": (6, 512, 8, 2048),
+    "t5-base": (12, 768, 12, 3072),
+    "t5-large": (24, 1024, 16, 4096),
+}
+T5_TOKENIZER = "bundled:t5-small-titles"
+
+
+def open_reader(name: str, *, device: torch.device) -> tuple[FusionReader, Any]:
+    """Open a reader with its tokenizer, by name or at random in a shape (`random:t5-base`)."""
+    if name.startswith(RANDOM):
+        tokenizer = load_tokenizer(find_model(T5_TOKENIZER))
+        return FusionReader(open_plain(name, device=device)), tokenizer
+    return FusionReader.from_name(name).to(device), load_tokenizer(find_model(name))
+
+
+def open_plain(name: str, *, device: torch.device) -> Any:
+    """Open a T5 as transformers gives it."""
+    if not name.startswith(RANDOM):
+        source = find_model(name)
+        model = load_pretrained(T5ForConditionalGeneration.from_pretrained, source)
+        return model.to(device).eval()
+    kind = name.removeprefix(RANDOM)
+    choose("shape", kind, sorted(T5_SHAPES))
+    layers, width, heads, inner = T5_SHAPES[kind]
+    config = T5Config(
+        num_layers=layers,
+        d_model=width,
+        num_heads=heads,
+        d_ff=inner,
+        d_kv=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+    )
+    torch.manual_seed(0)
+    with device:
+        return T5ForConditionalGeneration(config).eval()
+
+
 @dataclass(frozen=True)
 class RandomLM(CausalLM):
     """An LM of a given shape whose weights are random: as fast as the real one."""
@@ -80,5 +124,6 @@ def open_lm(name: str, *, dtype: str = "auto", device: str = "auto") -> CausalLM
         word_embed_proj_dim=512 if kind == "opt-350m" else width,
     )
     real = CausalLM.from_name(TOKENIZER, dtype=dtype, device=device)
-    source = replace(real.source, name=name)
+    # Another LM than the one that lends its tokens: what is remembered of either is its own.
+    source = replace(real.source, name=name, identity=f"{name} on {real.source.identity}")
     return RandomLM(source, config, real.tokenizer, real.device, real.dtype)

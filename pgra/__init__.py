@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pgra.models.encoder import Encoder
     from pgra.models.fid import FusionReader
     from pgra.models.prefix import PromptedEncoder
-    from pgra.pipelines.pgra import Found, find_evidence, prompt_template, read_task
+    from pgra.pipelines.found import Found
+    from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
     from pgra.pipelines.run import Outcome, evaluate_run, train_run
     from pgra.prompts.fewshot import FewShotPrompt, build_prompt
     from pgra.prompts.template import PromptTemplate
@@ -97,7 +98,8 @@ _HOMES = {
     "pgra.models.encoder": ("Encoder",),
     "pgra.models.fid": ("FusionReader",),
     "pgra.models.prefix": ("PromptedEncoder",),
-    "pgra.pipelines.pgra": (*("Found", "find_evidence", "prompt_template", "read_task"),),
+    "pgra.pipelines.found": ("Found",),
+    "pgra.pipelines.pgra": ("find_evidence", "prompt_template", "read_task"),
     "pgra.pipelines.run": ("Outcome", "evaluate_run", "train_run"),
     "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
     "pgra.prompts.template": ("PromptTemplate",),

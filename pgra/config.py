@@ -207,7 +207,7 @@ class RerankArguments:
     prefix_sharing: str = _arg(
         "auto",
         "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
-        "text).",
+        "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
     )
     bank_shard_rows: int = _arg(
         512,

@@ -29,6 +29,7 @@ from pgra.types import Json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_EXCERPT = 100  # characters of a value in a message
 _PACKAGES = (
     "pgra",
     "torch",
@@ -251,11 +252,23 @@ def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[
         ArtifactError: If any field differs or is missing on one side.
     """
     for name in sorted({*made, *asked}):
-        if canonical_json(made.get(name)) != canonical_json(asked.get(name)):
+        one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
+        if one != other:
             raise ArtifactError(
-                f"{folder} was made with {name} {canonical_json(made.get(name))}, this run asks "
-                f"for {canonical_json(asked.get(name))}: use another folder or build it again"
+                f"{folder} was made with {name} {_excerpt(one, other)}, this run asks for "
+                f"{_excerpt(other, one)}: use another folder or build it again"
             )
+
+
+def _excerpt(value: str, other: str) -> str:
+    """Shorten a long value, such as a prefix of exemplars, to where it differs from another."""
+    if len(value) <= _EXCERPT:
+        return value
+    pairs = enumerate(zip(value, other, strict=False))
+    differs = next((i for i, (mine, theirs) in pairs if mine != theirs), len(other))
+    start = min(max(0, differs - _EXCERPT // 2), len(value) - _EXCERPT)
+    end = start + _EXCERPT
+    return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
 
 
 def check_files(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 # Tiny models gain nothing from threads, and sums differ in their last digits with the number of
@@ -41,6 +42,15 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from pgra.config import (
+    CorpusArguments,
+    DataArguments,
+    PgraArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RuntimeArguments,
+)
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Example
 
@@ -328,3 +338,28 @@ def review_files(tmp_path) -> dict[str, Path]:
         "train": write_jsonl(tmp_path / "train.jsonl", rows[:40]),
         "test": write_jsonl(tmp_path / "test.jsonl", rows[40:]),
     }
+
+
+@pytest.fixture
+def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir) -> PgraArguments:
+    """A run of both stages and a reader on tiny models; nothing is run yet."""
+    return PgraArguments(
+        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
+        data=DataArguments(
+            task="sst2",
+            train_file=str(review_files["train"]),
+            test_file=str(review_files["test"]),
+        ),
+        corpus=CorpusArguments(corpus=str(corpus_file)),
+        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
+        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
+        reader=ReaderArguments(model_name_or_path=str(t5_dir)),
+    )
+
+
+def with_rerank(args: PgraArguments, **changes: object) -> PgraArguments:
+    return replace(args, rerank=replace(args.rerank, **changes))
+
+
+def with_retriever(args: PgraArguments, **changes: object) -> PgraArguments:
+    return replace(args, retriever=replace(args.retriever, **changes))

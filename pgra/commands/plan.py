@@ -170,6 +170,14 @@ def _cost_rows(plan: "Plan") -> list[Line]:
 def _reading_rows(plan: "Plan") -> list[Line]:
     reading = plan.reading
     cut = f", {reading.cut:.1%} cut to fit" if reading.cut else ""
+    if not reading.is_shared:
+        of_texts = f"with the prefix, of {reading.sampled:,} texts{cut}"
+        return [
+            ("tokens of the prefix", f"{reading.prefix:,}", "read with every text"),
+            ("tokens of a prompt", f"{reading.own_mean:.1f}", of_texts),
+            ("tokens", _count(reading.tokens), "the prefix is not shared"),
+            ("operations", _flops(reading.flops), "2 x weights for a token, and attention"),
+        ]
     more_tokens = f"{reading.tokens_whole / reading.tokens:.1f} x as many"
     more_flops = f"{reading.flops_whole / reading.flops:.1f} x as many"
     return [

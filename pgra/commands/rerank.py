@@ -88,7 +88,8 @@ def _names_num_evidence(words: Sequence[str]) -> bool:
 
 
 def _rerank_splits(args: "PgraArguments", processes: "Processes") -> str:
-    from pgra.pipelines.pgra import SPLITS, find_evidence, read_task
+    from pgra.pipelines.found import SPLITS
+    from pgra.pipelines.pgra import find_evidence, read_task
 
     found = read_task(args)
     find_evidence(found, args, processes)

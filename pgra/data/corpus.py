@@ -98,7 +98,7 @@ class Corpus:
             yield self.slice(start, start + size)
 
 
-def open_corpus(args: CorpusArguments, artifacts: Path) -> Corpus:
+def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True) -> Corpus:
     """Open a corpus by name, reading its source into `artifacts/corpora` the first time.
 
     The folder's name holds the source's checksum, so a changed source is read again.
@@ -106,6 +106,7 @@ def open_corpus(args: CorpusArguments, artifacts: Path) -> Corpus:
     Args:
         args: Which corpus, and the rules for its lines.
         artifacts: Root of all products.
+        is_told: Whether to say what was read; the user did not ask for every corpus there is.
 
     Raises:
         DataError: If the source is missing, of an unknown kind, empty, damaged or not UTF-8.
@@ -126,7 +127,7 @@ def open_corpus(args: CorpusArguments, artifacts: Path) -> Corpus:
         folder,
         stage=STAGE,
         fingerprint=fields,
-        build=lambda aside: _CorpusWriter(args, source).write(aside),
+        build=lambda aside: _CorpusWriter(args, source, is_told=is_told).write(aside),
     )
     return _open(folder, manifest)
 
@@ -156,8 +157,9 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
 class _CorpusWriter:
     """Streams one source into an Arrow file. Memory: about 100 bytes a passage, for duplicates."""
 
-    def __init__(self, args: CorpusArguments, source: Path) -> None:
+    def __init__(self, args: CorpusArguments, source: Path, *, is_told: bool) -> None:
         self.args = args
+        self._level = logging.INFO if is_told else logging.DEBUG
         self.source = source
         self.seen: set[bytes] = set()
         self.sha256 = hashlib.sha256()
@@ -173,7 +175,8 @@ class _CorpusWriter:
             self._flush(sink, batch)
         if not self.rows:
             raise DataError(f"{self.source} holds no passage: all of its lines are blank")
-        logger.info(
+        logger.log(
+            self._level,
             "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
             self.source,
             self.rows,

@@ -10,12 +10,12 @@ interface of transformers; nothing in them is replaced.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from pgra.models.packing import RowLayout
+from pgra.models.packing import RowLayout, send
 
 NAME = "pgra_cascade"
 """The attention implementation's name in transformers."""
@@ -52,6 +52,14 @@ class Spans:
     row: Tensor
     prefix: Tensor
 
+    @classmethod
+    def of(cls, lengths: Tensor, prefix_tokens: int, device: torch.device) -> Self:
+        """Say it for texts of these lengths, (n,), in one copy to the device."""
+        ends = torch.cumsum(lengths, 0)
+        fixed = torch.tensor([0, prefix_tokens, 0])
+        values = send(torch.cat([fixed, ends[-1:], ends.new_zeros(1), ends]).int(), device)
+        return cls(values[4:], int(lengths.max()), row=values[2:4], prefix=values[:2])
+
 
 def cascade_rows(count: int, device: torch.device) -> list[list[int]]:
     """Say in which rows the texts must stand: one row for all on a GPU, else a row each.
@@ -78,11 +86,7 @@ def find_spans(layout: RowLayout, prefix_tokens: int, device: torch.device) -> S
     """Say where the texts of a batch stand that was laid out by `cascade_rows`."""
     if device.type != "cuda":
         return None
-    texts = torch.zeros(len(layout.lengths) + 1, dtype=torch.int32)
-    texts[1:] = torch.cumsum(layout.lengths, 0)
-    behind = torch.tensor([0, prefix_tokens], dtype=torch.int32)
-    on_gpu = [x.to(device) for x in (texts, texts[[0, -1]], behind)]
-    return Spans(on_gpu[0], int(layout.lengths.max()), on_gpu[1], on_gpu[2])
+    return Spans.of(layout.lengths, prefix_tokens, device)
 
 
 @cache

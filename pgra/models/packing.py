@@ -7,6 +7,7 @@ from typing import Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -29,6 +30,13 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
         rows[-1].append(i)
         room -= length
     return rows
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Send values from the host without waiting for what the device does now."""
+    if device.type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,17 @@ class RowLayout:
         return torch.from_numpy(np.append(ids, 0))[source]
 
     def mask(self, shared: int, dtype: torch.dtype) -> Tensor:
-        """Give the additive mask (R, 1, T, shared + T): 0 where a token may look, else lowest.
+        """Say who may look where behind a shared prefix: as a model is told it.
+
+        Where each text has its own row, that is the stock mask (R, shared + T), 1 for tokens and 0
+        for the padding behind them: the LM looks at no later token, and one that counts places by
+        the mask (ALiBi, as in BLOOM) can do so. Else it is additive, (R, 1, T, shared + T), 0 where
+        a token may look and the lowest number elsewhere.
 
         A token sees the whole prefix, and of the row only its own text up to itself.
         """
+        if len(self.segments) == len(self.lengths):
+            return F.pad((self.segments >= 0).long(), (shared, 0), value=1)
         same = self.segments[:, :, None] == self.segments[:, None, :]
         own = same & torch.ones(same.shape[-2:], dtype=torch.bool).tril()
         seen = torch.cat([torch.ones(*own.shape[:2], shared, dtype=torch.bool), own], dim=-1)

@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 
 from pgra.errors import ConfigError, ModelError
+from pgra.models.agreement import CHECKED, WholePrompts
 from pgra.models.batching import token_budget_batches
 from pgra.models.budgets import recall_budget, remember_budget
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
-from pgra.models.shared_prefix import ROW_TOKENS, WAYS, SharedPrefix
+from pgra.models.shared_prefix import WAYS, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
-_CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
 _LEAST_TEXT_TOKENS = 4  # a prompt that leaves less for the text is refused
 _HELD = 8192  # states that wait on a GPU before they are fetched: a fetch waits for all before it
 
@@ -70,6 +70,7 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self._most_run = 0  # tokens of the largest batch that fitted
         asked = batch_budget(self.batch_tokens, self.lm.device)
         self._budget = min(asked, recall_budget(self.lm, self.sharing) or asked)
         self._check_room()
@@ -230,23 +231,38 @@ class PromptedEncoder:
 
     def _run_backing_off(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         """Run a batch; out of memory, run its halves and make later ones smaller."""
+        cost = self._cost(prompts, batch)
         spare = 0 if self._shares(prompts[batch[0]]) else len(self.shared_ids)
-        if len(batch) > 1 and self._cost(prompts, batch) > self._budget + spare:
+        if len(batch) > 1 and cost > self._budget + spare:
             return self._run_halves(prompts, batch)  # cut before an earlier one did not fit
         try:
-            return self._run([prompts[i] for i in batch])
+            states = self._run([prompts[i] for i in batch])
+            self._most_run = max(self._most_run, cost)
+            return states
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 raise self._no_room(prompts[batch[0]]) from error
         # Outside the handler, or the failed attempt's tensors would live on while the halves run.
-        self._behind.forget()
         torch.cuda.empty_cache()
-        fits = max(1, self._cost(prompts, batch) // 2)
+        longest = max(self._cost(prompts, [i]) for i in batch)
+        self._lower(cost, is_full=(len(batch) + 1) * longest > self._budget + spare)
+        return self._run_halves(prompts, batch)
+
+    def _lower(self, cost: int, *, is_full: bool) -> None:
+        """Learn from a batch of so many tokens that did not fit: for later runs, if it was full.
+
+        Where as much fitted before, memory is short for a moment, or from now on: the next failure
+        tells. What is left at a shard's end is small, and says little of what a GPU can hold.
+        """
+        if not is_full and cost <= self._most_run:
+            self._most_run = 0
+            return
+        fits = max(1, cost // 2)
         if fits < self._budget:
             self._budget = fits
             logger.warning("out of memory: the LM now takes %s tokens at a time", fits)
-            remember_budget(self.lm, self.sharing, fits)
-        return self._run_halves(prompts, batch)
+            if is_full:
+                remember_budget(self.lm, self.sharing, fits)
 
     def _run_halves(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
         half = len(batch) // 2
@@ -262,10 +278,7 @@ class PromptedEncoder:
     def _run(self, prompts: Sequence[list[int]]) -> Tensor:
         if not self._shares(prompts[0]):
             return self.lm.states_of(prompts)
-        return self._run_behind(prompts, self.way)
-
-    def _run_behind(self, prompts: Sequence[list[int]], way: str) -> Tensor:
-        return self._behind.run([ids[len(self.shared_ids) :] for ids in prompts], way)
+        return self._behind.run([ids[len(self.shared_ids) :] for ids in prompts], self.way)
 
     @cached_property
     def _behind(self) -> SharedPrefix:
@@ -275,54 +288,49 @@ class PromptedEncoder:
     def way(self) -> str:
         """Give the way the prefix is shared; with "auto" found by comparing with the whole prompt.
 
+        A forced way is compared too, but like all else that needs the weights only when the LM
+        first reads: where all states are in the bank already, nobody looks at it.
+
         Raises:
-            ModelError: If a forced way gives other states than the whole prompt.
+            ModelError: If a forced way fails, or gives other states than the whole prompt.
         """
         if not self.shared_ids or self.sharing == "none":
             return "none"
+        fault: str | None = None
         for way in WAYS if self.sharing == "auto" else (self.sharing,):
-            for is_short in (True, False):
-                self._behind.is_short = is_short
-                if self._agrees(way):
-                    self.num_tokens += len(self.shared_ids)
-                    return way
-                self._behind.forget()
+            fault = self._fault(way)
+            if fault is None:
+                self.num_tokens += len(self.shared_ids)
+                logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
+                return way
+            logger.info("prefix sharing '%s' does not work here: %s", way, fault)
         if self.sharing == "auto":
             logger.warning(
                 "'%s' shares no prefix: each text costs the whole prompt", self.lm.source.name
             )
             return "none"
         raise ModelError(
-            f"prefix_sharing '{self.sharing}' gives other states than the whole prompt on "
-            f"'{self.lm.source.name}': use auto or none"
+            f"prefix_sharing '{self.sharing}' does not work on '{self.lm.source.name}' ({fault}): "
+            "use auto or none"
         )
 
-    def _agrees(self, way: str) -> bool:
-        """Compare a way with the whole prompt, on a few texts of different lengths."""
-        prompts, truth = self._truth
-        if not all(self._begins_shared(ids) for ids in prompts):
-            return False
+    def _fault(self, way: str) -> str | None:
+        """Say why a way cannot be used, even with the last layer whole; None if it can."""
+        fault: str | None = None
         try:
-            # A full row of them: an attention that looks back only so far would lose the prefix
-            # from its end.
-            own = sum(len(ids) - len(self.shared_ids) for ids in prompts)
-            copies = -(-ROW_TOKENS // own) if way == "packed" else 1
-            states = self._run_behind(prompts * copies, way)
-        except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            logger.info("prefix sharing '%s' does not work here: %s", way, error)
-            return False
-        truth = truth.repeat(copies, 1)
-        distance = torch.linalg.vector_norm(states.float() - truth.float(), dim=1)
-        ratio = distance / torch.linalg.vector_norm(truth.float(), dim=1)
-        return bool((ratio <= self.lm.tolerance).all())
+            for is_short in (True, False):
+                self._behind.is_short = is_short
+                fault = self._whole.fault(self._behind, way)
+                if fault is None:
+                    break
+        except torch.OutOfMemoryError as error:
+            raise self._no_room(max(self._whole.prompts, key=len)) from error
+        return fault
 
     @cached_property
-    def _truth(self) -> tuple[list[list[int]], Tensor]:
-        """Give a few prompts, and their states when run whole."""
+    def _whole(self) -> WholePrompts:
+        """Give a few prompts to compare ways with."""
         cut = self.num_cut
-        prompts = self.tokenize([self.prompt.template.passage_fields(t) for t in _CHECKED]).ids
+        prompts = self.tokenize([self.prompt.template.passage_fields(t) for t in CHECKED]).ids
         self.num_cut = cut
-        try:
-            return prompts, self.lm.states_of(prompts)
-        except torch.OutOfMemoryError as error:
-            raise self._no_room(max(prompts, key=len)) from error
+        return WholePrompts(self.lm, prompts, len(self.shared_ids))

@@ -38,7 +38,7 @@ class GroupCost:
         On a CPU a call of 4,096 and more tokens leaves the cache (T5-small, two cores: 2,700 tokens
         a second at 8,192, 4,000 at 2,048); on a GPU few large calls keep it busy.
         """
-        return cls(1024, 1 << 16) if device.type == "cuda" else cls(64, 2048)
+        return cls(1024, 1 << 16) if device.type == "cuda" else cls(24, 2048)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pgra.models import cascade
 from pgra.models.causal_lm import CausalLM
 from pgra.models.last_layer import LastLayer
-from pgra.models.packing import RowLayout, pack_rows
+from pgra.models.packing import RowLayout, pack_rows, send
 
 WAYS = ("cascade", "packed", "expanded")
 ROW_TOKENS = 512  # own tokens behind one copy of the prefix: more cost attention, fewer copies
@@ -32,7 +32,6 @@ class SharedPrefix:
             is_short: Whether the last layer works only where its output is wanted.
         """
         self.lm, self.ids, self.is_short = lm, list(ids), is_short
-        self._caches: dict[int, object] = {}
 
     def run(self, own: Sequence[Sequence[int]], way: str) -> Tensor:
         """Run texts behind the prefix.
@@ -44,30 +43,20 @@ class SharedPrefix:
         Returns:
             (n, H) in the LM's dtype, on its device: the state at each text's last token.
         """
-        lengths = [len(ids) for ids in own]
+        device, lengths = self.lm.device, [len(ids) for ids in own]
         if way == "cascade":
-            rows = cascade.cascade_rows(len(own), self.lm.device)
+            rows = cascade.cascade_rows(len(own), device)
         else:
             rows = pack_rows(lengths, ROW_TOKENS if way == "packed" else 1)
         layout = RowLayout.of(lengths, rows)
         ids, positions = layout.place(own), layout.positions + len(self.ids)
-        ends = self._send(layout.flat_ends)
+        ends = send(layout.flat_ends, device)
         run = self._run_cascade if way == "cascade" else self._run_masked
         _ = self._prefix  # runs whole, before the last layer is shortened
         with torch.inference_mode(), self._last_layer.only_at(ends if self.is_short else None):
-            hidden = run(self._send(ids), self._send(positions), layout)  # (R, T, H)
+            hidden = run(send(ids, device), send(positions, device), layout)  # (R, T, H)
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
         return states
-
-    def forget(self) -> None:
-        """Let go of copies of the prefix, to make room."""
-        self._caches.clear()
-
-    def _send(self, values: Tensor) -> Tensor:
-        """Send to the LM's device without waiting for what it does now."""
-        if self.lm.device.type == "cuda":
-            return values.pin_memory().to(self.lm.device, non_blocking=True)
-        return values.to(self.lm.device)
 
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
         cascade.register()
@@ -88,29 +77,28 @@ class SharedPrefix:
         return hidden
 
     def _run_masked(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        rows = len(ids)
-        cache = self._cache(rows)
         hidden: Tensor = self.lm.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=self._send(layout.mask(len(self.ids), self.lm.dtype)),
-            past_key_values=cache,
+            attention_mask=send(layout.mask(len(self.ids), self.lm.dtype), self.lm.device),
+            past_key_values=self._cache(len(ids)),  # gone with its batch
             use_cache=True,
         ).last_hidden_state
-        cache.crop(-ids.shape[1])  # type: ignore[attr-defined]
-        self._caches = {rows: cache}  # kept for the next batch, which mostly has as many rows
         return hidden
 
     def _cache(self, rows: int) -> object:
-        """Give a cache that holds the prefix for so many rows."""
-        if rows in self._caches:
-            return self._caches.pop(rows)
+        """Give a cache that begins with the prefix for so many rows, and holds it once.
+
+        The LM lays a batch's keys behind it, and that makes the one copy that is needed.
+        """
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.lm.config)
-        for layer, (keys, values) in enumerate(self._prefix):
-            shape = (rows, *keys.shape[1:])
-            cache.update(keys.expand(shape), values.expand(shape), layer)
+        for place, (keys, values) in enumerate(self._prefix):
+            cache.update(keys, values, place)
+            layer = cache.layers[place]
+            layer.keys = layer.keys.expand(rows, -1, -1, -1)
+            layer.values = layer.values.expand(rows, -1, -1, -1)
         return cache
 
     @cached_property

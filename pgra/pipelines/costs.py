@@ -51,7 +51,7 @@ class Reading:
         own_mean: Own tokens of a text, on average.
         sampled: Texts tokenised to find that.
         cut: Share of them that are cut to fit the LM's window.
-        tokens: With the prefix run once.
+        tokens: With the prefix run once, or as often as the arguments say.
         tokens_whole: With the prefix run for every text.
         flops: As `tokens`.
         flops_whole: As `tokens_whole`.
@@ -65,6 +65,11 @@ class Reading:
     tokens_whole: int
     flops: float
     flops_whole: float
+
+    @property
+    def is_shared(self) -> bool:
+        """Say whether running the prefix once saves anything; with `--prefix_sharing none` not."""
+        return self.tokens < self.tokens_whole
 
 
 @dataclass(frozen=True)

@@ -32,16 +32,6 @@ from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.store import candidates_fields, examples_digest, store_candidates
 from pgra.types import MISSING_ROW
 
-__all__ = [
-    "SPLITS",
-    "Found",
-    "find_evidence",
-    "open_stages",
-    "prompt_template",
-    "read_task",
-    "timed",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -24,7 +24,9 @@ from pgra.pipelines.costs import WHOLE, Plan, Reading, Sizes, Texts
 from pgra.pipelines.found import SPLITS, Found
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.rerank import PromptedReranker
+from pgra.rerank.exhaustive import EXACT
 from pgra.rerank.prompted import query_key
+from pgra.retrieval.factory import empty_index
 from pgra.retrieval.survey import FirstStage, Survey
 from pgra.types import Example, Rows
 
@@ -106,8 +108,11 @@ class _Planner:
         ).run()
 
     def plan(self) -> Plan:
-        texts, rows = self._texts()
         shape = LmShape.of(self.encoder.lm.config)
+        factory = self.args.retriever.index_factory
+        if self.args.is_exhaustive and factory != EXACT:  # refused as when it is built
+            empty_index(factory, shape.state, len(self.corpus))
+        texts, rows = self._texts()
         reading = self._reading(texts, rows, shape)
         lm = self.encoder.lm
         speed = None
@@ -237,7 +242,7 @@ class _Planner:
     def _index_bytes(self, state: int) -> int:
         first, num_rows = self.first, len(self.corpus)
         if first is None:  # exhaustive: an index of the states themselves, or none
-            return 0 if self.args.retriever.index_factory == "Flat" else num_rows * state * 4
+            return 0 if self.args.retriever.index_factory == EXACT else num_rows * state * 4
         if first.index_bytes or not first.width:
             return first.index_bytes
         return num_rows * first.width * (2 + 4)  # float16 shards, and FAISS' float32

@@ -30,15 +30,9 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
+from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
-from pgra.pipelines.pgra import (
-    SPLITS,
-    Found,
-    find_evidence,
-    open_stages,
-    read_task,
-    timed,
-)
+from pgra.pipelines.pgra import find_evidence, open_stages, read_task
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
@@ -65,7 +59,8 @@ from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
-_BATCH_TOKENS = 8192
+BATCH_TOKENS = 8192
+"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +196,7 @@ def _train(
         metric=metric,
         arguments=training,
         decision=label_decision(args.reader),
-        batch_tokens=batch_budget(_BATCH_TOKENS, training.device),
+        batch_tokens=batch_budget(BATCH_TOKENS, training.device),
     )
 
 
@@ -291,7 +286,7 @@ def _measure(
             inputs,
             trained.verbalizer,
             decision=label_decision(args.reader),
-            batch_tokens=batch_budget(_BATCH_TOKENS, trained.reader.device),
+            batch_tokens=batch_budget(BATCH_TOKENS, trained.reader.device),
             progress=processes.worker.is_main,
             worker=processes.worker,
         )

@@ -13,7 +13,7 @@ from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.io import check_fingerprint, file_checksum
 from pgra.models.loading import ModelSource
-from pgra.pipelines.pgra import Found
+from pgra.pipelines.found import Found
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.train import READER_FOLDER

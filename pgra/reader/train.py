@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import TrainerCallback
+
 from pgra.errors import ConfigError, DataError, Stopped
 from pgra.models.fid import FusionReader
 from pgra.models.segments import GroupCost
@@ -71,6 +73,7 @@ def train_reader(
     arguments: ReaderTrainingArguments,
     decision: Decision = Decision(),  # noqa: B008 (frozen)
     batch_tokens: int = 8192,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
     """Train a reader and write the one that is best on the dev set.
 
@@ -85,6 +88,7 @@ def train_reader(
         arguments: The Trainer's. `resume_from_checkpoint` is a folder, or "true" for the last.
         decision: How dev examples are decided.
         batch_tokens: Most tokens of a batch of dev examples.
+        callbacks: Further ones for the Trainer.
 
     Returns:
         The result, on every process; files are written by the main one.
@@ -110,6 +114,7 @@ def train_reader(
         eval_dataset=dev,
         data_collator=Collator(tokenizer.pad_token_id, GroupCost.on(arguments.device)).as_inputs,
         processing_class=tokenizer,
+        callbacks=list(callbacks),
     )
     trainer.dev = DevSet(dev, verbalizer, measure, decision, batch_tokens)
     trainer.losses = LossLog(

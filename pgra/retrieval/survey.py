@@ -23,6 +23,7 @@ from pgra.models.encoder import Encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
 from pgra.retrieval.dense import load_encoder
+from pgra.retrieval.factory import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
 from pgra.retrieval.store import candidates_fields
@@ -94,13 +95,15 @@ class Survey:
         """Find out; see the module.
 
         Raises:
-            PgraError: As `open_retriever`.
+            PgraError: As `open_retriever`, a wrong index_factory too.
         """
         has_encoder = self.args.retriever != "bm25"
         encoder = load_encoder(self.args, self.device) if has_encoder else None
         parts = self._parts(encoder)
         folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
         there = [folder for folder in folders.values() if folder is not None]
+        if encoder is not None and folders["dense"] is None:  # refused as when it is built
+            empty_index(self.args.index_factory, encoder.width, len(self.corpus))
         is_built, is_encoded = len(there) == len(parts), folders.get("dense") or not has_encoder
         base = FirstStage(
             rows=np.empty(0, np.int64),
@@ -212,7 +215,7 @@ class Survey:
             source.write_text("".join(f"{text}\n" for text in self.corpus.texts(rows)), "utf-8")
             aside = CorpusArguments(corpus=str(source), drop_duplicates=False)
             args = replace(self.args, index_factory="Flat", index_dir=None, num_candidates=depth)
-            corpus = open_corpus(aside, Path(folder))
+            corpus = open_corpus(aside, Path(folder), is_told=False)
             retriever = open_retriever(
                 args, corpus, Path(folder), device=self.device, progress=False
             )

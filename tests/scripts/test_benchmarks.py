@@ -2,13 +2,20 @@
 
 import importlib.util
 import json
+import logging
 import math
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import build_lm
+from conftest import SENTENCES, build_encoder, build_lm, build_t5
 
+from pgra.errors import ConfigError
+from pgra.io import canonical_json
+from pgra.models.budgets import recall_budget, remember_budget
+
+OTHERS = ("bank", "quantized", "reader")
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -23,7 +30,23 @@ def benchmark(monkeypatch):
         spec.loader.exec_module(module)
         return module
 
-    return load
+    before = logging.getLogger("pgra").level
+    yield load
+    logging.getLogger("pgra").setLevel(before)  # benchmarks are silent
+
+
+def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
+    benchmark, lm_dirs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
+    subjects, lender = benchmark("subjects"), str(lm_dirs["gpt2"])
+    monkeypatch.setattr(subjects, "TOKENIZER", lender)
+    names = (lender, "random:opt-125m", "random:opt-350m")
+    lms = [subjects.open_lm(name, device="cpu") for name in names]
+    assert len({canonical_json(dict(lm.fingerprint)) for lm in lms}) == 3
+    remember_budget(lms[1], "auto", 70)
+    again = subjects.open_lm("random:opt-125m", device="cpu")
+    assert [recall_budget(lm, "auto") for lm in (again, *lms)] == [70, None, 70, None]
 
 
 @pytest.mark.slow
@@ -67,3 +90,61 @@ def test_quantized_measures_every_width(benchmark, tmp_path, capsys, two_threads
     assert all(math.isfinite(value) for value in told.values())
     assert told["8bit_bytes_vs_float32"] < 1
     assert told["4bit_bytes_vs_float32"] < told["8bit_bytes_vs_float32"]
+
+
+@pytest.mark.slow
+def test_reader_measures_both_ways_and_the_same_decisions(
+    benchmark, tmp_path, review_files, capsys
+):
+    figures, corpus = tmp_path / "figures.json", tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(SENTENCES))
+    words = ["--quick", "--device", "cpu", "--json", str(figures), "--num_evidence", "3"]
+    words += ["--model", str(build_t5(tmp_path / "t5"))]
+    words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--corpus", str(corpus)]
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "test"):
+        (data / f"{split}.jsonl").write_bytes(review_files[split].read_bytes())
+    words += ["--dataset_name", str(data), "--batch_size", "4", "--reader_template", "{text}"]
+    assert benchmark("reader").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    for name in ("train_speedup", "infer_speedup", "d3/pgra_train_share_of_matrix_rate"):
+        assert told[name] > 0
+    # A T5 with random weights writes no label's word; what it does write, pgra decides too.
+    assert told["same_predictions"] + told["no_label_written"] / 16 >= 1
+    assert "usual" in capsys.readouterr().out
+
+
+def flags(benchmark, *words):
+    measuring = benchmark("measuring")
+    return measuring.parse_flags(measuring.shared_parser("", quick="", lm="a"), [*words])
+
+
+def test_figures_without_a_place_are_refused_before_anything_is_measured(benchmark, tmp_path):
+    with pytest.raises(ConfigError, match="--json .* is a folder: name a file in it"):
+        flags(benchmark, "--json", str(tmp_path))
+    for place in (tmp_path / "none" / "a.json", tmp_path / "file" / "a.json"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match=r"--json .*a.json cannot be written \(N"):
+            flags(benchmark, "--json", str(place))
+    sound = flags(benchmark, "--json", str(tmp_path / "a.json"))
+    assert sound.json == tmp_path / "a.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing was left behind
+
+
+@pytest.mark.parametrize("words", [("--num_texts", "0"), ("--num_texts", "few"), ("--nonsense",)])
+def test_a_wrong_flag_is_refused_in_a_line(benchmark, words):
+    with pytest.raises(ConfigError, match=f"{words[0]}.* See --help."):
+        benchmark("rerank").parse([*words])
+
+
+SLOW = pytest.mark.slow  # the quick suite starts one of them only
+
+
+@pytest.mark.parametrize("name", ["rerank", *(pytest.param(n, marks=SLOW) for n in OTHERS)])
+def test_a_users_error_is_a_line_and_exit_code_2(name, tmp_path):
+    words = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--json", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == f"pgra: error: --json {tmp_path} is a folder: name a file in it"

@@ -78,6 +78,19 @@ def test_without_calibration_no_time_is_told(bench):
     assert "processes" not in told
 
 
+def test_a_prefix_that_is_not_shared_is_said_to_be_read_with_every_text(bench):
+    shared, whole = (
+        plan(bench, prefix_sharing=way, calibration_seconds=0).out for way in ("auto", "none")
+    )
+    for words in ("read once", "with the prefix shared", "without sharing"):
+        assert words in shared
+        assert words not in whole
+    assert "read with every text" in whole
+    assert float(value_of(whole, "tokens of a prompt")) > float(
+        value_of(shared, "tokens of a text")
+    )
+
+
 def test_exhaustive_has_no_first_stage(bench):
     told = plan(bench, retriever="exhaustive", calibration_seconds=0).out
     assert "first stage: none, the LM's own states are searched" in told
@@ -93,6 +106,7 @@ def test_exhaustive_has_no_first_stage(bench):
         ({"calibration_seconds": "inf"}, "calibration_seconds is inf: it must be 0"),
         ({"num_evidence": 0}, "the LM has nothing to read with --num_evidence 0"),
         ({"num_candidates": 99}, r"num_candidates \(99\) exceeds the corpus"),
+        ({"index_factory": "Flaat"}, "index_factory 'Flaat' does not work for 16-wide vectors"),
         ({"lm": "nope/nope"}, "cannot find model 'nope/nope'"),
         ({"learning_rate": 1}, "unknown argument '--learning_rate'"),
         ({"task": "nope"}, "unknown task 'nope'"),

@@ -105,9 +105,7 @@ def test_the_same_words_elsewhere_give_the_same_run(bench, first):
 
 
 def test_no_evidence_opens_no_corpus(bench):
-    called = bench.train(
-        "t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none", artifacts_dir="none"
-    )
+    called = bench.train("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
     assert called.code == 0, called.err
     assert all(line["evidence"] == [] for line in bench.predictions("t5"))
     assert read_json(bench.run("t5") / "run.json")["method"] == "t5"

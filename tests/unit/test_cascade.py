@@ -1,5 +1,6 @@
 """Attention in two parts equals attention to all keys at once, and copies no prefix."""
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from conftest import SENTENCES
 from test_prefix import PROMPT, TEXTS, relative_error, whole_prompts
 
 from pgra.models import cascade
-from pgra.models.cascade import Cascade, attend, prepare_prefix
+from pgra.models.cascade import Cascade, Spans, attend, prepare_prefix
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import find_model
 from pgra.models.packing import RowLayout
@@ -82,14 +83,41 @@ def test_attentions_that_weigh_otherwise_are_refused(tensors, name):
         in_two_parts(*tensors, **{name: 4})
 
 
-def test_the_prefix_is_not_copied_behind_texts(lm_dir):
-    ours = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing="cascade")
-    stock = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT, sharing="expanded")
-    for encoder in (ours, stock):
+def copies_of_the_prefix(encoder):
+    """Encode; say in how many rows each batch's cache held the prefix, and what is left of them."""
+    rows, left = [], []
+
+    def look(_module, _args, kwargs, _output):
+        cache = kwargs.get("past_key_values")
+        if cache is not None:
+            rows.append(len(cache.layers[0].keys))
+            left.append(weakref.ref(cache))
+
+    with encoder.lm.model.register_forward_hook(look, with_kwargs=True):
         encoder.encode(TEXTS)
-    assert not ours._behind._caches
-    assert stock._behind._caches  # the control keeps copies
-    assert all(len(keys) == 1 for keys, _ in ours._behind._prepared_prefix)
+    return max(rows, default=0), [ref for ref in left if ref() is not None]
+
+
+def test_the_prefix_is_not_copied_behind_texts(lm_dir):
+    lm = CausalLM.from_name(str(lm_dir))
+    ours = PromptedEncoder(lm, PROMPT, sharing="cascade")
+    stock = PromptedEncoder(lm, PROMPT, sharing="expanded")
+    assert copies_of_the_prefix(ours) == (0, [])
+    # The control has copies, which do not outlive their batch.
+    rows, left = copies_of_the_prefix(stock)
+    assert rows > 1
+    assert left == []
+    for encoder in (ours, stock):
+        assert all(len(keys) == 1 for keys, _ in encoder._behind._prefix)
+
+
+def test_spans_by_hand():
+    spans = Spans.of(torch.tensor([5, 2, 4]), 9, torch.device("cpu"))
+    assert spans.texts.tolist() == [0, 5, 7, 11]
+    assert (spans.row.tolist(), spans.prefix.tolist(), spans.longest) == ([0, 11], [0, 9], 5)
+    parts = (spans.texts, spans.row, spans.prefix)
+    assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1  # one copy to a GPU
 
 
 def test_the_lm_goes_the_stock_way_again_afterwards(lm_dirs):

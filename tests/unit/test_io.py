@@ -123,6 +123,17 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
     check_fingerprint(folder, made={"a": [1, 2]}, asked={"a": (1, 2)})
 
 
+def test_long_values_are_shown_where_they_differ(folder):
+    made, asked = "a" * 3000 + "b" + "c" * 3000, "a" * 3000 + "d"
+    with pytest.raises(ArtifactError) as caught:
+        check_fingerprint(folder, made={"prefix": made}, asked={"prefix": asked})
+    assert f"made with prefix …{'a' * 50}b{'c' * 49}…, this run asks for …" in str(caught.value)
+    assert f'{"a" * 98}d": use another' in str(caught.value)
+    with pytest.raises(ArtifactError) as caught:  # the control: what is short stands whole
+        check_fingerprint(folder, made={"prefix": "e" * 98}, asked={"prefix": None})
+    assert f'prefix "{"e" * 98}", this run asks for null' in str(caught.value)
+
+
 def test_another_stage_or_format_is_refused(folder):
     with pytest.raises(ArtifactError, match="was made by stage 'index', not by 'bank'"):
         read_manifest(folder, stage="bank")

@@ -2,46 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, write_jsonl
+from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-)
+from pgra.config import DataArguments, RuntimeArguments
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments, read_json
 from pgra.processes import Processes
 from pgra.types import MISSING_ROW, Worker
-
-
-@pytest.fixture
-def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs, t5_dir):
-    return PgraArguments(
-        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
-        data=DataArguments(
-            task="sst2",
-            train_file=str(review_files["train"]),
-            test_file=str(review_files["test"]),
-        ),
-        corpus=CorpusArguments(corpus=str(corpus_file)),
-        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
-        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
-        reader=ReaderArguments(model_name_or_path=str(t5_dir)),
-    )
-
-
-def with_rerank(args, **changes):
-    return replace(args, rerank=replace(args.rerank, **changes))
-
-
-def with_retriever(args, **changes):
-    return replace(args, retriever=replace(args.retriever, **changes))
 
 
 def found_for(args):

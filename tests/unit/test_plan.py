@@ -4,16 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import with_rerank, with_retriever
 
-from pgra.config import (
-    CorpusArguments,
-    DataArguments,
-    PgraArguments,
-    ReaderArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RuntimeArguments,
-)
 from pgra.errors import ConfigError
 from pgra.models.calibration import Speed
 from pgra.pipelines.pgra import find_evidence, read_task
@@ -23,30 +15,6 @@ from pgra.pipelines.plan import make_plan
 @pytest.fixture(autouse=True)
 def no_budget_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def args(tmp_path, review_files, corpus_file, encoder_dir, lm_dirs):
-    return PgraArguments(
-        runtime=RuntimeArguments(artifacts_dir=str(tmp_path / "artifacts"), device="cpu"),
-        data=DataArguments(
-            task="sst2",
-            train_file=str(review_files["train"]),
-            test_file=str(review_files["test"]),
-        ),
-        corpus=CorpusArguments(corpus=str(corpus_file)),
-        retriever=RetrieverArguments(encoder=str(encoder_dir), num_candidates=6),
-        rerank=RerankArguments(lm=str(lm_dirs["gpt2"]), num_evidence=3, num_exemplars=4),
-        reader=ReaderArguments(),
-    )
-
-
-def with_rerank(args, **changes):
-    return replace(args, rerank=replace(args.rerank, **changes))
-
-
-def with_retriever(args, **changes):
-    return replace(args, retriever=replace(args.retriever, **changes))
 
 
 @pytest.fixture
@@ -194,3 +162,26 @@ def test_more_candidates_than_passages_are_refused(args):
     with pytest.raises(ConfigError, match=r"num_candidates \(13\) exceeds the corpus \(12"):
         make_plan(with_retriever(args, num_candidates=13))
     make_plan(with_retriever(args, num_candidates=13, retriever="exhaustive"), seconds=0)
+
+
+@pytest.mark.parametrize("retriever", ["dense", "hybrid", "exhaustive"])
+@pytest.mark.parametrize(
+    ("factory", "message"), [("Flaat", "does not work"), ("IVF13,Flat", "has 13 lists")]
+)
+def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever, factory, message):
+    wrong = with_retriever(args, retriever=retriever, index_factory=factory)
+    with pytest.raises(ConfigError, match=f"index_factory '{factory}' {message}") as planned:
+        make_plan(wrong, seconds=0)
+    with pytest.raises(ConfigError) as run:
+        find_evidence(read_task(wrong), wrong)
+    assert str(planned.value) == str(run.value)
+    make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)
+
+
+def test_the_trials_corpus_is_not_told(args, caplog):
+    with caplog.at_level("INFO", "pgra"):
+        assert make_plan(args, seconds=1).texts.is_exact
+    told = [line for line in caplog.messages if line.startswith("corpus ")]
+    assert len(told) == 1
+    assert "corpus.txt: 12 passages" in told[0]
+    assert "a trial with 12 of 12 passages" in caplog.text

@@ -83,17 +83,58 @@ def test_an_attention_that_looks_back_only_so_far_is_not_packed(tmp_path):
     assert relative_error(encoder.encode(TEXTS), whole_prompts(folder, TEXTS)) < 1e-4
 
 
-def test_an_lm_that_cannot_share_reads_whole_prompts(tmp_path):
+def test_an_lm_that_counts_places_by_the_mask_gets_a_row_a_text(tmp_path, caplog):
+    """BLOOM's ALiBi; a mask of four axes is none that it can count by."""
     folder = build_lm(tmp_path, "gpt2")
     tokens = len(AutoTokenizer.from_pretrained(folder))
     config = BloomConfig(vocab_size=tokens, hidden_size=32, n_layer=2, n_head=4)
     _lively(BloomForCausalLM(config)).save_pretrained(folder)
     lm = CausalLM.from_name(str(folder))
     encoder = PromptedEncoder(lm, PROMPT)
-    assert encoder.way == "none"
+    with caplog.at_level("INFO", "pgra"):
+        assert encoder.way == "expanded"
+    assert "'packed' does not work here: ValueError: too many values" in caplog.text
+    assert caplog.text.count("run once: expanded") == 1
     assert relative_error(encoder.encode(TEXTS), whole_prompts(folder, TEXTS)) < 1e-4
-    with pytest.raises(ModelError, match="'cascade' gives other states .* use auto or none"):
+    why = r"'cascade' does not work on '.*' \(ValueError: too many values .*\): use auto or none"
+    with pytest.raises(ModelError, match=why):
         PromptedEncoder(lm, PROMPT, sharing="cascade").encode(["a"])
+
+
+@pytest.fixture
+def wrong_states(monkeypatch):
+    """Every way's states lie off by a share of what each text has of its own."""
+    run, share = SharedPrefix.run, {"off": 0.0}
+
+    def lie(self, own, way):
+        states = run(self, own, way).float()
+        states += share["off"] * (states - states.mean(0)).norm(dim=1, keepdim=True) / 32**0.5
+        return states.to(self.lm.dtype)
+
+    monkeypatch.setattr(SharedPrefix, "run", lie)
+    return share
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(
+    lm_dirs, wrong_states, dtype
+):
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype=dtype)
+    # As in real LMs, a large common part: half of a text's own is less than 5 % of its length.
+    lm.model.decoder.final_layer_norm.bias.data += 4
+    assert PromptedEncoder(lm, PROMPT).way == "cascade"  # the control: it does not lie yet
+    wrong_states["off"] = 0.5
+    encoder = PromptedEncoder(lm, PROMPT, sharing="cascade")
+    with pytest.raises(ModelError, match=r"\(it gives other states than the whole prompt\)"):
+        encoder.encode(["a"])
+    assert PromptedEncoder(lm, PROMPT).way == "none"
+
+
+def test_an_lm_that_cannot_share_reads_whole_prompts(lm_dirs, wrong_states):
+    wrong_states["off"] = 5.0
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"])), PROMPT)
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dirs["gpt2"], TEXTS)) < 1e-4
+    assert encoder.way == "none"
 
 
 def test_another_word_in_the_prefix_moves_the_states(lm_dir):
@@ -268,6 +309,42 @@ def test_after_a_back_off_no_batch_fails_again(lm_dirs, monkeypatch, tmp_path):
     monkeypatch.setattr(PromptedEncoder, "_run", small_memory)
     torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
     assert len(failed) == 1
+
+
+def test_a_small_batch_that_does_not_fit_is_no_budget_for_later_runs(
+    lm_dirs, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path))
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["opt"])), PROMPT, batch_tokens=400)
+    run, fails = PromptedEncoder._run, [1]
+
+    def short_for_a_moment(self, prompts):
+        if fails and len(prompts) > 1:
+            fails.pop()
+            raise torch.OutOfMemoryError("too small")
+        return run(self, prompts)
+
+    def budgets():
+        again = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+        return encoder._budget, again._budget
+
+    monkeypatch.setattr(PromptedEncoder, "_run", short_for_a_moment)
+    tail = ["a", "b", "c"]
+    encoder.encode(tail)
+    assert budgets()[0] < 40  # nothing larger fitted so far: this run goes on with less,
+    assert budgets()[1] == 400  # a later one does not
+    encoder = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+    truth = encoder.encode(TEXTS * 4)
+    fails.append(1)
+    encoder.encode(tail)
+    assert (fails, budgets()) == ([], (400, 400))  # larger ones fitted: nothing is learned
+    fails.append(1)
+    encoder.encode(tail)
+    assert budgets()[0] < 40  # but from the second time on
+    encoder = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)
+    fails.append(1)
+    torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
+    assert 40 < budgets()[0] == budgets()[1] < 400  # the control: a full batch is remembered
 
 
 def test_a_way_that_does_not_fit_memory_gives_way_to_the_next(lm_dirs, monkeypatch):

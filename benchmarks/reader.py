@@ -1,0 +1,471 @@
+"""The reader: examples a second of training and inference, against Fusion-in-Decoder as usual.
+
+    python benchmarks/reader.py --quick
+    python benchmarks/reader.py --task sst2 --dataset_name data/sst2 --corpus wiki_1m.txt
+    python benchmarks/reader.py --model random:t5-base --num_evidence 16 --bf16
+
+Both ways read the same queries with the same evidence (the first stage's best d of real Wikipedia
+sentences) with the same T5, in one run and in turn. `random:t5-base` is a T5 of that shape with
+random weights, for speed alone.
+
+    usual   each segment padded to 128 tokens, float32, the encoder's outputs put side by side with
+            their padding, torch.optim.AdamW; labels by `generate`
+    pgra    what train.py and evaluate.py run: the Trainer, segments in groups of like length, no
+            padding for the decoder; labels by scoring the words of each
+
+Training is timed without its first step. Decisions are compared after it, on the trained weights.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import (
+    Cost,
+    matrix_rate,
+    measured,
+    parse_flags,
+    positive,
+    shared_parser,
+    wait_for,
+    write_figures,
+)
+from subjects import open_plain, open_reader
+from transformers import TrainerCallback
+from transformers.modeling_outputs import BaseModelOutput
+
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
+from pgra.data.corpus import open_corpus
+from pgra.data.splits import load_splits
+from pgra.data.tasks import load_task
+from pgra.evaluation.metrics import measure as measure_labels
+from pgra.models.fid import FusionReader
+from pgra.models.loading import batch_budget, choose_device
+from pgra.pipelines.run import BATCH_TOKENS
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.reader.predict import predict
+from pgra.reader.tokens import TokenizedInputs
+from pgra.reader.train import train_reader
+from pgra.retrieval import open_retriever
+from pgra.types import Example
+
+PADDED = 128  # the released text_maxlength
+HEADLINE_DEPTH = 8
+PAPER_STEPS = 5000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read: labelled queries, with their evidence, best first.
+
+    Attributes:
+        metric: The task's.
+        labels: The task's.
+        template: How the reader sees a query.
+        words: The word of each label.
+        examples: The queries.
+        evidence: Texts of the most evidence asked for, by example.
+    """
+
+    metric: str
+    labels: Sequence[str]
+    template: str
+    words: dict[str, str]
+    examples: list[Example]
+    evidence: list[list[str]]
+
+    @property
+    def verbalizer(self) -> Verbalizer:
+        """Give the reader's words."""
+        return Verbalizer(self.words, self.template)
+
+    def first(self, count: int) -> "Reading":
+        """Keep the first examples."""
+        return replace(self, examples=self.examples[:count], evidence=self.evidence[:count])
+
+    def whole_segments(self, depth: int) -> list[list[str]]:
+        """Write each example's segments out."""
+        return [
+            [f"{self.template.format_map(e.fields)} {text}" for text in found[:depth]]
+            for e, found in zip(self.examples, self.evidence, strict=True)
+        ]
+
+
+@dataclass
+class Way:
+    """What one way took.
+
+    Attributes:
+        train: Each repetition of the training steps.
+        infer: Each repetition of the decisions.
+        decided: The label of each example after training; None where no label's word was written.
+    """
+
+    train: list[Cost] = field(default_factory=list)
+    infer: list[Cost] = field(default_factory=list)
+    decided: list[str | None] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table."""
+    args = parse(argv)
+    reading = read_examples(args)
+    figures: dict[str, float] = {}
+    tables = []
+    for depth in args.num_evidence:
+        found, table = measure(reading, depth, args)
+        figures |= {f"d{depth}/{name}": value for name, value in found.items()}
+        if depth == HEADLINE_DEPTH or len(args.num_evidence) == 1:
+            figures |= found
+        tables.append(table)
+    say("\n\n".join(tables))
+    write_figures(args.json, figures)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the flags, with defaults for the device."""
+    parser = shared_parser(__doc__ or "", quick="d = 8, 2 steps, 16 examples, once")
+    parser.add_argument("--model", default="bundled:t5-small-titles", help="or random:t5-base")
+    parser.add_argument("--task", default="rotten-tomatoes")
+    parser.add_argument("--dataset_name", default="bundled:rotten-tomatoes")
+    parser.add_argument("--reader_template", help="default: the task's")
+    parser.add_argument("--max_passages", type=positive, default=2000)
+    parser.add_argument("--encoder", default="bundled:minilm-l6")
+    parser.add_argument("--num_evidence", type=positive, nargs="+", help="d; default 4 8 16")
+    parser.add_argument("--batch_size", type=positive, default=8, help="examples a training step")
+    parser.add_argument("--steps", type=positive, help="timed; default 3, on a GPU 50")
+    parser.add_argument("--num_examples", type=positive, help="decided; default 32, on a GPU 872")
+    parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
+    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    parser.add_argument("--bf16", action="store_true", help="for pgra's training; usual: float32")
+    args = parse_flags(parser, argv)
+    args.device = choose_device(args.device)
+    on_gpu = args.device.type == "cuda"
+    args.num_evidence = args.num_evidence or ([8] if args.quick else [4, 8, 16])
+    args.steps = args.steps or (2 if args.quick else 50 if on_gpu else 3)
+    args.num_examples = args.num_examples or (16 if args.quick else 872 if on_gpu else 32)
+    args.repeats = 1 if args.quick else args.repeats
+    return args
+
+
+def read_examples(args: argparse.Namespace) -> Reading:
+    """Read labelled queries, and find evidence for them."""
+    task = load_task(args.task)
+    most = max(args.num_examples, (args.steps + 1) * args.batch_size)
+    data = DataArguments(task=args.task, dataset_name=args.dataset_name, max_train_samples=most)
+    examples = load_splits(task, data).train
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = CorpusArguments(corpus=args.corpus, max_passages=args.max_passages)
+        corpus = open_corpus(chosen, Path(folder))
+        k = max(args.num_evidence)
+        dense = RetrieverArguments(encoder=args.encoder, num_candidates=k)
+        retriever = open_retriever(dense, corpus, Path(folder), device=args.device.type)
+        found = retriever.retrieve([example.text for example in examples], k)
+        evidence = [corpus.texts(rows) for rows in found.rows]
+    template = args.reader_template or task.reader_template
+    return Reading(task.metric, task.labels, template, dict(task.verbalizer), examples, evidence)
+
+
+def measure(reading: Reading, depth: int, args: argparse.Namespace) -> tuple[dict[str, float], str]:
+    """Time both ways at one depth; give the figures and a table."""
+    reader, tokenizer = open_reader(args.model, device=args.device)
+    # As the usual code has it, without what `FusionReader.from_name` chooses.
+    plain = FusionReader(open_plain(args.model, device=args.device))
+    start = {name: tensor.clone() for name, tensor in reader.state_dict().items()}
+    inputs = tokenize(reading, depth, tokenizer)
+    tested = tokenize(reading.first(args.num_examples), depth, tokenizer)
+    usual, ours = Way(), Way()
+    for _ in range(args.repeats):
+        plain.load_state_dict(start)
+        usual.train.append(train_usual(plain, tokenizer, reading, depth, args))
+        reader.load_state_dict(start)
+        ours.train.append(train_ours(reader, tokenizer, inputs, reading, args))
+        plain.load_state_dict(reader.state_dict())
+        with measured(args.device) as cost:
+            usual.decided = decide_usual(plain, tokenizer, reading, depth, args)
+        usual.infer.append(cost)
+        with measured(args.device) as cost:
+            ours.decided = decide_ours(reader, tokenizer, tested, reading, args)
+        ours.infer.append(cost)
+    work = Work(reader, inputs, tested, args)
+    figures = summarise(work, usual, ours)
+    return figures, show(depth, figures, args)
+
+
+def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
+    """Tokenise all examples with their best d."""
+    layout = SegmentLayout(reading.template, "query_first", PADDED)
+    evidence = [found[:depth] for found in reading.evidence]
+    return build_inputs(
+        reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout
+    ).inputs
+
+
+def batches(args: argparse.Namespace, count: int) -> Iterator[list[int]]:
+    """Give the examples of each training step, the first included: both ways' are as many."""
+    places = itertools.cycle(range(count))
+    for _ in range(args.steps + 1):
+        yield list(itertools.islice(places, args.batch_size))
+
+
+def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence[str]]) -> Any:
+    """Encode segments padded to 128 tokens, and put the outputs side by side."""
+    flat = list(itertools.chain.from_iterable(segments))
+    tokens = tokenizer(
+        flat, padding="max_length", truncation=True, max_length=PADDED, return_tensors="pt"
+    ).to(reader.device)
+    hidden = reader.t5.get_encoder()(
+        input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
+    ).last_hidden_state
+    fused = hidden.view(len(segments), -1, hidden.shape[-1])
+    mask = tokens.attention_mask.view(len(segments), -1)
+    return {"encoder_outputs": BaseModelOutput(last_hidden_state=fused), "attention_mask": mask}
+
+
+def train_usual(
+    reader: FusionReader,
+    tokenizer: Any,
+    reading: Reading,
+    depth: int,
+    args: argparse.Namespace,
+) -> Cost:
+    """Train as usual: a loop over padded batches."""
+    segments = reading.whole_segments(depth)
+    reader.train()
+    optimizer = torch.optim.AdamW(reader.parameters(), lr=args.learning_rate, weight_decay=0.01)
+    targets = [reading.verbalizer.target_text(str(e.label)) for e in reading.examples]
+    steps = batches(args, len(segments))
+
+    def step(places: list[int]) -> None:
+        labels = tokenizer(
+            [targets[i] for i in places], padding=True, return_tensors="pt"
+        ).input_ids
+        labels[labels == tokenizer.pad_token_id] = -100
+        read = read_usual(reader, tokenizer, [segments[i] for i in places])
+        loss = reader.t5(**read, labels=labels.to(reader.device), use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with measured(args.device) as cost:
+        step(next(steps))
+        wait_for(args.device)
+        begun = time.perf_counter()
+        for places in steps:
+            step(places)
+        wait_for(args.device)
+        seconds = time.perf_counter() - begun
+    return replace(cost, seconds=seconds)
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """Notes when each step ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.times = device, list[float]()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if not self.times:
+            wait_for(self.device)  # the first step's work must not be counted in the others
+        self.times.append(time.perf_counter())
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        wait_for(self.device)
+        self.times.append(time.perf_counter())
+
+
+def train_ours(
+    reader: FusionReader,
+    tokenizer: Any,
+    inputs: TokenizedInputs,
+    reading: Reading,
+    args: argparse.Namespace,
+) -> Cost:
+    """Train by what train.py calls."""
+    clock = _Clock(args.device)
+    with tempfile.TemporaryDirectory() as folder, measured(args.device) as cost:
+        training = ReaderTrainingArguments(
+            output_dir=folder,
+            max_steps=args.steps + 1,
+            per_device_train_batch_size=args.batch_size,
+            learning_rate=args.learning_rate,
+            eval_strategy="no",
+            save_strategy="no",
+            load_best_model_at_end=False,
+            disable_tqdm=True,
+            bf16=args.bf16,
+            use_cpu=args.device.type == "cpu",
+        )
+        train_reader(
+            reader,
+            tokenizer,
+            inputs,
+            inputs,
+            verbalizer=reading.verbalizer,
+            measure=lambda truth, found: measure_labels(
+                reading.metric, truth, found, reading.labels
+            ),
+            metric=reading.metric,
+            arguments=training,
+            callbacks=[clock],
+        )
+    return replace(cost, seconds=clock.times[-1] - clock.times[0])
+
+
+@torch.inference_mode()
+def decide_usual(
+    reader: FusionReader, tokenizer: Any, reading: Reading, depth: int, args: argparse.Namespace
+) -> list[str | None]:
+    """Decide as usual: generate the word, and look whose it is."""
+    reader.eval()
+    verbalizer = reading.verbalizer
+    longest = max(len(ids) for ids in verbalizer.target_ids(tokenizer))
+    segments = reading.whole_segments(depth)[: args.num_examples]
+    decided: list[str | None] = []
+    for start in range(0, len(segments), args.batch_size):
+        read = read_usual(reader, tokenizer, segments[start : start + args.batch_size])
+        written = reader.t5.generate(**read, max_new_tokens=longest, do_sample=False)
+        texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+        decided += [verbalizer.label_of_word(text) for text in texts]
+    return decided
+
+
+def decide_ours(
+    reader: FusionReader,
+    tokenizer: Any,
+    inputs: TokenizedInputs,
+    reading: Reading,
+    args: argparse.Namespace,
+) -> list[str | None]:
+    """Decide by what evaluate.py calls."""
+    budget = batch_budget(BATCH_TOKENS, args.device)
+    found = predict(reader, tokenizer, inputs, reading.verbalizer, batch_tokens=budget)
+    return [prediction.label for prediction in found]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What there is to read, in operations.
+
+    Attributes:
+        reader: The T5.
+        train: What the training steps draw from, in order.
+        test: What is decided.
+        args: Batch size and steps.
+    """
+
+    reader: FusionReader
+    train: TokenizedInputs
+    test: TokenizedInputs
+    args: argparse.Namespace
+
+    def operations(self, inputs: TokenizedInputs, rows: Sequence[int]) -> float:
+        """Count the multiplications and additions of one pass over rows, without padding.
+
+        The encoder's matrices and attention, the decoder's keys and values of the encoder's
+        output, and for the decoder's few tokens its own matrices and its head.
+        """
+        t5 = self.reader.t5
+        config = t5.config
+        wide = config.num_heads * config.d_kv
+        lengths = [len(segment) for row in rows for segment in inputs[row].segments]
+        tokens, squares = sum(lengths), sum(length * length for length in lengths)
+        encoder = 2.0 * _matrices(t5.encoder.block) * tokens
+        attention = 4.0 * config.num_layers * wide * squares
+        shown = 4.0 * config.num_decoder_layers * config.d_model * wide * tokens
+        targets = sum(len(row.target) for i in rows if (row := inputs[i]).target is not None)
+        decoder = 2.0 * (_matrices(t5.decoder.block) + config.vocab_size * config.d_model) * targets
+        return encoder + attention + shown + decoder
+
+    def training(self) -> float:
+        """Count those of the timed steps: a backward pass costs two forward ones."""
+        steps = list(batches(self.args, len(self.train)))[1:]
+        return 3.0 * sum(self.operations(self.train, rows) for rows in steps)
+
+
+def _matrices(module: torch.nn.Module) -> int:
+    return sum(
+        p.numel() for name, p in module.named_parameters() if p.dim() > 1 and "bias" not in name
+    )
+
+
+def summarise(work: Work, usual: Way, ours: Way) -> dict[str, float]:
+    """Give rates, memory and their ratios."""
+    args = work.args
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    rates = {
+        torch.float32: matrix_rate(args.device, torch.float32),
+        dtype: matrix_rate(args.device, dtype),
+    }
+    counts = {"train": args.steps * args.batch_size, "infer": len(work.test)}
+    operations = {
+        "train": work.training(),
+        "infer": work.operations(work.test, range(len(work.test))),
+    }
+    figures: dict[str, float] = {
+        "tokens_per_segment": len(work.test.tokens) / len(work.test.segment_ends),
+        "matrix_tflops": rates[dtype] / 1e12,
+    }
+    for title, way in (("usual", usual), ("pgra", ours)):
+        for stage, costs in (("train", way.train), ("infer", way.infer)):
+            seconds = min(cost.seconds for cost in costs)
+            rate = rates[dtype if title == "pgra" and stage == "train" else torch.float32]
+            figures[f"{title}_{stage}_examples_per_second"] = counts[stage] / seconds
+            figures[f"{title}_{stage}_peak_mib"] = max(cost.peak_mib for cost in costs)
+            figures[f"{title}_{stage}_share_of_matrix_rate"] = operations[stage] / seconds / rate
+    for stage in ("train", "infer"):
+        rate = f"{stage}_examples_per_second"
+        figures[f"{stage}_speedup"] = figures[f"pgra_{rate}"] / figures[f"usual_{rate}"]
+    agreed = [a == b for a, b in zip(usual.decided, ours.decided, strict=True)]
+    figures["same_predictions"] = sum(agreed) / len(agreed)
+    figures["no_label_written"] = float(usual.decided.count(None))
+    step = args.batch_size / figures["pgra_train_examples_per_second"]
+    figures["minutes_for_5000_steps"] = PAPER_STEPS * step / 60
+    return figures
+
+
+def show(depth: int, figures: dict[str, float], args: argparse.Namespace) -> str:
+    """Word one depth's figures as a table."""
+    device = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else "CPU"
+    lines = [
+        f"{args.model}, d = {depth}, batches of {args.batch_size}, {device} "
+        f"({torch.get_num_threads()} threads): {figures['tokens_per_segment']:.1f} tokens a "
+        f"segment; matrix products run at {figures['matrix_tflops']:.3g} TFLOP/s",
+        f"{'':<8}{'train ex/s':>11}{'x usual':>9}{'peak MiB':>10}{'of matrix rate':>16}"
+        f"{'infer ex/s':>12}{'x usual':>9}{'peak MiB':>10}{'of matrix rate':>16}",
+    ]
+    for title in ("usual", "pgra"):
+        cells = f"{title:<8}"
+        for stage, width in (("train", 11), ("infer", 12)):
+            rate = figures[f"{title}_{stage}_examples_per_second"]
+            cells += (
+                f"{rate:>{width}.3f}{rate / figures[f'usual_{stage}_examples_per_second']:>9.2f}"
+                f"{figures[f'{title}_{stage}_peak_mib']:>10.0f}"
+                f"{figures[f'{title}_{stage}_share_of_matrix_rate']:>16.0%}"
+            )
+        lines.append(cells)
+    return "\n".join(
+        [
+            *lines,
+            f"{figures['same_predictions']:.1%} of the decisions are the same "
+            f"({figures['no_label_written']:.0f} of usual's texts are no label's word); the "
+            f"paper's {PAPER_STEPS} steps: {figures['minutes_for_5000_steps']:.1f} minutes",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
