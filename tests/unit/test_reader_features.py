@@ -1,8 +1,10 @@
 """The Trainer's features, through the fused reader."""
 
+import json
+
 import pytest
 import torch
-from small_training import VERBALIZER, make_arguments, make_inputs, tokens, train
+from small_training import make_arguments, make_inputs, script, tokens, train
 
 from pgra.models.fid import FusionReader
 from pgra.models.loading import find_model, load_tokenizer
@@ -64,6 +66,23 @@ def test_bfloat16_is_near_and_keeps_float32_weights(plain, t5_dir, tmp_path):
     assert result.best_metric is not None
 
 
+@pytest.mark.slow
+def test_a_compiled_reader_trains_alike_and_is_saved_plain(t5_dir, tmp_path):
+    told = {"max_steps": 2, "gradient_accumulation_steps": 1, "dropout": 0.0}
+    # Without code generation: what is tested is that the reader's graph is caught whole.
+    compiled = {**told, "torch_compile": True, "torch_compile_backend": "eager"}
+    for name, values in (("plain", told), ("compiled", compiled)):
+        done = script(t5_dir, tmp_path / name, json.dumps(values))
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-5)
+    one, other = (
+        FusionReader.from_name(str(tmp_path / name / "reader")).state_dict()
+        for name in ("plain", "compiled")
+    )
+    for name, weight in one.items():
+        torch.testing.assert_close(other[name], weight)
+
+
 def test_without_dropout_a_batch_has_one_loss(t5_dir):
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     reader = FusionReader.from_name(str(t5_dir)).train()
@@ -80,4 +99,3 @@ def test_without_dropout_a_batch_has_one_loss(t5_dir):
     assert reader.t5.config.dropout_rate == 0
     set_dropout(reader, 0.3)
     assert loss() != loss()
-    assert VERBALIZER.labels == ("negative", "positive")

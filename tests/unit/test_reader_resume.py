@@ -23,7 +23,7 @@ from pgra.cli import run
 from pgra.errors import Stopped
 from pgra.reader.checkpoints import last_checkpoint
 
-KILLS = sorted(random.Random(4).sample(range(11, 44), 3))  # of 45 batches
+KILLS = sorted(random.Random(4).sample(range(11, 32), 3))  # of 32 batches
 
 
 class Killed(BaseException):
@@ -48,7 +48,9 @@ def test_another_seed_is_another_run(whole, t5_dir, tmp_path):
     assert [name for name in one if one[name] == other[name]] == []
 
 
-@pytest.mark.parametrize("batch", KILLS)
+@pytest.mark.parametrize(
+    "batch", [KILLS[0], *(pytest.param(batch, marks=pytest.mark.slow) for batch in KILLS[1:])]
+)
 def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp_path, batch):
     with at_batch(batch, kill), pytest.raises(Killed):
         train_long(t5_dir, tmp_path)
@@ -61,12 +63,12 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
 
 @pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, code):
-    batch = random.Random(number).randrange(2, 44)
+    batch = random.Random(number).randrange(2, 32)
     before = signal.getsignal(signal.Signals[number])
     with (
         at_batch(batch, signal_self(signal.Signals[number])),
         pytest.raises(
-            Stopped, match=rf"stopped \({number}\) after step \d+ of 24; the same"
+            Stopped, match=rf"stopped \({number}\) after step \d+ of 17; the same"
         ) as stop,
     ):
         train_long(t5_dir, tmp_path)
@@ -80,9 +82,10 @@ def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, cod
     assert log_lines(result) == log_lines(whole[1])
 
 
+@pytest.mark.slow
 def test_time_that_is_up_saves_and_leaves_again_and_again(whole, t5_dir, tmp_path):
     for step in (1, 2, 3):
-        with pytest.raises(Stopped, match=f"time is up. after step {step} of 24; the same") as stop:
+        with pytest.raises(Stopped, match=f"time is up. after step {step} of 17; the same") as stop:
             train_long(t5_dir, tmp_path, max_train_minutes=1e-9)
         assert stop.value.code == 124
     train_long(t5_dir, tmp_path, max_train_minutes=60)
@@ -90,12 +93,12 @@ def test_time_that_is_up_saves_and_leaves_again_and_again(whole, t5_dir, tmp_pat
 
 
 def test_stopped_after_its_last_step_it_does_no_more(whole, t5_dir, tmp_path):
-    with at_batch(45, signal_self(signal.SIGTERM)), pytest.raises(Stopped, match="after step 24"):
+    with at_batch(32, signal_self(signal.SIGTERM)), pytest.raises(Stopped, match="after step 17"):
         train_long(t5_dir, tmp_path)
     with at_batch(1, kill):  # not one batch is read
         _, result = train_long(t5_dir, tmp_path)
     assert run_files(tmp_path) == run_files(whole[0])
-    assert result.steps == 24
+    assert result.steps == 17
     assert result.best_metric == whole[1].best_metric
     assert log_lines(result) == log_lines(whole[1])
 
@@ -115,6 +118,7 @@ def test_a_signal_when_all_is_trained_keeps_the_reader(t5_dir, tmp_path, monkeyp
     assert (tmp_path / "reader" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_what_is_due_at_an_epochs_end_comes_before_the_stop(t5_dir, tmp_path):
     changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 12}
     _, expected = train(t5_dir, make_arguments(tmp_path / "whole", **changes))
@@ -129,6 +133,7 @@ def test_what_is_due_at_an_epochs_end_comes_before_the_stop(t5_dir, tmp_path):
         assert run_files(folder) == run_files(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
     def once():
         values = iter([0.5, 0.6, 0.6, 0.6, 0.9])
@@ -165,6 +170,7 @@ def test_progress_below_the_threshold_is_none(t5_dir, tmp_path):
     assert result.steps == 2
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -190,7 +196,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_thrice_for_good(t5_dir, tmp_path, processes):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    size = {"per_device_train_batch_size": 2 // processes}
+    size = {"per_device_train_batch_size": 2 // processes, "max_steps": 24}
     done = script(t5_dir, whole, json.dumps(size), processes=processes)
     assert done.returncode == 0, done.stderr[-2000:]
     rank = processes - 1

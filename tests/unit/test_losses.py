@@ -1,0 +1,85 @@
+import json
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from pgra.errors import ModelError
+from pgra.reader.losses import LossLog, LossRecord, last_logged, read_losses
+
+
+@pytest.fixture
+def log(tmp_path):
+    log = LossLog(tmp_path / "losses.jsonl", Accelerator(cpu=True), way_out=lambda: "do better")
+    log.begin(0, None)
+    return log
+
+
+def step(log, *parts, ids=("a", "b"), rate=0.1):
+    for part in parts:
+        log.add(torch.tensor(part), ids)
+    log.set_rate(rate)
+    log.end_step()
+
+
+def test_a_step_is_the_sum_of_its_accumulated_parts_to_the_last_bit(log):
+    step(log, 0.1, 0.2, rate=1e-5)
+    log.flush()
+    (line,) = log.path.read_text().splitlines()
+    exact = float(torch.tensor([0.1, 0.2]).sum())
+    assert exact != 0.1 + 0.2
+    assert json.loads(line) == {"step": 1, "loss": exact, "learning_rate": 1e-5}
+
+
+def test_losses_are_written_by_the_chunk(log):
+    for number in range(120):
+        step(log, float(number))
+    assert len(log.path.read_text().splitlines()) == 100
+    log.flush()
+    assert [record.loss for record in read_losses(log.path, 120)] == list(range(120))
+
+
+def test_going_on_cuts_back_what_came_after_the_checkpoint(log, tmp_path):
+    for number in range(5):
+        step(log, float(number))
+    log.flush()
+    whole = log.path.read_text()
+    log.path.write_text(whole + '{"step": 6, "lo')
+    log.begin(3, log.path)
+    assert len(log.path.read_text().splitlines()) == 3
+    for number in (3, 4):
+        step(log, float(number))
+    log.flush()
+    assert log.path.read_text() == whole
+    log.begin(0, None)
+    assert log.path.read_text() == ""
+
+
+def test_a_mean_is_over_the_steps_after_one(log):
+    for number in (4.0, 2.0, 3.0):
+        step(log, number)
+    log.flush()
+    assert (log.mean(), log.mean(after=1)) == (3.0, 2.5)
+    assert math.isnan(log.mean(after=3))
+
+
+def test_the_last_logged_step_is_that_of_a_loss():
+    history = [{"loss": 1.0, "step": 4}, {"eval_accuracy": 0.5, "step": 5}]
+    assert last_logged(history) == 4
+    assert last_logged([]) == 0
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_loss_is_named_and_what_went_before_is_kept(log, broken):
+    step(log, 1.0)
+    step(log, 1.0, broken, ids=[f"train-{i}" for i in range(9)])
+    assert log.looks_broken
+    step(log, 1.0)
+    assert not log.looks_broken
+    names = ", ".join(f"train-{i % 9}" for i in range(16))
+    with pytest.raises(
+        ModelError, match=rf"^the loss is {broken} at step 2 \(examples {names} and 2 more\): do be"
+    ):
+        log.flush()
+    assert read_losses(log.path, 9) == [LossRecord(1, 1.0, 0.1)]
