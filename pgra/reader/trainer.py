@@ -64,10 +64,12 @@ class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not follo
         return result
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; the mean loss since the last line is that of a run that was never stopped.
+        """Log; mean losses are those of a run that was never stopped.
 
-        The Trainer's own mean begins anew where a run is resumed.
+        The Trainer's own begin anew where a run is resumed.
         """
+        if "train_loss" in logs:
+            logs["train_loss"] = self.losses.mean()
         if "loss" in logs:
             self.losses.flush()
             logs["loss"] = self.losses.mean(after=last_logged(self.state.log_history))
