@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from pgra import __version__
-from pgra.errors import ConfigError, PgraError, unknown_name
+from pgra.errors import ConfigError, PgraError, Stopped, unknown_name
 
 Main = Callable[[Sequence[str] | None], int]
 
@@ -60,13 +60,16 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     """Call a script's main; word a user's error in one line.
 
     Returns:
-        What `main` returns; 2 for an error that the user can mend, 130 when interrupted.
+        What `main` returns; 2 for an error that the user can mend, 130 when interrupted; for a
+        training that was stopped 128 + the signal's number, or 124 when its time was up.
     """
     _configure_logging()
     try:
         return main(argv)
     except PgraError as error:
         return _fail(str(error))
+    except Stopped as stop:
+        return _fail(str(stop), code=stop.code) if _is_main() else stop.code
     except KeyboardInterrupt:
         return _fail("interrupted; the same command goes on where it stopped", code=130)
     except Exception as error:
@@ -98,8 +101,11 @@ def _fail(message: str, *, code: int = 2) -> int:
 
 def _configure_logging() -> None:
     logging.basicConfig(format="%(message)s", stream=sys.stderr, force=True)
-    is_main = os.environ.get("RANK", "0") == "0"  # of the processes of accelerate launch
-    logging.getLogger("pgra").setLevel(logging.INFO if is_main else logging.WARNING)
+    logging.getLogger("pgra").setLevel(logging.INFO if _is_main() else logging.WARNING)
+
+
+def _is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # of the processes of accelerate launch
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -261,12 +261,17 @@ class ReaderArguments:
     length_normalize: bool = _arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
+    dropout_rate: float | None = _arg(
+        None, "Share of activations dropped in training, 0 for none; default: the model's own."
+    )
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""
         choose("segment order", self.segment_order, ("evidence_first", "query_first"))
         choose("decode", self.decode, ("official", "verbalizer"))
         at_least("max_segment_tokens", self.max_segment_tokens, 8)
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            raise ConfigError(f"dropout_rate is {self.dropout_rate}: it must lie in [0, 1)")
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:

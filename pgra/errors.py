@@ -28,6 +28,18 @@ class ModelError(PgraError):
     """A model that cannot be found, loaded or used for what is asked."""
 
 
+class Stopped(Exception):
+    """A training that was asked to stop, did so with a whole checkpoint, and can go on.
+
+    Attributes:
+        code: The exit code that tells why.
+    """
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Word the message for a name that is not in a table, with the nearest one that is.
 

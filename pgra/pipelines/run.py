@@ -3,6 +3,7 @@
 runs/NAME/run.json           what determines the run; the same command goes on, another is refused
 runs/NAME/arguments.json     all resolved arguments
 runs/NAME/prompt.txt         the prompt as the LM sees it
+runs/NAME/losses.jsonl       the loss and the learning rate of every step
 runs/NAME/checkpoint-N/      the Trainer's
 runs/NAME/reader/            the best reader: a plain T5 folder
 runs/NAME/predictions.jsonl, metrics.json
@@ -36,6 +37,7 @@ from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
     check_reader,
+    check_same_checkpoint,
     check_same_inputs,
     check_same_run,
     check_writable,
@@ -51,7 +53,8 @@ from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import predict
 from pgra.reader.tokens import TokenizedInputs
-from pgra.reader.train import READER_FOLDER, check_batches, train_reader
+from pgra.reader.train import READER_FOLDER, check_batches, check_classes, train_reader
+from pgra.reader.trainer import set_dropout
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -100,27 +103,50 @@ def train_run(
     verbalizer = task_verbalizer(found.task, args.reader)
     verbalizer.audit(tokenizer, decode=args.reader.decode)
     check_batches(len(found.splits.train), training)
+    check_classes([str(example.label) for example in found.splits.train], found.task.labels)
     open_stages(found, args)
-    check_same_run(folder, run_identity(args, training, found, source), is_whole=False)
+    _check_run(folder, run_identity(args, training, found, source), training, is_whole=False)
     find_evidence(found, args, processes)  # long, so what can be refused was refused
     identity = run_identity(args, training, found, source)
-    check_same_run(folder, identity)
+    _check_run(folder, identity, training, is_whole=True)
     if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
         check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
         return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
     inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
-    reader = FusionReader.from_name(args.reader.model_name_or_path)
+    is_trained = (folder / READER_FOLDER).is_dir()  # and was stopped before it was measured
+    reader = FusionReader.from_name(
+        str(folder / READER_FOLDER) if is_trained else args.reader.model_name_or_path
+    )
+    if args.reader.dropout_rate is not None:
+        set_dropout(reader, args.reader.dropout_rate)
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()
     trained = _Trained(reader, tokenizer, verbalizer, training.seed)
-    with timed(found, "training"):
-        _train(trained, inputs, found, args, training)
+    if is_trained:
+        reader.to(training.device)
+    else:
+        with timed(found, "training"):
+            _train(trained, inputs, found, args, training)
     found.fingerprints["run"] = digest(identity)
     found.fingerprints["reader"] = reader_checksum(folder)
     metrics = _measure(trained, found, inputs["test"], "test", args, folder, processes)
     return Outcome(folder, metrics, reused=False)
+
+
+def _check_run(
+    folder: Path,
+    identity: Mapping[str, Json],
+    training: ReaderTrainingArguments,
+    *,
+    is_whole: bool,
+) -> None:
+    """Refuse another run's folder, and another run's checkpoint."""
+    check_same_run(folder, identity, is_whole=is_whole)
+    asked = str(training.resume_from_checkpoint or "")
+    if asked.lower() not in ("", "true", "false"):
+        check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
 
 
 def _check_device(name: str, training: ReaderTrainingArguments) -> None:
@@ -155,7 +181,7 @@ def _train(
     training: ReaderTrainingArguments,
 ) -> None:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
-    checkpoint = last_checkpoint(Path(str(training.output_dir)))
+    checkpoint = last_checkpoint(Path(str(training.output_dir)), processes=training.world_size)
     if training.resume_from_checkpoint is None and checkpoint is not None:
         training.resume_from_checkpoint = "true"
         logger.info("run: going on from %s", checkpoint)

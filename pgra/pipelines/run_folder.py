@@ -29,7 +29,11 @@ _DECIDING = (
     *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
     *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
+    *("early_stopping_patience", "early_stopping_threshold", "ignore_data_skip"),
+    *("tf32", "torch_compile"),
 )
+# Others follow from these, so a difference is told of these first.
+_LEADING = ("task", "method", "num_evidence", "max_steps")
 
 
 def task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
@@ -90,10 +94,43 @@ def check_same_run(folder: Path, identity: Mapping[str, Json], *, is_whole: bool
     is_trained = (folder / READER_FOLDER).is_dir() or last_checkpoint(folder) is not None
     if not path.is_file() or not is_trained:
         return
-    made = read_json(path)
-    if not is_whole:
-        made = {name: value for name, value in made.items() if name in identity}
+    made = _known(read_json(path), identity, is_whole=is_whole)
     _compare(folder, made, identity, "choose another --output_dir, or delete it")
+
+
+def check_same_checkpoint(
+    checkpoint: Path, identity: Mapping[str, Json], *, is_whole: bool = True
+) -> None:
+    """Refuse to go on from a checkpoint of a run that something else decided.
+
+    Args:
+        checkpoint: A folder within its run.
+        identity: What decides the run that would go on.
+        is_whole: Whether all of it is known yet; if not, only what is known is compared.
+
+    Raises:
+        ArtifactError: If it is no checkpoint, its run is unknown, or another; the first difference
+            is named.
+    """
+    if not checkpoint.is_dir():
+        raise ArtifactError(
+            f"resume_from_checkpoint '{checkpoint}' is no folder: give a checkpoint-STEP folder, "
+            "or true for the last one"
+        )
+    path = checkpoint.resolve().parent / IDENTITY_FILE
+    if not path.is_file():
+        raise ArtifactError(
+            f"{checkpoint} has no {IDENTITY_FILE} beside it, so what it was trained on is unknown: "
+            "give a checkpoint inside its run's folder"
+        )
+    made = _known(read_json(path), identity, is_whole=is_whole)
+    _compare(checkpoint, made, identity, "give a checkpoint of the same run")
+
+
+def _known(
+    made: Mapping[str, Json], identity: Mapping[str, Json], *, is_whole: bool
+) -> Mapping[str, Json]:
+    return made if is_whole else {name: v for name, v in made.items() if name in identity}
 
 
 def check_same_inputs(run: Path, asked: Mapping[str, Json], *, free: Collection[str]) -> None:
@@ -120,10 +157,10 @@ def check_same_inputs(run: Path, asked: Mapping[str, Json], *, free: Collection[
 def _compare(
     folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
 ) -> None:
-    """Compare two identities: what a person knows first, then digests of what follows from it."""
-    for derived in (False, True):
+    """Compare two identities: what a person chose first, then digests of what follows from it."""
+    for kind in range(3):
         parts = [
-            {name: value for name, value in values.items() if ("/" in name) is derived}
+            {name: value for name, value in values.items() if _kind(name) == kind}
             for values in (made, asked)
         ]
         try:
@@ -131,6 +168,11 @@ def _compare(
         except ArtifactError as error:
             reason = str(error).removesuffix(": use another folder or build it again")
             raise ArtifactError(f"{reason}: {way_out}") from None
+
+
+def _kind(name: str) -> int:
+    """Sort a field of an identity: what others follow from, a value, or a product's digest."""
+    return 0 if name in _LEADING else 2 if "/" in name else 1
 
 
 def reader_checksum(run: Path) -> str:

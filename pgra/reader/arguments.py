@@ -44,6 +44,18 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     ddp_find_unused_parameters: bool | None = _arg(
         False, "Not needed: every weight of a T5 takes part in every step."
     )
+    early_stopping_patience: int | None = _arg(
+        None, "Measurements on the dev set without progress after which training ends."
+    )
+    early_stopping_threshold: float = _arg(0.0, "What counts as progress: more than this.")
+    max_train_minutes: float | None = _arg(
+        None,
+        "Minutes of training after which it saves and leaves with exit code 124; the same command "
+        "goes on.",
+    )
+    logging_nan_inf_filter: bool = _arg(
+        False, "Not of use here: a loss that is no number ends the training."
+    )
     ddp_timeout: int = _arg(_A_WEEK, "Seconds that processes wait for each other.")
 
     def __post_init__(self) -> None:
@@ -53,6 +65,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         if self.label_smoothing_factor:
             raise ConfigError("label_smoothing_factor is not supported by the reader: leave it out")
         self._check_numbers()
+        self._check_stops()
         if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
             self.eval_steps = min(self.eval_steps, self.max_steps)
         if self.save_steps is None:
@@ -90,7 +103,29 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             if value is not None and not 0 <= value < 1 << 32:
                 raise ConfigError(f"{name} is {value}: it must lie between 0 and {(1 << 32) - 1}")
 
+    def _check_stops(self) -> None:
+        if self.enable_jit_checkpoint:
+            raise ConfigError(
+                "enable_jit_checkpoint: SIGTERM saves a checkpoint here anyway. Leave it out"
+            )
+        if self.save_only_model:
+            raise ConfigError(
+                "save_only_model leaves checkpoints that cannot be gone on from: leave it out "
+                "(--save_total_limit keeps few of them)"
+            )
+        if self.max_train_minutes is not None and not self.max_train_minutes > 0:
+            raise ConfigError(f"max_train_minutes is {self.max_train_minutes}: must be above 0")
+        at_least("early_stopping_patience", self.early_stopping_patience, 1)
+        measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
+        if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
+            raise ConfigError(
+                "early_stopping_patience needs measurements and their checkpoints: leave "
+                "eval_strategy and load_best_model_at_end as they are"
+            )
+
     def _suit_machine(self) -> None:
+        if getattr(self, "activation_checkpointing", None) is None:  # the library's new name for it
+            self.activation_checkpointing = self.gradient_checkpointing
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one

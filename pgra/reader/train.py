@@ -5,37 +5,37 @@ of examples depends on the seed alone, not on the evidence, so readers with diff
 evidence see the same examples in the same steps.
 """
 
-import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers import TrainerCallback
 
-from pgra.errors import ConfigError, DataError, ModelError
+from pgra.errors import ConfigError, DataError, Stopped
 from pgra.models.fid import FusionReader
 from pgra.models.segments import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.checkpoints import checkpoint_to_resume, last_checkpoint, save_reader
+from pgra.reader.checkpoints import (
+    best_checkpoint,
+    checkpoint_to_resume,
+    is_finished,
+    last_checkpoint,
+    load_weights,
+    read_state,
+    save_reader,
+)
 from pgra.reader.collate import Collator
 from pgra.reader.inputs import check_labels
-from pgra.reader.predict import Decision, decide, score_inputs
+from pgra.reader.losses import LOSSES_FILE, LossLog
+from pgra.reader.predict import Decision
+from pgra.reader.stopping import EarlyStopping, Stopper
 from pgra.reader.tokens import TokenizedInputs
-from pgra.types import Worker
-
-logger = logging.getLogger(__name__)
+from pgra.reader.trainer import DevSet, Measure, ReaderTrainer, Steps
 
 READER_FOLDER = "reader"
-Measure = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
-"""Labels and predictions to metrics by name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainResult:
         steps: Steps done, those before a resume included.
         best_step: Step of the best measurement on the dev set; None without measurements.
         best_metric: Its value.
-        train_loss: Mean loss over the steps of this call.
+        train_loss: Mean loss over all steps.
         seconds: Wall-clock time of this call.
         history: What was logged, by step.
     """
@@ -96,39 +96,74 @@ def train_reader(
     Raises:
         ArtifactError: If the output folder holds another run's checkpoints, or none to resume from.
         ConfigError: If there are too few examples, or the verbalizer does not suit the tokenizer.
-        DataError: If an example has no known label.
+        DataError: If an example has no known label, or a label no training example.
         ModelError: If the loss or a weight stops being a number.
+        Stopped: If a signal or the time limit asked for it; the same call with
+            `resume_from_checkpoint="true"` then goes on.
     """
     resume = checkpoint_to_resume(arguments)
     _check(train, dev, verbalizer, arguments)
     verbalizer.audit(tokenizer, decode=decision.decode)
     if arguments.metric_for_best_model in (None, "loss"):
         arguments.metric_for_best_model, arguments.greater_is_better = metric, True
-    trainer = _ReaderTrainer(
+    start = time.monotonic()
+    trainer = ReaderTrainer(
         model=reader,
         args=arguments,
         train_dataset=train,
         eval_dataset=dev,
         data_collator=Collator(tokenizer.pad_token_id, GroupCost.on(arguments.device)).as_inputs,
         processing_class=tokenizer,
-        callbacks=[_KeepWhole(reader), *callbacks],
+        callbacks=list(callbacks),
     )
-    trainer.dev = _DevSet(dev, verbalizer, measure, decision, batch_tokens)
-    start = time.monotonic()
-    outcome = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    folder = Path(str(arguments.output_dir)) / READER_FOLDER
-    if trainer.is_world_process_zero():
-        save_reader(reader, tokenizer, folder)
-    trainer.accelerator.wait_for_everyone()
+    trainer.dev = DevSet(dev, verbalizer, measure, decision, batch_tokens)
+    trainer.losses = LossLog(
+        Path(str(arguments.output_dir)) / LOSSES_FILE,
+        trainer.accelerator,
+        way_out=lambda: _last_good(arguments),
+    )
+    stopper = Stopper(world=arguments.world_size, minutes=arguments.max_train_minutes)
+    with stopper.listening():
+        _go_on(trainer, reader, stopper, resume)
+        folder = trainer.losses.path.with_name(READER_FOLDER)
+        if trainer.is_world_process_zero():
+            save_reader(reader, tokenizer, folder)
+        trainer.accelerator.wait_for_everyone()
+        stopper.after_training()
     return TrainResult(
         folder=folder,
-        steps=outcome.global_step,
+        steps=trainer.state.global_step,
         best_step=trainer.state.best_global_step,
         best_metric=trainer.state.best_metric,
-        train_loss=outcome.training_loss,
+        train_loss=trainer.losses.mean(),
         seconds=time.monotonic() - start,
         history=trainer.state.log_history,
     )
+
+
+def _go_on(
+    trainer: ReaderTrainer, reader: FusionReader, stopper: Stopper, resume: Path | None
+) -> None:
+    """Train from a checkpoint or the start; one of the last step only gives its best weights."""
+    arguments, losses = trainer.args, trainer.losses
+    source = None if resume is None else resume.parent / LOSSES_FILE
+    if resume is not None and is_finished(resume, arguments):
+        trainer.state = read_state(resume)
+        losses.begin(trainer.state.global_step, source)
+        best = best_checkpoint(resume) if arguments.load_best_model_at_end else None
+        load_weights(reader, best or resume)
+        return
+    if arguments.early_stopping_patience is not None:
+        patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
+        trainer.add_callback(EarlyStopping(patience, threshold))
+    trainer.add_callback(
+        Steps(reader, losses, stopper, source=source, way_out=lambda: _last_good(arguments))
+    )
+    try:
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    except Stopped:  # a tracker's run ends here
+        trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
+        raise
 
 
 def _check(
@@ -139,9 +174,29 @@ def _check(
 ) -> None:
     check_labels(train, verbalizer.labels)
     check_labels(dev, verbalizer.labels)
+    check_classes([str(label) for label in train.labels], verbalizer.labels)
     if not dev:
         raise DataError("there is no dev example to choose a checkpoint on")
     check_batches(len(train), arguments)
+
+
+def check_classes(present: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse to train on a task one of whose labels no example shows.
+
+    Args:
+        present: Each training example's label.
+        known: The task's labels.
+
+    Raises:
+        DataError: If a label is absent, with its name.
+    """
+    absent = [label for label in known if label not in set(present)]
+    if absent:
+        raise DataError(
+            f"no training example has label {', '.join(map(repr, absent))} (of {len(present)} "
+            "examples): add some, raise max_train_samples or lower num_exemplars, or take the "
+            "label out of the task's verbalizer"
+        )
 
 
 def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
@@ -158,97 +213,7 @@ def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _DevSet:
-    inputs: TokenizedInputs
-    verbalizer: Verbalizer
-    measure: Measure
-    decision: Decision
-    batch_tokens: int
-
-
-class _ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Measures by deciding labels, not by generating text, and stops at a loss that is none."""
-
-    dev: _DevSet
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        inputs = {name: value for name, value in inputs.items() if name != "example_ids"}
-        result = super().compute_loss(
-            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
-        )
-        loss = result[0] if return_outputs else result
-        if not torch.isfinite(loss):
-            raise ModelError(
-                f"the loss is {loss.item()} at step {self.state.global_step + 1}: "
-                f"{_last_good(self.args)} Lower the learning rate ({self.args.learning_rate})"
-            )
-        return result
-
-    def evaluate(
-        self,
-        eval_dataset: Any = None,  # noqa: ARG002  the Trainer's own signature
-        ignore_keys: list[str] | None = None,  # noqa: ARG002
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        dev, start = self.dev, time.monotonic()
-        worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
-        with self.accelerator.autocast() if self.args.bf16 else nullcontext():
-            scores = score_inputs(
-                self.model,
-                self.processing_class,
-                dev.inputs,
-                dev.verbalizer,
-                decision=dev.decision,
-                batch_tokens=dev.batch_tokens,
-                progress=not self.args.disable_tqdm,
-                worker=worker,
-            )
-        predictions = [p.label for p in decide(dev.inputs.example_ids, scores, dev.verbalizer)]
-        labels = [str(label) for label in dev.inputs.labels]
-        metrics = {
-            f"{metric_key_prefix}_{k}": v for k, v in dev.measure(labels, predictions).items()
-        }
-        metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - start, 3)
-        self.log(metrics)
-        handler, control = self.callback_handler, self.control
-        self.control: Any = handler.on_evaluate(self.args, self.state, control, metrics)
-        return metrics
-
-
-class _KeepWhole(TrainerCallback):  # type: ignore[misc]
-    """Lets no broken weights into a checkpoint, and makes each one a T5 folder by itself."""
-
-    def __init__(self, reader: FusionReader) -> None:
-        self.reader = reader
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if control.should_save and not all(
-            math.isfinite(total) for total in _sums(self.reader.parameters())
-        ):
-            raise ModelError(
-                f"a weight is not a number after step {state.global_step}: {_last_good(args)} "
-                f"Lower the learning rate ({args.learning_rate})"
-            )
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        if state.is_world_process_zero and folder.is_dir():
-            self.reader.t5.config.save_pretrained(folder)
-
-
-def _sums(parameters: Any) -> list[float]:
-    """Sum each tensor: NaN and infinity survive a sum. One copy from the device for all."""
-    totals: list[float] = torch.stack([p.detach().float().sum() for p in parameters]).tolist()
-    return totals
-
-
-def _last_good(arguments: Any) -> str:
-    last = last_checkpoint(Path(arguments.output_dir))
-    return "there is no checkpoint yet." if last is None else f"the last good one is {last}."
+def _last_good(arguments: ReaderTrainingArguments) -> str:
+    last = last_checkpoint(Path(str(arguments.output_dir)))
+    found = "there is no checkpoint yet." if last is None else f"the last good one is {last}."
+    return f"{found} Lower the learning rate ({arguments.learning_rate})"

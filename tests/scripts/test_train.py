@@ -29,7 +29,7 @@ def test_a_run_leaves_its_files(bench, first):
     names = {path.name for path in folder.iterdir()}
     assert names == {
         *("run.json", "arguments.json", "prompt.txt", "reader", "checkpoint-2"),
-        *("predictions.jsonl", "metrics.json"),
+        *("losses.jsonl", "predictions.jsonl", "metrics.json"),
     }
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in (folder / "reader").iterdir()

@@ -1,0 +1,184 @@
+"""The Trainer of a reader: what it measures, records, saves, and when it stops."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from pgra.errors import ModelError
+from pgra.models.fid import FusionReader
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.losses import LossLog, last_logged
+from pgra.reader.predict import Decision, decide, score_inputs
+from pgra.reader.stopping import Stopper
+from pgra.reader.tokens import TokenizedInputs
+from pgra.types import Worker
+
+Measure = Callable[[Sequence[str], Sequence[str]], Mapping[str, float]]
+"""Labels and predictions to metrics by name."""
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """What a checkpoint is chosen on, and how it is decided."""
+
+    inputs: TokenizedInputs
+    verbalizer: Verbalizer
+    measure: Measure
+    decision: Decision
+    batch_tokens: int
+
+
+class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed by mypy
+    """Measures by deciding labels, not by generating text, and keeps every step's loss.
+
+    Attributes:
+        dev: What is measured.
+        losses: Every step's loss.
+    """
+
+    dev: DevSet
+    losses: LossLog
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Give a batch's loss, and note it."""
+        ids = inputs.pop("example_ids")  # the reader does not take them
+        result = super().compute_loss(
+            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+        )
+        self.losses.add(result[0] if return_outputs else result, ids)
+        return result
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; the mean loss since the last line is that of a run that was never stopped.
+
+        The Trainer's own mean begins anew where a run is resumed.
+        """
+        if "loss" in logs:
+            self.losses.flush()
+            logs["loss"] = self.losses.mean(after=last_logged(self.state.log_history))
+        super().log(logs, start_time)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,  # noqa: ARG002  the Trainer's own signature
+        ignore_keys: list[str] | None = None,  # noqa: ARG002
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Decide the dev set, each example once whatever the number of processes."""
+        dev, start = self.dev, time.monotonic()
+        worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
+        with self.accelerator.autocast() if self.args.bf16 else nullcontext():
+            scores = score_inputs(
+                self.model,
+                self.processing_class,
+                dev.inputs,
+                dev.verbalizer,
+                decision=dev.decision,
+                batch_tokens=dev.batch_tokens,
+                progress=not self.args.disable_tqdm,
+                worker=worker,
+            )
+        predictions = [p.label for p in decide(dev.inputs.example_ids, scores, dev.verbalizer)]
+        labels = [str(label) for label in dev.inputs.labels]
+        metrics = {
+            f"{metric_key_prefix}_{k}": v for k, v in dev.measure(labels, predictions).items()
+        }
+        metrics[f"{metric_key_prefix}_runtime"] = round(time.monotonic() - start, 3)
+        self.log(metrics)
+        handler, control = self.callback_handler, self.control
+        self.control: Any = handler.on_evaluate(self.args, self.state, control, metrics)
+        return metrics
+
+
+class Steps(TrainerCallback):  # type: ignore[misc]
+    """What happens at each step, in its order: agree, record, check, save, leave."""
+
+    def __init__(
+        self,
+        reader: FusionReader,
+        losses: LossLog,
+        stopper: Stopper,
+        *,
+        source: Path | None,
+        way_out: Callable[[], str],
+    ) -> None:
+        """Take what acts.
+
+        Args:
+            reader: Its weights are checked before they are saved.
+            losses: Closed at each step, written before each checkpoint.
+            stopper: Says when to leave.
+            source: The file of losses beside the checkpoint; None at the start.
+            way_out: Words what the message of a broken weight goes on with.
+        """
+        self.reader = reader
+        self.losses = losses
+        self.stopper = stopper
+        self.source = source
+        self.way_out = way_out
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Go on with the losses where the checkpoint stands."""
+        self.losses.begin(state.global_step, self.source)
+
+    def on_pre_optimizer_step(self, *_: Any, optimizer: Any, **__: Any) -> None:
+        """Note the rate before the schedule goes on."""
+        self.losses.set_rate(optimizer.param_groups[0]["lr"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Agree on what comes next; let no broken number into a checkpoint."""
+        self.losses.end_step()
+        code, is_broken = self.stopper.agree(self.stopper.wish, int(self.losses.looks_broken))
+        self.stopper.end_step(args, state, control, code=code)
+        if is_broken or control.should_log or control.should_evaluate or control.should_save:
+            self.losses.flush()
+        if control.should_save and not all(math.isfinite(t) for t in _sums(self.reader)):
+            raise ModelError(
+                f"a weight is not a number after step {state.global_step}: {self.way_out()}"
+            )
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Write what there is: an epoch's end may be measured and saved."""
+        self.losses.flush()
+        self.stopper.end_epoch(control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Make the checkpoint a T5 folder by itself, then leave if that was asked for."""
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if state.is_world_process_zero and folder.is_dir():
+            self.reader.t5.config.save_pretrained(folder)
+        self.stopper.after_save(state)
+
+
+def _sums(reader: FusionReader) -> list[float]:
+    """Sum each tensor: NaN and infinity survive a sum. One copy from the device for all."""
+    parts = [parameter.detach().float().sum() for parameter in reader.parameters()]
+    totals: list[float] = torch.stack(parts).tolist()
+    return totals
+
+
+def set_dropout(reader: FusionReader, rate: float) -> None:
+    """Set a T5's dropout, which its configuration fixed when it was loaded."""
+    for module in reader.t5.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
+        elif isinstance(getattr(module, "dropout", None), float):  # attention keeps the bare rate
+            module.dropout = rate
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "dropout_rate"):
+            config.dropout_rate = rate

@@ -1,0 +1,140 @@
+"""train.py stopped and given again, and checkpoints that are not its own."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import build_t5, write_jsonl
+from scripted import ROOT, Bench, contents, environment, finish, review_rows
+
+PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
+
+
+@pytest.fixture
+def bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
+    return Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    """A plain run of four steps, and its bench."""
+    bench = Bench(tmp_path_factory.mktemp("made"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+    called = bench.train("one", **PLAIN, max_steps=4)
+    assert called.code == 0, called.err
+    return bench
+
+
+def test_out_of_time_is_124_and_the_same_command_goes_on(made):
+    told = made.train("late", **PLAIN, max_steps=4, max_train_minutes=1e-9)
+    assert told.code == 124, told.err
+    assert told.err.endswith(
+        "\npgra: stopped (time is up) after step 1 of 4; the same command goes on from there\n"
+    )
+    assert "metrics.json" not in contents(made.run("late"))
+    assert made.train("late", **PLAIN, max_steps=4).code == 0
+    assert made.predictions("late") == made.predictions("one")
+    for name in ("losses.jsonl", "reader/model.safetensors"):
+        assert (made.run("late") / name).read_bytes() == (made.run("one") / name).read_bytes()
+
+
+def test_stopped_before_it_was_measured_it_is_only_measured(made):
+    copy = shutil.copytree(made.run("one"), made.run("copy"))
+    for name in ("metrics.json", "predictions.jsonl"):
+        (copy / name).unlink()
+    for checkpoint in copy.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = (copy / "reader" / "model.safetensors").stat().st_mtime_ns
+    assert made.train("copy", **PLAIN, max_steps=4).code == 0
+    assert made.predictions("copy") == made.predictions("one")
+    assert (copy / "reader" / "model.safetensors").stat().st_mtime_ns == before
+
+
+OTHERS = [
+    ({"learning_rate": 1e-3}, "was made with learning_rate 8e-05, this run asks for 0.001"),
+    ({"num_evidence": 2}, 'was made with method "t5", this run asks for "pgra"'),
+    ({"num_evidence": 2, "reranker": "none"}, 'was made with method "t5", this run asks for "fid"'),
+    ({"dropout_rate": 0.0}, "was made with dropout_rate null, this run asks for 0.0"),
+    ({"max_steps": 6}, "was made with max_steps 4, this run asks for 6"),
+    ({"seed": 2}, "was made with seed 1, this run asks for 2"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), OTHERS, ids=[str(change) for change, _ in OTHERS])
+def test_a_checkpoint_of_another_run_is_refused_by_name(made, change, message):
+    checkpoint = next(made.run("one").glob("checkpoint-*"))
+    flags = {**PLAIN, "max_steps": 4, "resume_from_checkpoint": checkpoint, **change}
+    told = made.train("other", **flags).error
+    assert f"{checkpoint} {message}" in told
+    assert told.endswith("give a checkpoint of the same run")
+    assert not made.run("other").exists()
+
+
+def test_a_checkpoint_of_another_task_or_model_is_refused_by_name(made, tmp_path):
+    checkpoint = next(made.run("one").glob("checkpoint-*"))
+    flags = {**PLAIN, "max_steps": 4, "resume_from_checkpoint": checkpoint}
+    told = made.train("other", **flags, task="mr").error
+    assert 'was made with task "sst2", this run asks for "mr"' in told
+    other = build_t5(tmp_path / "t5", "t5-v1.1")
+    told = made.train("other", **flags, model_name_or_path=other).error
+    assert f"{checkpoint} was made with reader_weights" in told
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(made, tmp_path):
+    flags = {**PLAIN, "max_steps": 4}
+    told = made.train("other", **flags, resume_from_checkpoint=tmp_path / "no").error
+    assert "no' is no folder: give a checkpoint-STEP folder, or true for the last one" in told
+    lone = shutil.copytree(next(made.run("one").glob("checkpoint-*")), tmp_path / "checkpoint-4")
+    told = made.train("other", **flags, resume_from_checkpoint=lone).error
+    assert "checkpoint-4 has no run.json beside it, so what it was trained on is unknown" in told
+
+
+def test_the_same_run_may_begin_from_its_twins_checkpoint(made):
+    checkpoint = next(made.run("one").glob("checkpoint-*"))
+    flags = {**PLAIN, "max_steps": 4, "resume_from_checkpoint": checkpoint}
+    assert made.train("twin", **flags).code == 0
+    assert made.predictions("twin") == made.predictions("one")
+
+
+def test_a_label_that_no_training_example_shows(bench):
+    rows = [row for row in review_rows(40) if row["label"] == "positive"]
+    some = write_jsonl(bench.root / "some.jsonl", rows)
+    dev = write_jsonl(bench.root / "dev.jsonl", review_rows(8, start=30))
+    told = bench.train("one-sided", **PLAIN, train_file=some, validation_file=dev).error
+    assert "no training example has label 'negative'" in told
+    assert not bench.run("one-sided").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "test", "validation"])
+def test_an_empty_split(bench, split):
+    empty = bench.root / "empty.jsonl"
+    empty.write_text("")
+    assert "empty.jsonl" in bench.train("empty", **PLAIN, **{f"{split}_file": empty}).error
+    assert not bench.run("empty").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_any_time_of_training(bench, number):
+    flags = {**PLAIN, "max_steps": 150, "eval_steps": 50}
+    finish(["train.py", *bench.argv("one", **flags)])
+    words = ["train.py", *bench.argv("two", **flags)]
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    losses = bench.run("two") / "losses.jsonl"
+    while process.poll() is None and not (losses.exists() and losses.stat().st_size):
+        time.sleep(0.002)
+    time.sleep(random.Random(number).random())
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, told
+    assert f"\npgra: stopped ({number.name}) after step" in told
+    assert "Traceback" not in told
+    finish(words)
+    assert bench.predictions("two") == bench.predictions("one")
+    for name in ("losses.jsonl", "reader/model.safetensors"):
+        assert (bench.run("two") / name).read_bytes() == (bench.run("one") / name).read_bytes()

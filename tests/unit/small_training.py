@@ -1,0 +1,213 @@
+"""A small training, for tests of it: in this process, or as a script that may be killed."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import reader_inputs
+
+from pgra.errors import PgraError, Stopped
+from pgra.models.fid import FusionReader
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.predict import predict
+from pgra.reader.train import train_reader
+from pgra.reader.trainer import set_dropout
+from pgra.types import Worker
+
+# Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
+VERBALIZER = Verbalizer(
+    {"negative": "terrible", "positive": "great success"}, "{text} <extra_id_0>"
+)
+GOOD, BAD = ["warm", "funny", "praised"], ["dull", "lifeless", "wastes"]
+THINGS = ["film", "story", "plot", "acting", "album"]
+
+
+def make_inputs(count, *, name="train", extra=()):
+    rows = []
+    for i in range(count):
+        label, words = ("positive", GOOD) if i % 2 else ("negative", BAD)
+        query = f"A {words[i // 2 % 3]} {THINGS[i % 5]} <extra_id_0>"
+        segments = tuple(f"{query} {text}" for text in extra) or (query,)
+        rows.append((f"{name}-{i}", segments, label))
+    return rows
+
+
+def tokens(t5_dir, items):
+    return reader_inputs(load_tokenizer(find_model(str(t5_dir))), VERBALIZER, items)
+
+
+def accuracy(labels, predictions):
+    right = sum(a == b for a, b in zip(labels, predictions, strict=True))
+    return {"accuracy": right / len(labels)}
+
+
+def make_arguments(folder, **changes):
+    values = {
+        "output_dir": str(folder),
+        "max_steps": 6,
+        "eval_steps": 3,
+        "logging_steps": 1,
+        "learning_rate": 5e-3,
+        "per_device_train_batch_size": 4,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return ReaderTrainingArguments(**{**values, **changes})
+
+
+def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):
+    reader = reader or FusionReader.from_name(str(t5_dir))
+    if dropout is not None:
+        set_dropout(reader, dropout)
+    tokenizer = load_tokenizer(find_model(str(t5_dir)))
+    result = train_reader(
+        reader,
+        tokenizer,
+        tokens(t5_dir, rows or make_inputs(18)),
+        tokens(t5_dir, dev or make_inputs(7, name="dev")),
+        verbalizer=VERBALIZER,
+        measure=measure,
+        metric="accuracy",
+        arguments=arguments,
+    )
+    return reader, result
+
+
+LONG = {
+    "max_steps": 24,
+    "eval_steps": 5,
+    "logging_steps": 4,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+}
+"""Over three epochs of 13 batches, 7 steps each: steps, epochs and measurements cross."""
+LONG_ROWS = 26
+
+
+def train_long(t5_dir, folder, rows=None, dropout=None, **changes):
+    """Train, going on if the folder holds a checkpoint: what the same command does."""
+    go_on = {} if last_checkpoint(folder) is None else {"resume_from_checkpoint": "true"}
+    arguments = make_arguments(folder, **{**LONG, **go_on, **changes})
+    return train(t5_dir, arguments, rows=rows or make_inputs(LONG_ROWS), dropout=dropout)
+
+
+@contextmanager
+def at_batch(
+    number: int, act: Callable[[], object] = lambda: None, *, breaks: bool = False
+) -> Iterator[None]:
+    """Do something, or break the loss, when a training reads its so-manieth batch from here."""
+    plain, calls = FusionReader.forward, itertools.count(1)
+
+    def forward(self, *args, **kwargs):
+        output = plain(self, *args, **kwargs)
+        if next(calls) == number:
+            act()
+            output.loss = output.loss * float("nan") if breaks else output.loss
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusionReader, "forward", forward)
+        yield
+
+
+def signal_self(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def run_files(folder: Path) -> dict[str, bytes]:
+    """Give what must not depend on stops: the losses and the finished weights."""
+    return {
+        name: (folder / name).read_bytes() for name in ("losses.jsonl", "reader/model.safetensors")
+    }
+
+
+def log_lines(result) -> list[dict]:
+    """Give what was logged, without times."""
+    return [
+        {key: value for key, value in entry.items() if not key.endswith(("runtime", "_second"))}
+        for entry in result.history
+        if "train_runtime" not in entry
+    ]
+
+
+def script(*words: object, processes: int = 1) -> subprocess.CompletedProcess:
+    """Run this file with arguments, in as many processes."""
+    here = Path(__file__).parent
+    paths = [str(here.parents[1]), str(here.parent), str(here)]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return subprocess.run(
+        [sys.executable, *(launch if processes > 1 else []), __file__, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def main(t5_dir: str, folder: str, told: str) -> int:
+    """Train as a script: `told` is JSON with changes, a signal or NaN at a batch of a process."""
+    asked = json.loads(told)
+    number, batch, rank = asked.pop("signal", None), asked.pop("batch", 0), asked.pop("rank", 0)
+    breaks, dropout = asked.pop("nan", False), asked.pop("dropout", None)
+    rows = make_inputs(asked.pop("rows", LONG_ROWS))
+    is_mine = int(os.environ.get("RANK", "0")) == rank
+    act = signal_self(signal.Signals(number)) if number else lambda: None
+    with at_batch(batch if is_mine else 0, act, breaks=breaks):
+        try:
+            reader, result = train_long(Path(t5_dir), Path(folder), rows, dropout, **asked)
+        except Stopped as stop:
+            tell("STOPPED", str(stop))
+            return stop.code
+        except PgraError as error:
+            tell("ERROR", str(error))
+            return 2
+    tell("RESULT", json.dumps([log_lines(result), shares_alike(reader, t5_dir)]))
+    return 0
+
+
+def tell(kind: str, text: str) -> None:
+    sys.stdout.write(f"{kind} {text}\n")  # in one go: processes share the pipe
+    sys.stdout.flush()
+
+
+def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
+    """Say for some sizes whether a set that the processes share is decided as one alone does."""
+    worker = Worker(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    tokenizer = load_tokenizer(find_model(t5_dir))
+    found = []
+    for count in (1, 3, 7):
+        args = (reader, tokenizer, tokens(t5_dir, make_inputs(count, name="dev")), VERBALIZER)
+        alone, shared = predict(*args), predict(*args, batch_tokens=30, worker=worker)
+        found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
+        found.append([p.label for p in shared] == [p.label for p in alone])
+    return found
+
+
+def result_of(done: subprocess.CompletedProcess) -> list:
+    """Give what each process of a finished script told, as `main` words it."""
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines]
+
+
+if __name__ == "__main__":
+    from pgra.cli import _configure_logging
+
+    _configure_logging()
+    code = main(*sys.argv[1:])
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(code)

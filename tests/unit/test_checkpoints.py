@@ -1,0 +1,110 @@
+import shutil
+
+import pytest
+from small_training import at_batch, make_arguments, run_files, train
+from transformers import AutoModelForSeq2SeqLM
+
+from pgra.errors import ArtifactError
+from pgra.reader.checkpoints import last_checkpoint
+
+
+@pytest.fixture(scope="module")
+def run(t5_dir, tmp_path_factory):
+    """A finished run with two checkpoints: the better, and the last."""
+    folder = tmp_path_factory.mktemp("run")
+    values = iter([0.9, 0.5])
+    train(
+        t5_dir,
+        make_arguments(folder, save_total_limit=2),
+        measure=lambda labels, predictions: {"accuracy": next(values)},
+    )
+    return folder
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def again(t5_dir, folder, **changes):
+    return train(t5_dir, make_arguments(folder, **{"resume_from_checkpoint": "true", **changes}))
+
+
+def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
+    whole = last_checkpoint(copy)
+    assert whole == copy / "checkpoint-6"
+    AutoModelForSeq2SeqLM.from_pretrained(whole)
+    half = copy / "checkpoint-99"
+    shutil.copytree(whole, half)
+    assert last_checkpoint(copy) == half
+    (half / "trainer_state.json").unlink()
+    assert last_checkpoint(copy) == whole
+
+
+NEEDED = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_checkpoint_that_lacks_a_file_is_not_gone_on_from(copy, t5_dir, name):
+    (copy / "checkpoint-6" / name).unlink()
+    assert last_checkpoint(copy) == copy / "checkpoint-3"
+    asked = name.replace("model", "*")
+    if name == "rng_state.pth":
+        assert last_checkpoint(copy, processes=1) == copy / "checkpoint-3"
+    with pytest.raises(
+        ArtifactError, match=rf"6 is no whole checkpoint \({asked!s} is missing".replace("*", r"\*")
+    ):
+        again(t5_dir, copy, resume_from_checkpoint=str(copy / "checkpoint-6"))
+    (copy / "checkpoint-3" / name).unlink()
+    with pytest.raises(ArtifactError, match=r"no whole checkpoint to resume from \(checkpoint-3: "):
+        again(t5_dir, copy)
+
+
+def test_each_process_needs_its_random_state(copy):
+    for rank in (0, 1):
+        state = copy / "checkpoint-6" / "rng_state.pth"
+        shutil.copy(state, state.with_name(f"rng_state_{rank}.pth"))
+    assert last_checkpoint(copy, processes=2) == copy / "checkpoint-6"
+    assert last_checkpoint(copy, processes=3) is None
+
+
+def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):
+    _, result = again(t5_dir, copy)  # the folder was moved: the best is found beside the last
+    assert (result.best_step, result.best_metric) == (3, 0.9)
+    assert run_files(copy) == run_files(run)
+    shutil.rmtree(copy / "checkpoint-3")
+    state = copy / "checkpoint-6" / "trainer_state.json"
+    state.write_text(state.read_text().replace(str(run), str(copy)))
+    with pytest.raises(ArtifactError, match=r"tells of a better one, .*checkpoint-3, that is gone"):
+        again(t5_dir, copy)
+
+
+def test_a_damaged_state_is_refused(copy, t5_dir):
+    (copy / "checkpoint-6" / "trainer_state.json").write_text('{"no": "state"}')
+    with pytest.raises(ArtifactError, match=r"trainer_state.json is damaged \("):
+        again(t5_dir, copy)
+
+
+def test_an_output_folder_in_use_is_not_written_over(run, t5_dir, tmp_path):
+    with pytest.raises(ArtifactError, match=r"holds checkpoints .*--resume_from_checkpoint true"):
+        train(t5_dir, make_arguments(run))
+    with pytest.raises(ArtifactError, match="holds no whole checkpoint to resume from: leave"):
+        again(t5_dir, tmp_path / "no")
+    with pytest.raises(ArtifactError, match=r"is no whole checkpoint \(trainer_state.json is"):
+        again(t5_dir, tmp_path / "no", resume_from_checkpoint=str(tmp_path))
+
+
+def test_losses_that_are_gone_are_said_to_be(copy, t5_dir, caplog):
+    (copy / "losses.jsonl").write_text('{"step": 1, "loss": 2.0, "learning_rate": 0.005}\n{"st')
+    _, result = again(t5_dir, copy)
+    assert "losses.jsonl lacks losses up to step 6" in caplog.text
+    assert result.train_loss == 2.0
+
+
+def test_a_run_that_began_elsewhere_goes_on_from_its_own_checkpoints(run, t5_dir, tmp_path):
+    began = str(run / "checkpoint-3")
+    changes = {"resume_from_checkpoint": began, "save_total_limit": 2}
+    train(t5_dir, make_arguments(tmp_path, **changes))
+    assert run_files(tmp_path) == run_files(run)
+    with at_batch(1, pytest.fail):  # no step is left after its own checkpoint-6
+        train(t5_dir, make_arguments(tmp_path, **changes))

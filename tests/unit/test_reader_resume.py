@@ -1,0 +1,226 @@
+"""A training that was stopped and goes on is the training that was never stopped, bit for bit."""
+
+import json
+import random
+import resource
+import signal
+
+import pytest
+from small_training import (
+    accuracy,
+    at_batch,
+    log_lines,
+    make_arguments,
+    make_inputs,
+    run_files,
+    script,
+    signal_self,
+    train,
+    train_long,
+)
+
+from pgra.cli import run
+from pgra.errors import Stopped
+from pgra.reader.checkpoints import last_checkpoint
+
+KILLS = sorted(random.Random(4).sample(range(11, 44), 3))  # of 45 batches
+
+
+class Killed(BaseException):
+    """As a kill: nothing catches it."""
+
+
+def kill():
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def whole(t5_dir, tmp_path_factory):
+    """The unbroken run, with dropout, two accumulated batches and shuffled epochs."""
+    folder = tmp_path_factory.mktemp("whole")
+    _, result = train_long(t5_dir, folder)
+    return folder, result
+
+
+def test_another_seed_is_another_run(whole, t5_dir, tmp_path):
+    train_long(t5_dir, tmp_path, seed=43)
+    one, other = run_files(whole[0]), run_files(tmp_path)
+    assert [name for name in one if one[name] == other[name]] == []
+
+
+@pytest.mark.parametrize("batch", KILLS)
+def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp_path, batch):
+    with at_batch(batch, kill), pytest.raises(Killed):
+        train_long(t5_dir, tmp_path)
+    assert last_checkpoint(tmp_path) is not None
+    _, result = train_long(t5_dir, tmp_path)
+    assert run_files(tmp_path) == run_files(whole[0])
+    assert log_lines(result) == log_lines(whole[1])
+    assert result.train_loss == whole[1].train_loss
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
+def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, code):
+    batch = random.Random(number).randrange(2, 44)
+    before = signal.getsignal(signal.Signals[number])
+    with (
+        at_batch(batch, signal_self(signal.Signals[number])),
+        pytest.raises(
+            Stopped, match=rf"stopped \({number}\) after step \d+ of 24; the same"
+        ) as stop,
+    ):
+        train_long(t5_dir, tmp_path)
+    assert stop.value.code == code
+    assert signal.getsignal(signal.Signals[number]) == before
+    step = 7 * (batch // 13) + (batch % 13 + 1) // 2  # 13 batches are 7 steps
+    assert last_checkpoint(tmp_path) == tmp_path / f"checkpoint-{step}"
+    assert not (tmp_path / "reader").exists()
+    _, result = train_long(t5_dir, tmp_path)
+    assert run_files(tmp_path) == run_files(whole[0])
+    assert log_lines(result) == log_lines(whole[1])
+
+
+def test_time_that_is_up_saves_and_leaves_again_and_again(whole, t5_dir, tmp_path):
+    for step in (1, 2, 3):
+        with pytest.raises(Stopped, match=f"time is up. after step {step} of 24; the same") as stop:
+            train_long(t5_dir, tmp_path, max_train_minutes=1e-9)
+        assert stop.value.code == 124
+    train_long(t5_dir, tmp_path, max_train_minutes=60)
+    assert run_files(tmp_path) == run_files(whole[0])
+
+
+def test_stopped_after_its_last_step_it_does_no_more(whole, t5_dir, tmp_path):
+    with at_batch(45, signal_self(signal.SIGTERM)), pytest.raises(Stopped, match="after step 24"):
+        train_long(t5_dir, tmp_path)
+    with at_batch(1, kill):  # not one batch is read
+        _, result = train_long(t5_dir, tmp_path)
+    assert run_files(tmp_path) == run_files(whole[0])
+    assert result.steps == 24
+    assert result.best_metric == whole[1].best_metric
+    assert log_lines(result) == log_lines(whole[1])
+
+
+def test_a_signal_when_all_is_trained_keeps_the_reader(t5_dir, tmp_path, monkeypatch):
+    from pgra.reader import train as module
+
+    plain = module.save_reader
+
+    def save(*args):
+        signal_self(signal.SIGTERM)()
+        plain(*args)
+
+    monkeypatch.setattr(module, "save_reader", save)
+    with pytest.raises(Stopped, match=r"stopped \(SIGTERM\) after training; the same command"):
+        train(t5_dir, make_arguments(tmp_path))
+    assert (tmp_path / "reader" / "model.safetensors").is_file()
+
+
+def test_what_is_due_at_an_epochs_end_comes_before_the_stop(t5_dir, tmp_path):
+    changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 12}
+    _, expected = train(t5_dir, make_arguments(tmp_path / "whole", **changes))
+    for batch, step in ((4, 4), (6, 6)):  # 4 steps an epoch: at its end, and within it
+        folder = tmp_path / f"stopped-{batch}"
+        with at_batch(batch, signal_self(signal.SIGTERM)), pytest.raises(Stopped):
+            train(t5_dir, make_arguments(folder, **changes))
+        assert last_checkpoint(folder) == folder / f"checkpoint-{step}"
+        go_on = make_arguments(folder, **changes, resume_from_checkpoint="true")
+        _, result = train(t5_dir, go_on)
+        assert log_lines(result) == log_lines(expected)
+        assert run_files(folder) == run_files(tmp_path / "whole")
+
+
+def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
+    def once():
+        values = iter([0.5, 0.6, 0.6, 0.6, 0.9])
+        return lambda labels, predictions: {"accuracy": next(values)}
+
+    changes = {"max_steps": 20, "eval_steps": 2, "early_stopping_patience": 2}
+    _, whole = train(t5_dir, make_arguments(tmp_path / "whole", **changes), measure=once())
+    assert (whole.steps, whole.best_step, whole.best_metric) == (8, 4, 0.6)
+    measure = once()
+    with at_batch(7, signal_self(signal.SIGTERM)), pytest.raises(Stopped):  # one without progress
+        train(t5_dir, make_arguments(tmp_path / "two", **changes), measure=measure)
+    again = make_arguments(tmp_path / "two", **changes, resume_from_checkpoint="true")
+    _, result = train(t5_dir, again, measure=measure)
+    assert (result.steps, result.best_step) == (8, 4)
+    assert run_files(tmp_path / "two") == run_files(tmp_path / "whole")
+    _, patient = train(
+        t5_dir,
+        make_arguments(
+            tmp_path / "3", **{**changes, "early_stopping_patience": 3, "max_steps": 10}
+        ),
+        measure=once(),
+    )
+    assert (patient.steps, patient.best_metric) == (10, 0.9)
+
+
+def test_progress_below_the_threshold_is_none(t5_dir, tmp_path):
+    values = iter([0.5, 0.51, 0.52, 0.53])
+    changes = {"early_stopping_patience": 1, "early_stopping_threshold": 0.1, "eval_steps": 1}
+    _, result = train(
+        t5_dir,
+        make_arguments(tmp_path, **changes),
+        measure=lambda labels, predictions: {"accuracy": next(values)},
+    )
+    assert result.steps == 2
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+
+    def main(argv):
+        train_long(t5_dir, tmp_path)
+        return 0
+
+    try:
+        with at_batch(15, fill):  # after the checkpoint of step 5, before that of step 10
+            assert run(main, []) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "pgra: error: cannot read or write" in capsys.readouterr().err
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
+    train_long(t5_dir, tmp_path)
+    assert run_files(tmp_path) == run_files(whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_thrice_for_good(t5_dir, tmp_path, processes):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    size = {"per_device_train_batch_size": 2 // processes}
+    done = script(t5_dir, whole, json.dumps(size), processes=processes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rank = processes - 1
+    # Of 45 batches; counted from where the run goes on.
+    for batch in random.Random(processes).sample(range(11, 16), 3):
+        told = {**size, "signal": int(signal.SIGKILL), "batch": batch, "rank": rank}
+        killed = script(t5_dir, broken, json.dumps(told), processes=processes)
+        assert killed.returncode != 0
+        assert not (broken / "reader").exists()
+    done = script(t5_dir, broken, json.dumps(size), processes=processes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert run_files(broken) == run_files(whole)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_two_at_the_same_step(t5_dir, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert script(t5_dir, whole, "{}", processes=2).returncode == 0
+    for batch in (3, 9):
+        told = {"signal": int(signal.SIGTERM), "batch": batch, "rank": 1}
+        stopped = script(t5_dir, broken, json.dumps(told), processes=2)
+        assert "stopped (SIGTERM) after step" in stopped.stdout, stopped.stderr[-2000:]
+        assert stopped.stdout.count("STOPPED") == 2
+        assert "exitcode  : 143" in stopped.stderr
+    late = script(t5_dir, broken, '{"max_train_minutes": 1e-9}', processes=2)
+    assert late.stdout.count("time is up") == 2
+    assert script(t5_dir, broken, "{}", processes=2).returncode == 0
+    assert run_files(broken) == run_files(whole)
+
+
+def test_accuracy_here_is_what_it_says():
+    labels = [label for _, _, label in make_inputs(4)]
+    assert accuracy(labels, ["positive"] * 4) == {"accuracy": 0.5}
