@@ -289,7 +289,7 @@ def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
         errors = job.communicate()[1]
         if code == signal.SIGINT:
             assert errors.endswith("KeyboardInterrupt\n")
-            assert time.perf_counter() - asked < 2
+            assert time.perf_counter() - asked < 10
             assert not list(broken.glob(".*partial*"))
         assert number <= len(list(broken.glob("[!.]*.json"))) - 1 < 19
     assert Bank(broken, FIELDS).fill(range(60), same, states, shard_rows=3) > 0
