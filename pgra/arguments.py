@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from pgra.config import PROFILES, PgraArguments, choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
+from pgra.series import SeriesArguments
 
 
 def parse_arguments(
@@ -152,6 +153,7 @@ def _all_fields() -> frozenset[str]:
     from transformers import TrainingArguments
 
     ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
+    ours.append(SeriesArguments)
     return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
 
 

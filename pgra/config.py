@@ -261,6 +261,19 @@ class ReaderArguments:
     length_normalize: bool = _arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
+    lora_rank: int | None = _arg(
+        None,
+        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
+        "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
+    )
+    lora_alpha: int | None = _arg(None, "Scale of the adapters, over the rank; default: peft's.")
+    lora_dropout: float | None = _arg(None, "Dropout before the adapters; default: peft's.")
+    lora_target_modules: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Layers that get one, by the end of their names; default: peft's, q and v."
+        },
+    )
     dropout_rate: float | None = _arg(
         None, "Share of activations dropped in training, 0 for none; default: the model's own."
     )
@@ -272,6 +285,16 @@ class ReaderArguments:
         at_least("max_segment_tokens", self.max_segment_tokens, 8)
         if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
             raise ConfigError(f"dropout_rate is {self.dropout_rate}: it must lie in [0, 1)")
+        self._check_lora()
+
+    def _check_lora(self) -> None:
+        at_least("lora_rank", self.lora_rank, 1)
+        at_least("lora_alpha", self.lora_alpha, 1)
+        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
+            raise ConfigError(f"lora_dropout is {self.lora_dropout}: it must be from 0 to below 1")
+        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
+            if self.lora_rank is None and getattr(self, name) is not None:
+                raise ConfigError(f"{name} needs adapters: add --lora_rank 8, or leave it out")
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:

@@ -47,16 +47,18 @@ class LoopbackHub:
     def __init__(self, repos: Mapping[str, Repo]) -> None:
         self.repos = dict(repos)
         self.requests: list[str] = []
+        self.handler: type[Handler] = Handler
 
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Serve until the block ends; gives the address for HF_ENDPOINT."""
         hub = self
 
-        class Handler(_Handler):
+        class Bound(self.handler):
             repos, requests = hub.repos, hub.requests
+            owner = hub
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -68,7 +70,7 @@ class LoopbackHub:
             server.server_close()
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, commit: str = "") -> None:
         super().__init__(message)
         self.status = status
@@ -77,7 +79,7 @@ class _Refusal(Exception):
             self.headers["X-Repo-Commit"] = commit
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     repos: Mapping[str, Repo]
     requests: list[str]
     protocol_version = "HTTP/1.1"
@@ -91,35 +93,45 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._answer()
 
+    def do_PUT(self) -> None:
+        self._answer()
+
     def log_message(self, *_: object) -> None:
         """Say nothing: `requests` holds it."""
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
-        form = parse_qs(self.rfile.read(length).decode())
+        body = self.rfile.read(length)
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
         self.requests.append(f"{self.command} {unquote(url.path)}")
         try:
+            if self.take(parts, body):
+                return
             if parts[0] == "api":
-                self._send_json(self._ask(parts[1:], parse_qs(url.query), form))
+                form = parse_qs(body.decode())
+                self.send_json(self._ask(parts[1:], parse_qs(url.query), form))
             elif parts[0] == "blobs":
                 self._send_blob(parts[1])
             else:
                 self._send_file(parts if parts[0] == "datasets" else ["models", *parts])
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self._send(refusal.status, b"", refusal.headers)
+
+    def take(self, parts: list[str], body: bytes) -> bool:
+        """Answer what changes the hub; one that is only read has nothing of the kind."""
+        return False
 
     def _find(self, parts: list[str]) -> Repo:
         repo = self.repos.get("/".join(parts[:3]))
         if repo is None:  # a private one too; clients know a bare 401 for this only over https
-            raise _Refusal(404, "RepoNotFound", "Repository not found")
+            raise Refusal(404, "RepoNotFound", "Repository not found")
         return repo
 
     def _at(self, repo: Repo, revision: str) -> tuple[str, Files]:
         found = repo.resolve(revision)
         if found is None:
-            raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return found
 
     def _ask(
@@ -133,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             inside = "/".join(rest[2:])
             entries = _tree(files, inside, is_deep="true" in str(query.get("recursive")).lower())
             if inside and not entries:
-                raise _Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
+                raise Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
             return entries
         if rest[:1] == ["paths-info"]:
             return [entry for path in form.get("paths", []) for entry in _path_info(files, path)]
@@ -145,22 +157,22 @@ class _Handler(BaseHTTPRequestHandler):
         repo, revision, name = self._find(parts), parts[4], "/".join(parts[5:])
         commit, files = self._at(repo, revision)
         if repo.is_gated:
-            raise _Refusal(401, "GatedRepo", "Access to this model is restricted.")
+            raise Refusal(401, "GatedRepo", "Access to this model is restricted.")
         if name not in files:
-            raise _Refusal(404, "EntryNotFound", "Entry not found", commit)
+            raise Refusal(404, "EntryNotFound", "Entry not found", commit)
         data = files[name]
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob_id(data)}"'}
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}
         if name.endswith((".safetensors", ".parquet")):  # large files lie on another host
             headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(data))
             port = self.connection.getsockname()[1]
-            place = f"http://localhost:{port}/blobs/{_blob_id(data)}"
+            place = f"http://localhost:{port}/blobs/{blob_id(data)}"
             self._send(302, b"", {**headers, "Location": place})
         else:
             self._send_range(data, headers)
 
     def _send_blob(self, blob: str) -> None:
         every = (files for repo in self.repos.values() for files in repo.revisions.values())
-        data = next(d for files in every for d in files.values() if _blob_id(d) == blob)
+        data = next(d for files in every for d in files.values() if blob_id(d) == blob)
         self._send_range(data, {"ETag": f'"{blob}"'})
 
     def _send_range(self, data: bytes, headers: Mapping[str, str]) -> None:
@@ -173,7 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
         place = f"bytes {first}-{stop - 1}/{len(data)}"
         self._send(206, data[int(first) : stop], {"Content-Range": place, **headers})
 
-    def _send_json(self, value: object) -> None:
+    def send_json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
@@ -186,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def _blob_id(data: bytes) -> str:
+def blob_id(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -228,4 +240,4 @@ def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]
 
 
 def _entry(path: str, data: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(data), "oid": _blob_id(data)[:40]}
+    return {"type": "file", "path": path, "size": len(data), "oid": blob_id(data)[:40]}

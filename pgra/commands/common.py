@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.arguments import parse_arguments
 from pgra.config import PgraArguments
+from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
     from pgra.pipelines.run import Outcome
@@ -33,6 +34,40 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
+    args, _, training, processes = _parse(
+        argv, [], prog=prog, description=description, epilog=epilog
+    )
+    return args, training, processes
+
+
+def parse_series(
+    argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
+) -> "tuple[PgraArguments, SeriesArguments, ReaderTrainingArguments, Processes]":
+    """Read the arguments of one or several runs and join the other processes.
+
+    Args:
+        argv: As `parse_run`.
+        prog: Name shown in the help.
+        description: What the program does.
+        epilog: An example.
+
+    Raises:
+        ConfigError: As `parse_arguments`.
+    """
+    args, (series,), training, processes = _parse(
+        argv, [SeriesArguments], prog=prog, description=description, epilog=epilog
+    )
+    return args, series, training, processes
+
+
+def _parse(
+    argv: Sequence[str] | None,
+    more: Sequence[type],
+    *,
+    prog: str,
+    description: str,
+    epilog: str,
+) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Processes]":
     _quiet_imports()  # before the Trainer's arguments, which bring the models
     from pgra.processes import join_processes
     from pgra.reader.arguments import ReaderTrainingArguments
@@ -41,14 +76,15 @@ def parse_run(
     on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
     # Before the Trainer's arguments, which would join with a time limit of half an hour.
     processes = join_processes("cpu" if on_cpu else "auto")
-    *sections, training = parse_arguments(
-        [*SECTIONS.values(), ReaderTrainingArguments],
+    *parsed, training = parse_arguments(
+        [*SECTIONS.values(), *more, ReaderTrainingArguments],
         [*words, "--use_cpu"] if on_cpu else words,
         prog=prog,
         description=description,
         epilog=epilog,
     )
-    return PgraArguments(**dict(zip(SECTIONS, sections, strict=True))), training, processes
+    sections = dict(zip(SECTIONS, parsed, strict=False))  # what is over is of `more`
+    return PgraArguments(**sections), parsed[len(SECTIONS) :], training, processes
 
 
 def say(text: str) -> None:

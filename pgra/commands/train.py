@@ -1,13 +1,21 @@
-"""Trains a reader on a task: `train.py`, `pgra train`, alone or under `accelerate launch`."""
+"""Trains readers on a task: `train.py`, `pgra train`, alone or under `accelerate launch`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import parse_run, quiet_libraries, say, show_metrics
+from pgra.commands.common import parse_series, quiet_libraries, say, show_metrics
+from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pgra.config import PgraArguments
+    from pgra.pipelines.publish import HubTarget
+    from pgra.pipelines.search import SearchResult
+    from pgra.pipelines.seeds import Summary
+    from pgra.processes import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.series import SeriesArguments
 
 EXAMPLE = """examples:
   accelerate launch train.py --task sst2
@@ -16,6 +24,10 @@ EXAMPLE = """examples:
       --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \\
       --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
   python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
+  python train.py --task sst2 --seeds 0 1 2
+  python train.py --task sst2 --search grid --report_to tensorboard
+  python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
+  python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
 
 --num_evidence 0 trains the plain reader, --reranker none Fusion-in-Decoder on the first stage's
 best. A stopped run goes on when the same command is given again.
@@ -24,26 +36,105 @@ best. A stopped run goes on when the same command is given again.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run whatever stage is missing, train, and measure on the test set."""
-    args, training, processes = parse_run(
+    args, series, training, processes = parse_series(
         argv,
         prog="train.py",
         description="Train a reader on a task with evidence that an LM picked.",
         epilog=EXAMPLE,
     )
-    from pgra.pipelines.run import train_run
+    from pgra.pipelines.seeds import series_folder
 
     quiet_libraries()
-    training.output_dir = _output_dir(args, training)
-    outcome = train_run(args, training, processes)
-    if processes.worker.is_main:
-        say(show_metrics(outcome))
+    pattern = _output_dir(args, training)
+    folder = series_folder(pattern, series.seed_list() or [training.seed])
+    target = _take_target(training, series, folder, processes)
+    # Several seeds without a search have a folder each, which the pattern tells.
+    has_pattern = series.seeds is not None and series.search == "none"
+    training.output_dir = pattern if has_pattern else str(folder)
+    run = _train(args, series, training, processes)
+    if target is not None and processes.worker.is_main:
+        from pgra.pipelines.publish import push_run
+
+        say(f"pushed: {push_run(run, target)}")
     return 0
 
 
+def _train(
+    args: "PgraArguments",
+    series: "SeriesArguments",
+    training: "ReaderTrainingArguments",
+    processes: "Processes",
+) -> "Path":
+    """Train what is asked for, show what came out, and give the run that counts."""
+    from pgra.pipelines.run import train_run
+    from pgra.pipelines.search import search_runs
+    from pgra.pipelines.seeds import train_seeds
+
+    if series.search != "none":
+        found = search_runs(args, training, series, processes)
+        told, run = _show_search(found), found.outcome.folder
+    elif series.seeds is not None:
+        summary = train_seeds(args, training, series.seed_list(), processes)
+        told, run = _show_summary(summary), summary.folder
+    else:
+        outcome = train_run(args, training, processes)
+        told, run = show_metrics(outcome), outcome.folder
+    if processes.worker.is_main:
+        say(told)
+    return run
+
+
+def _take_target(
+    training: "ReaderTrainingArguments",
+    series: "SeriesArguments",
+    folder: "Path",
+    processes: "Processes",
+) -> "HubTarget | None":
+    """See before any work that the reader can be pushed where it shall go."""
+    from pgra.pipelines.publish import open_target, take_target
+
+    if training.push_to_hub and series.seeds is not None:
+        raise ConfigError(
+            "push_to_hub with several seeds: which reader is meant? Leave it out, and push one "
+            "with pgra push --run DIR"
+        )
+    target = take_target(training, folder.absolute().name)
+    if target is None or not processes.worker.is_main:
+        return target
+    return open_target(target)
+
+
 def _output_dir(args: "PgraArguments", training: "ReaderTrainingArguments") -> str:
-    """Fill the default's places."""
+    """Fill the default's places but for the seed, of which there may be several."""
     task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
     name = str(training.output_dir)
-    for place, value in (("task", task), ("method", args.method), ("seed", training.seed)):
-        name = name.replace(f"{{{place}}}", str(value))
-    return name
+    return name.replace("{task}", task).replace("{method}", args.method)
+
+
+def _show_summary(summary: "Summary") -> str:
+    values = summary.values
+    lines = [show_metrics(outcome) for outcome in summary.outcomes.values()]
+    notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
+    seeds = " ".join(str(seed) for seed in summary.outcomes)
+    sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
+    return "\n".join(
+        [
+            *(text.splitlines()[0] for text in lines),
+            *notes,
+            f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
+            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds of the reader: "
+            f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
+        ]
+    )
+
+
+def _show_search(found: "SearchResult") -> str:
+    lines = [f"learning rate  batch  dev {found.metric}  step"]
+    for one in sorted(found.tried, key=lambda one: one.point):
+        mark = "  <- kept" if one.point == found.winner.point else ""
+        lines.append(
+            f"{one.point.learning_rate:>13g}  {one.point.batch_size:>5}  "
+            f"{one.dev_value:>{len(found.metric) + 4}.4f}  {one.step:>4}{mark}"
+        )
+    told = show_metrics(found.outcome) if found.seeds is None else _show_summary(found.seeds)
+    return "\n".join([*dict.fromkeys(lines), told])

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class Found:
     depth: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     fingerprints: dict[str, Json] = field(default_factory=dict)
+
+    def copy(self) -> "Found":
+        """Give one for another run: times and fingerprints of its own, the same evidence."""
+        return replace(self, seconds=dict(self.seconds), fingerprints=dict(self.fingerprints))
 
     def examples(self, split: str) -> list[Example]:
         """Give a split's examples."""

@@ -5,19 +5,20 @@ runs/NAME/arguments.json     all resolved arguments
 runs/NAME/prompt.txt         the prompt as the LM sees it
 runs/NAME/losses.jsonl       the loss and the learning rate of every step
 runs/NAME/checkpoint-N/      the Trainer's
-runs/NAME/reader/            the best reader: a plain T5 folder
+runs/NAME/reader/            the best reader: a plain T5 folder with its model card
+runs/NAME/training.json      what training gave on the dev set
 runs/NAME/predictions.jsonl, metrics.json
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pgra.config import PgraArguments
 from pgra.data.bundled import BUNDLED_DATA
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import measure
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
 from pgra.io import digest, write_json, write_text
@@ -30,22 +31,25 @@ from pgra.models.loading import (
     find_model,
     load_tokenizer,
 )
-from pgra.pipelines.found import SPLITS, Found, timed
+from pgra.models.lora import AdaptedReader, add_adapters
+from pgra.pipelines.card import write_card
+from pgra.pipelines.found import Found, timed
 from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
 from pgra.pipelines.pgra import find_evidence, open_stages, read_task
+from pgra.pipelines.prepare import Prepared, check_run, prepare_runs
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
     check_reader,
-    check_same_checkpoint,
     check_same_inputs,
-    check_same_run,
     check_writable,
     load_run_arguments,
     read_json,
+    read_training,
     reader_checksum,
     run_identity,
     task_identity,
+    write_training,
 )
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
@@ -53,7 +57,8 @@ from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import predict
 from pgra.reader.tokens import TokenizedInputs
-from pgra.reader.train import READER_FOLDER, check_batches, check_classes, train_reader
+from pgra.reader.trackers import finish_trackers
+from pgra.reader.train import READER_FOLDER, TrainResult, train_reader
 from pgra.reader.trainer import set_dropout
 from pgra.types import Json
 
@@ -69,13 +74,15 @@ class Outcome:
 
     Attributes:
         folder: Where it is.
-        metrics: The content of its `metrics.json`.
+        metrics: The content of its `metrics.json`; empty if it was not measured on the test set.
         reused: Whether it was there already.
+        training: The content of its `training.json`: the dev set's value, and when.
     """
 
     folder: Path
     metrics: Mapping[str, Any]
     reused: bool
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train_run(
@@ -94,69 +101,75 @@ def train_run(
         ArtifactError: If the folder holds another run.
         PgraError: As each stage says.
     """
+    return run_reader(prepare_runs(args, [training], processes), training)
+
+
+def run_reader(
+    prepared: Prepared, training: ReaderTrainingArguments, *, is_measured: bool = True
+) -> Outcome:
+    """Train a reader on evidence that is found, or take up what is there.
+
+    Args:
+        prepared: As `prepare_runs` gives it.
+        training: The Trainer's arguments; `output_dir` is the run.
+        is_measured: Whether it is measured on the test set too.
+
+    Raises:
+        ArtifactError: If the folder holds another run.
+        PgraError: As training says.
+    """
+    args, processes = prepared.args, prepared.processes
     folder = Path(str(training.output_dir))
-    check_writable(folder)
-    _check_device(args.runtime.device, training)
-    source = find_model(args.reader.model_name_or_path)
-    tokenizer = load_tokenizer(source)
-    found = read_task(args)
-    verbalizer = task_verbalizer(found.task, args.reader)
-    verbalizer.audit(tokenizer, decode=args.reader.decode)
-    check_batches(len(found.splits.train), training)
-    check_classes([str(example.label) for example in found.splits.train], found.task.labels)
-    open_stages(found, args)
-    _check_run(folder, run_identity(args, training, found, source), training, is_whole=False)
-    find_evidence(found, args, processes)  # long, so what can be refused was refused
-    identity = run_identity(args, training, found, source)
-    _check_run(folder, identity, training, is_whole=True)
+    found = prepared.found.copy()
+    identity = run_identity(args, training, found, prepared.source)
+    check_run(folder, identity, training)
     if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
         check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
-        return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
-    inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
-    is_trained = (folder / READER_FOLDER).is_dir()  # and was stopped before it was measured
-    reader = FusionReader.from_name(
-        str(folder / READER_FOLDER) if is_trained else args.reader.model_name_or_path
-    )
+        metrics = read_json(folder / METRICS_FILE)
+        return Outcome(folder, metrics, reused=True, training=read_training(folder) or {})
+    reader, is_reused = _trained_reader(prepared, training, identity)
+    record = read_training(folder) or {}
+    if not is_measured:
+        return Outcome(folder, {}, is_reused, record)
+    found.seconds["training"] = float(record["seconds"])
+    found.fingerprints["run"] = digest(identity)
+    found.fingerprints["reader"] = reader_checksum(folder)
+    reader = reader or FusionReader.from_name(str(folder / READER_FOLDER)).to(training.device)
+    trained = _Trained(reader, prepared.tokenizer, prepared.verbalizer, training.seed)
+    metrics = _measure(trained, found, prepared.inputs("test"), "test", args, folder, processes)
+    if processes.worker.is_main:
+        write_card(folder)
+    return Outcome(folder, metrics, reused=False, training=record)
+
+
+def _trained_reader(
+    prepared: Prepared, training: ReaderTrainingArguments, identity: Mapping[str, Json]
+) -> tuple[FusionReader | None, bool]:
+    """Train, unless that is done already: then there is no reader in memory."""
+    args, processes, found = prepared.args, prepared.processes, prepared.found
+    folder = Path(str(training.output_dir))
+    if read_training(folder) is not None:
+        logger.info("run: %s is trained (reused)", folder)
+        return None, True
+    inputs = {split: prepared.inputs(split) for split in ("train", "dev")}
+    reader = FusionReader.from_name(args.reader.model_name_or_path)
     if args.reader.dropout_rate is not None:
         set_dropout(reader, args.reader.dropout_rate)
+    if args.reader.lora_rank is not None:
+        reader = add_adapters(reader, args.reader, seed=training.seed)
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()
-    trained = _Trained(reader, tokenizer, verbalizer, training.seed)
-    if is_trained:
-        reader.to(training.device)
-    else:
-        with timed(found, "training"):
-            _train(trained, inputs, found, args, training)
-    found.fingerprints["run"] = digest(identity)
-    found.fingerprints["reader"] = reader_checksum(folder)
-    metrics = _measure(trained, found, inputs["test"], "test", args, folder, processes)
-    return Outcome(folder, metrics, reused=False)
-
-
-def _check_run(
-    folder: Path,
-    identity: Mapping[str, Json],
-    training: ReaderTrainingArguments,
-    *,
-    is_whole: bool,
-) -> None:
-    """Refuse another run's folder, and another run's checkpoint."""
-    check_same_run(folder, identity, is_whole=is_whole)
-    asked = str(training.resume_from_checkpoint or "")
-    if asked.lower() not in ("", "true", "false"):
-        check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
-
-
-def _check_device(name: str, training: ReaderTrainingArguments) -> None:
-    """Refuse to retrieve on one device and train on another."""
-    asked = choose_device(name)
-    if (asked.type, asked.index or 0) != (training.device.type, training.device.index or 0):
-        raise ConfigError(
-            f"device is '{name}', but the Trainer uses {training.device}: choose a GPU by "
-            "CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
-        )
+    trained = _Trained(reader, prepared.tokenizer, prepared.verbalizer, training.seed)
+    result = _train(trained, inputs, found, args, training)
+    finish_trackers(training.report_to)
+    if isinstance(reader, AdaptedReader):
+        reader.merge()  # on every process as in the folder
+    if processes.worker.is_main:
+        write_training(folder, result, training)
+    processes.barrier()
+    return reader, False
 
 
 def _begin(
@@ -179,14 +192,14 @@ def _train(
     found: Found,
     args: PgraArguments,
     training: ReaderTrainingArguments,
-) -> None:
+) -> TrainResult:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
     checkpoint = last_checkpoint(Path(str(training.output_dir)), processes=training.world_size)
     if training.resume_from_checkpoint is None and checkpoint is not None:
         training.resume_from_checkpoint = "true"
         logger.info("run: going on from %s", checkpoint)
     labels, metric = found.task.labels, found.task.metric
-    train_reader(
+    return train_reader(
         trained.reader,
         trained.tokenizer,
         inputs["train"],

@@ -11,16 +11,17 @@ from typing import Any
 from pgra.config import PgraArguments
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
-from pgra.io import check_fingerprint, file_checksum
+from pgra.io import check_fingerprint, file_checksum, write_json
 from pgra.models.loading import ModelSource
 from pgra.pipelines.found import Found
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.train import READER_FOLDER
+from pgra.reader.train import READER_FOLDER, TrainResult
 from pgra.types import Json
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
+TRAINING_FILE = "training.json"
 _WEIGHTS_FILE = "model.safetensors"
 # What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
 _DECIDING = (
@@ -187,20 +188,54 @@ def reader_checksum(run: Path) -> str:
     return file_checksum(path)
 
 
+def write_training(run: Path, result: TrainResult, arguments: ReaderTrainingArguments) -> None:
+    """Say that a run's training is finished, and what it gave on the dev set."""
+    record: dict[str, Json] = {
+        "metric": str(arguments.metric_for_best_model).removeprefix("eval_"),
+        "greater_is_better": bool(arguments.greater_is_better),
+        "value": result.best_metric,
+        "step": result.best_step,
+        "steps": result.steps,
+        "train_loss": result.train_loss,
+        "seconds": round(result.seconds, 3),
+        "reader": reader_checksum(run),
+    }
+    write_json(run / TRAINING_FILE, record)
+
+
+def read_training(run: Path) -> dict[str, Any] | None:
+    """Read what a finished training gave; None if it is not finished.
+
+    Raises:
+        ArtifactError: If the reader is not the one that was trained.
+    """
+    if not (run / TRAINING_FILE).is_file() or not (run / READER_FOLDER).is_dir():
+        return None
+    record = read_json(run / TRAINING_FILE)
+    if record.get("reader") != reader_checksum(run):
+        raise _other_reader(run, TRAINING_FILE)
+    return record
+
+
+def _other_reader(run: Path, told_in: str) -> ArtifactError:
+    path = run / READER_FOLDER / _WEIGHTS_FILE
+    return ArtifactError(
+        f"{path} is damaged (it is not what {told_in} tells of): "
+        f"delete {path.parent} and run train.py again"
+    )
+
+
 def check_reader(run: Path) -> str:
     """Give the checksum of a finished run's weights.
 
     Raises:
         ArtifactError: If there are none, or not those that the run's metrics tell of.
     """
-    path, checksum = run / READER_FOLDER / _WEIGHTS_FILE, reader_checksum(run)
+    checksum = reader_checksum(run)
     if (run / METRICS_FILE).is_file():
         known = read_json(run / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
         if known != checksum:
-            raise ArtifactError(
-                f"{path} is damaged (it is not what {METRICS_FILE} tells of): "
-                f"delete {path.parent} and run train.py again"
-            )
+            raise _other_reader(run, METRICS_FILE)
     return checksum
 
 

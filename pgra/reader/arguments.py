@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from pgra.config import at_least
 from pgra.errors import ConfigError
+from pgra.reader.trackers import check_trackers
 
 _A_WEEK = 7 * 24 * 3600
 
@@ -44,6 +45,12 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     ddp_find_unused_parameters: bool | None = _arg(
         False, "Not needed: every weight of a T5 takes part in every step."
     )
+    report_to: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Trackers of the log: tensorboard, wandb, trackio, ..., several; default: none."
+        },
+    )
     early_stopping_patience: int | None = _arg(
         None, "Measurements on the dev set without progress after which training ends."
     )
@@ -76,6 +83,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 "best measurement needs its checkpoint. Leave save_steps out"
             )
         self._suit_machine()
+        self.report_to = check_trackers(self.report_to) or ["none"]
         try:
             super().__post_init__()
         except ValueError as error:

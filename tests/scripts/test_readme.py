@@ -13,11 +13,12 @@ from pgra.commands.evaluate import EvaluateArguments
 from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
 from pgra.data.tasks import load_task
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.series import SeriesArguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PROGRAMS = {
-    "train.py": [*SECTIONS.values(), ReaderTrainingArguments],
+    "train.py": [*SECTIONS.values(), SeriesArguments, ReaderTrainingArguments],
     "evaluate.py": [EvaluateArguments],
     "index_build": [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
 }

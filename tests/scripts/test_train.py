@@ -28,7 +28,7 @@ def test_a_run_leaves_its_files(bench, first):
     folder = bench.run("first")
     names = {path.name for path in folder.iterdir()}
     assert names == {
-        *("run.json", "arguments.json", "prompt.txt", "reader", "checkpoint-2"),
+        *("run.json", "arguments.json", "prompt.txt", "reader", "checkpoint-2", "training.json"),
         *("losses.jsonl", "predictions.jsonl", "metrics.json"),
     }
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {

@@ -1,0 +1,204 @@
+"""A finished reader with its model card on a hub: the real client, and a hub on loopback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import ModelCard, constants
+from scripted import ROOT, Bench, call, contents
+from transformers import AutoModelForSeq2SeqLM
+from writable_hub import READ_TOKEN, TOKEN, WritableHub
+
+from pgra.commands.push import main as push_main
+
+STEPS = {"num_evidence": 0, "max_steps": 1}
+# The hub's client puts large files in a way that its own library of requests would have otherwise.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    return Bench(tmp_path_factory.mktemp("push"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+
+
+@pytest.fixture(scope="module")
+def run(bench):
+    called = bench.train("first", max_steps=1)
+    assert called.code == 0, called.err
+    return bench.run("first")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """Serve a hub to this process's client, which reads the environment when it is imported."""
+    hub = WritableHub()
+    with hub.serve() as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        yield hub
+
+
+def push(run, *words):
+    return call(push_main, ["--run", str(run), *words])
+
+
+def test_every_run_has_a_card_that_tells_what_it_is(bench, run):
+    text = (run / "reader" / "README.md").read_text()
+    card = ModelCard(text)
+    metrics = bench.metrics("first")
+    result = card.data.eval_results[0]
+    assert (result.metric_type, result.metric_value) == ("accuracy", round(metrics["value"], 6))
+    assert (result.dataset_name, result.dataset_split) == ("sst2", "test")
+    assert card.data.base_model is None  # a folder of this machine is no hub id
+    assert "license" not in card.data.to_dict()
+    low, high = metrics["interval_95"]
+    for told in (
+        f"test accuracy: {metrics['value']:.4f} (95 % interval {low:.4f} to {high:.4f}, n = 12)",
+        "dev accuracy: ",
+        "seed: 1",
+        "negative = `terrible`, positive = `great`",
+        "template: `{text} It was <extra_id_0> .`",
+        "method: pgra",
+        "corpus: `corpus.txt`",
+        "evidence (d): 2",
+        "max_steps: 1",
+        "- transformers: ",
+        "AutoModelForSeq2SeqLM.from_pretrained",
+        "pgra.Reader.load",
+    ):
+        assert told in text, told
+    assert str(bench.root) not in text
+    assert "/" not in card.data.model_name
+
+
+def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(bench, run, tmp_path):
+    import json
+    import shutil
+
+    from pgra.pipelines.card import write_card
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for name, changes in (
+        ("run.json", {"reader_weights": "google-t5/t5-base@abc", "method": "t5"}),
+        ("arguments.json", {"rerank": {"num_evidence": 0}}),
+    ):
+        values = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps({**values, **changes}))
+    text = write_card(copy).read_text()
+    assert ModelCard(text).data.base_model == "google-t5/t5-base"
+    assert "(no evidence)" in text
+    assert "corpus:" not in text
+
+
+def test_a_pushed_reader_is_the_readers_folder(bench, run, hub, tmp_path):
+    before = contents(run)
+    called = push(run, "--hub_model_id", "me/first", "--hub_token", TOKEN, "--hub_private_repo")
+    assert called.code == 0, called.err
+    assert "pushed: http://127.0.0.1:" in called.out
+    files = hub.files("me/first")
+    assert set(files) - {".gitattributes"} == set(contents(run / "reader"))
+    assert files["model.safetensors"] == before["reader/model.safetensors"]
+    assert hub.made[0]["visibility"] == "private"
+    assert hub.messages[0].startswith("sst2: test accuracy ")
+    assert contents(run) == before
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert all(TOKEN.encode() not in data for data in [*files.values(), *before.values()])
+    assert TOKEN not in called.out + called.err
+
+
+def test_a_name_alone_is_ones_own_and_a_branch_is_made(run, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert push(run, "--hub_revision", "trial").code == 0
+    assert "model.safetensors" in hub.files("me/first", "trial")
+    assert "model.safetensors" not in hub.files("me/first", "main")
+
+
+def test_a_training_whose_push_fails_keeps_its_run_and_says_how_to_push(bench, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/late"}
+    hub.is_broken = True
+    called = bench.train("late", **words)
+    folder = bench.run("late")
+    told = called.error
+    assert f"the run in {folder} is whole, but pushing it to 'me/late' failed: " in told
+    assert "Your storage is full" in told
+    assert told.endswith(f"Push it later: pgra push --run {folder} --hub_model_id me/late")
+    assert "sst2 test accuracy" in called.out
+    assert list(hub.files("me/late")) == [".gitattributes"]
+    hub.is_broken = False
+    assert push(folder, "--hub_model_id", "me/late").code == 0
+    assert "README.md" in hub.files("me/late")
+    before = contents(folder)
+    again = bench.train("late", **words)  # what is finished is pushed, not trained
+    assert again.code == 0, again.err
+    assert "(reused)" in again.out
+    assert contents(folder) == before
+
+
+def test_the_token_is_in_no_file_of_the_run(bench, hub):
+    words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/told", "hub_token": TOKEN}
+    called = bench.train("told", **words, report_to="tensorboard")
+    assert called.code == 0, called.err
+    files = contents(bench.run("told"))
+    assert any("training_args.bin" in name for name in files)
+    assert all(TOKEN.encode() not in data for data in files.values())
+    assert "model.safetensors" in hub.files("me/told")
+    assert not any("checkpoint" in name for name in hub.files("me/told"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"hub_model_id": "me/x"}, "cannot push to 'me/x' without a token: log in with 'hf auth"),
+        ({"hub_model_id": "a/b/c"}, "hub_model_id 'a/b/c' is no hub id: Repo id must be in the"),
+        ({"hub_model_id": "me/x", "hub_token": "hf_old"}, "the hub says: "),
+        ({"hub_model_id": "me/x", "hub_token": READ_TOKEN}, "You don't have the rights to create"),
+    ],
+)
+def test_what_cannot_be_pushed_is_refused_before_any_work(bench, hub, words, told):
+    assert told in bench.train("no", push_to_hub=True, **words).error
+    assert not bench.run("no").exists()
+    assert hub.repos == {}
+
+
+def test_offline_mode_is_refused_before_any_work(bench, hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    told = bench.train("no", push_to_hub=True, hub_model_id="me/x", hub_token=TOKEN).error
+    assert "cannot push to 'me/x' in offline mode: unset HF_HUB_OFFLINE, or leave" in told
+
+
+def test_push_needs_a_finished_run(bench, run, hub, tmp_path):
+    assert "--run is missing" in call(push_main, []).error
+    assert "holds no finished run" in push(tmp_path).error
+    assert hub.requests == []
+
+
+@pytest.mark.slow
+def test_a_training_is_pushed_by_a_process_of_its_own(bench):
+    hub = WritableHub()
+    with hub.serve() as endpoint:
+        words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/whole"}
+        kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        told = subprocess.run(
+            [sys.executable, "train.py", *bench.argv("whole", **words)],
+            cwd=ROOT,
+            env={**kept, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}
+            | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost"}
+            | {"HF_HUB_DISABLE_TELEMETRY": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert told.returncode == 0, told.stderr
+    assert "pushed: " in told.stdout
+    assert "README.md" in hub.files("me/whole")

@@ -1,0 +1,177 @@
+"""A search decides on the dev set alone, and goes on where it was stopped."""
+
+import json
+import shutil
+
+import pytest
+from conftest import write_jsonl
+from scripted import Bench, contents, finish, kill_when, read_json, review_rows
+
+GRID = {
+    "num_evidence": 0,
+    "max_steps": 3,
+    "dev_fraction": 0.4,
+    "search": "grid",
+    "search_learning_rates": "1e-5,2e-2",
+    "search_batch_sizes": "4",
+    "per_device_train_batch_size": None,
+}
+OPTUNA = {**GRID, "max_steps": 2, "search": "optuna", "num_trials": 3, "search_batch_sizes": "2,4"}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
+    return Bench(tmp_path_factory.mktemp("search"), lm_dirs["gpt2"], encoder_dir, t5_dir)
+
+
+@pytest.fixture(scope="module")
+def grid(bench):
+    called = bench.train("grid", **GRID)
+    assert called.code == 0, called.err
+    return called
+
+
+def points(folder):
+    return sorted(path.name for path in folder.glob("lr*"))
+
+
+def test_every_pair_is_tried_and_the_best_on_dev_wins(bench, grid):
+    folder = bench.run("grid")
+    found = read_json(folder / "search.json")
+    assert points(folder) == sorted(one["folder"] for one in found["tried"])
+    assert points(folder) == ["lr0.02-batch4-seed1", "lr1e-05-batch4-seed1"]
+    dev = {one["folder"]: one["dev_value"] for one in found["tried"]}
+    for name, value in dev.items():
+        assert read_json(folder / name / "training.json")["value"] == value
+        given = read_json(folder / name / "arguments.json")["training"]
+        assert name.startswith(f"lr{given['learning_rate']:g}-batch")
+    best = [one["folder"] for one in found["tried"] if one["dev_value"] == max(dev.values())]
+    assert found["winner"] == best[0]
+    assert found["metric"] == "dev accuracy"
+
+
+def test_only_the_winner_is_measured_on_the_test_set(bench, grid):
+    folder = bench.run("grid")
+    winner = read_json(folder / "search.json")["winner"]
+    for name in points(folder):
+        names = set(contents(folder / name))
+        assert ("metrics.json" in names) == ("predictions.jsonl" in names) == (name == winner)
+        assert not any(name.startswith("checkpoint-") for name in names)
+    assert grid.out.count("sst2 test accuracy") == 1
+    assert grid.out.count("<- kept") == 1
+    assert f"{folder / winner}: sst2 test accuracy" in grid.out
+
+
+def test_the_test_set_has_no_say(bench, grid):
+    """Its labels turned round: the same points, dev values and winner; another test value."""
+    turned = {"positive": "negative", "negative": "positive"}
+    rows = [{**row, "label": turned[str(row["label"])]} for row in review_rows(12, start=20)]
+    other = write_jsonl(bench.root / "turned.jsonl", rows)
+    assert bench.train("turned", **GRID, test_file=other).code == 0
+    one, two = (read_json(bench.run(name) / "search.json") for name in ("grid", "turned"))
+    assert (one["tried"], one["winner"]) == (two["tried"], two["winner"])
+    assert two["test"]["value"] == pytest.approx(1 - one["test"]["value"])
+
+
+def test_a_finished_search_is_taken_up_and_a_stopped_one_goes_on(bench, grid):
+    before = contents(bench.run("grid"))
+    assert bench.train("grid", **GRID).code == 0
+    assert contents(bench.run("grid")) == before
+    broken = bench.run("broken")
+    shutil.copytree(bench.run("grid"), broken)
+    shutil.rmtree(broken / "lr0.02-batch4-seed1")
+    (broken / "search.json").unlink()
+    assert bench.train("broken", **GRID).code == 0
+    assert (broken / "search.json").read_bytes() == before["search.json"]
+    weights = "lr0.02-batch4-seed1/reader/model.safetensors"
+    assert (broken / weights).read_bytes() == before[weights]
+
+
+@pytest.mark.slow
+def test_all_seeds_are_run_at_the_winner(bench, grid):
+    called = bench.train("seeded", **GRID, seed=None, seeds="1,2")
+    assert called.code == 0, called.err
+    folder = bench.run("seeded")
+    winner = read_json(folder / "search.json")["winner"]
+    assert winner == read_json(bench.run("grid") / "search.json")["winner"]
+    runs = read_json(folder / "summary.json")["runs"]
+    assert [run["folder"] for run in runs] == [winner, winner.replace("seed1", "seed2")]
+    assert len(points(folder)) == 2 + 1
+    assert "mean ± sample sd of 2 seeds" in called.out
+
+
+def test_optuna_chooses_points_and_the_winner_is_measured(bench):
+    words = {**OPTUNA, "num_trials": 2}
+    called = bench.train("study-short", **words)
+    assert called.code == 0, called.err
+    found = read_json(bench.run("study-short") / "search.json")
+    assert points(bench.run("study-short")) == sorted(one["folder"] for one in found["tried"])
+    assert called.out.count("sst2 test accuracy") == 1
+    told = bench.train("study-short", **{**words, "search_batch_sizes": "2"}).error
+    assert "is a study with search_batch_sizes [2,4], this search asks for [2]" in told
+
+
+@pytest.mark.slow
+def test_optuna_goes_on_with_the_same_study(bench):
+    assert bench.train("study", **OPTUNA).code == 0
+    whole = read_json(bench.run("study") / "search.json")
+    assert len(whole["tried"]) == 3
+    rates = [one["learning_rate"] for one in whole["tried"]]
+    assert len(set(rates)) == 3
+    short = {**OPTUNA, "num_trials": 2}
+    assert bench.train("study-broken", **short).code == 0
+    assert bench.train("study-broken", **OPTUNA).code == 0
+    assert read_json(bench.run("study-broken") / "search.json")["tried"] == whole["tried"]
+    bench.train("study-other", **OPTUNA, seed=5)  # the control
+    other = read_json(bench.run("study-other") / "search.json")["tried"]
+    assert [one["learning_rate"] for one in other] != rates
+
+
+def test_what_cannot_be_searched_is_refused(bench, grid, monkeypatch):
+    quiet = {"eval_strategy": "no", "no_load_best_model_at_end": "", "save_steps": None}
+    argv = [word for word in bench.argv("no", **GRID, **quiet) if word]
+    from scripted import call
+
+    from pgra.commands.train import main
+
+    assert "decides on the dev set, which eval_strategy 'no'" in call(main, argv).error
+    told = bench.train("grid", **{**GRID, "max_steps": 4}).error
+    assert "was made with" in told
+    assert "choose another --output_dir" in told
+    told = bench.train("wide", **{**GRID, "search_batch_sizes": "2,400"}).error
+    assert "per_device_train_batch_size (400) times 1 processes exceeds the 22 training" in told
+    assert not bench.run("wide").exists()
+    monkeypatch.setattr("pgra.pipelines.search.importlib.util.find_spec", lambda name: None)
+    told = bench.train("none", **OPTUNA).error
+    assert "search 'optuna' needs optuna: pip install 'pgra[search]', or use --search grid" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grid", "optuna"])
+def test_a_killed_search_is_the_unbroken_one(bench, kind):
+    words = {**(GRID if kind == "grid" else OPTUNA), "max_steps": 40, "eval_steps": 10}
+    whole, broken = (bench.argv(f"{kind}-{name}", **words) for name in ("whole", "killed"))
+    finish(["train.py", *whole])
+    folder = bench.run(f"{kind}-killed")
+
+    def second_point_has_a_checkpoint():
+        return sum(1 for _ in folder.glob("lr*/checkpoint-20/trainer_state.json")) > 0 and (
+            len(points(folder)) > 1
+        )
+
+    kill_when(["train.py", *broken], second_point_has_a_checkpoint)
+    assert not (folder / "search.json").exists()
+    finish(["train.py", *broken])
+    one, two = contents(bench.run(f"{kind}-whole")), contents(folder)
+    assert json.loads(one["search.json"]) == json.loads(two["search.json"])
+    weights = [name for name in one if name.endswith("model.safetensors")]
+    assert weights == [name for name in two if name.endswith("model.safetensors")]
+    assert all(one[name] == two[name] for name in weights)
+
+
+@pytest.mark.slow
+def test_two_processes_search_as_one(bench):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    told = finish([*launch, "train.py", *bench.argv("two", **{**OPTUNA, "num_trials": 2})])
+    assert told.count("<- kept") == 1
+    assert len(read_json(bench.run("two") / "search.json")["tried"]) == 2
