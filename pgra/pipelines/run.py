@@ -5,7 +5,7 @@ runs/NAME/arguments.json     all resolved arguments
 runs/NAME/prompt.txt         the prompt as the LM sees it
 runs/NAME/losses.jsonl       the loss and the learning rate of every step
 runs/NAME/checkpoint-N/      the Trainer's
-runs/NAME/reader/            the best reader: a plain T5 folder
+runs/NAME/reader/            the best reader: a plain T5 folder, and pgra.json, written last
 runs/NAME/predictions.jsonl, metrics.json
 """
 
@@ -19,7 +19,13 @@ from pgra.config import PgraArguments
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.metrics import measure
-from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
+from pgra.evaluation.results import (
+    METRICS_FILE,
+    PREDICTIONS_FILE,
+    RunRecord,
+    add_attention,
+    write_results,
+)
 from pgra.io import digest, write_json, write_text
 from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
@@ -47,20 +53,17 @@ from pgra.pipelines.run_folder import (
     run_identity,
     task_identity,
 )
+from pgra.pipelines.trained import BATCH_TOKENS, Trained, describe_reader
 from pgra.processes import Processes
-from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.predict import predict
+from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
 from pgra.reader.tokens import TokenizedInputs
-from pgra.reader.train import READER_FOLDER, check_batches, check_classes, train_reader
+from pgra.reader.train import check_batches, check_classes, train_reader
 from pgra.reader.trainer import set_dropout
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
-
-BATCH_TOKENS = 8192
-"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +112,11 @@ def train_run(
     find_evidence(found, args, processes)  # long, so what can be refused was refused
     identity = run_identity(args, training, found, source)
     _check_run(folder, identity, training, is_whole=True)
-    if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
+    if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER / RECORD_FILE).is_file():
         check_reader(folder)
         logger.info("run: %s is finished (reused)", folder)
+        if args.reader.evidence_attention and not _tells_attention(folder):
+            logger.warning("attention: pgra evaluate --run %s --evidence_attention adds it", folder)
         return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
     inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
     is_trained = (folder / READER_FOLDER).is_dir()  # and was stopped before it was measured
@@ -123,13 +128,19 @@ def train_run(
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()
-    trained = _Trained(reader, tokenizer, verbalizer, training.seed)
+    decision = label_decision(args.reader)
+    trained = Trained(reader, tokenizer, verbalizer, decision, training.seed)
     if is_trained:
         reader.to(training.device)
     else:
         with timed(found, "training"):
-            _train(trained, inputs, found, args, training)
+            _train(trained, inputs, found, training)
+    with timed(found, "calibration"):
+        trained = trained.calibrated(inputs["dev"], processes)
     found.fingerprints["run"] = digest(identity)
+    if processes.worker.is_main:
+        record = describe_reader(trained, found, args, source)
+        write_record(folder / READER_FOLDER, record)
     found.fingerprints["reader"] = reader_checksum(folder)
     metrics = _measure(trained, found, inputs["test"], "test", args, folder, processes)
     return Outcome(folder, metrics, reused=False)
@@ -147,6 +158,11 @@ def _check_run(
     asked = str(training.resume_from_checkpoint or "")
     if asked.lower() not in ("", "true", "false"):
         check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
+
+
+def _tells_attention(folder: Path) -> bool:
+    with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+        return '"attention": ' in lines.readline()
 
 
 def _check_device(name: str, training: ReaderTrainingArguments) -> None:
@@ -174,10 +190,9 @@ def _begin(
 
 
 def _train(
-    trained: "_Trained",
+    trained: Trained,
     inputs: Mapping[str, TokenizedInputs],
     found: Found,
-    args: PgraArguments,
     training: ReaderTrainingArguments,
 ) -> None:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
@@ -195,7 +210,7 @@ def _train(
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
-        decision=label_decision(args.reader),
+        decision=trained.decision,
         batch_tokens=batch_budget(BATCH_TOKENS, training.device),
     )
 
@@ -225,7 +240,7 @@ def evaluate_run(
     folder = output_dir or run
     check_writable(folder)
     args, seed = load_run_arguments(run, changes or {})
-    weights = check_reader(run)
+    weights, record = check_reader(run), read_record(run, verify=False)
     if folder != run and (folder / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
@@ -243,7 +258,9 @@ def evaluate_run(
         before = read_json(run / METRICS_FILE)
         found.fingerprints = {**before["fingerprints"], **found.fingerprints}
         found.seconds = {**found.seconds, **before["seconds"]}
-    trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
+    verbalizer, decision = task_verbalizer(found.task, args.reader), label_decision(args.reader)
+    trained = Trained(reader, tokenizer, verbalizer, decision, seed)
+    trained = trained.with_calibration(record.calibration)
     inputs = read_inputs(found, split, args, tokenizer, processes)
     metrics = _measure(trained, found, inputs, split, args, folder, processes)
     return Outcome(folder, metrics, reused=False)
@@ -261,16 +278,8 @@ def _free_fields(
     return free
 
 
-@dataclass(frozen=True)
-class _Trained:
-    reader: FusionReader
-    tokenizer: Any
-    verbalizer: Verbalizer
-    seed: int
-
-
 def _measure(
-    trained: _Trained,
+    trained: Trained,
     found: Found,
     inputs: TokenizedInputs,
     split: str,
@@ -279,17 +288,9 @@ def _measure(
     processes: Processes,
 ) -> dict[str, Any]:
     """Decide a split's examples and write what came out."""
+    attention = args.reader.evidence_attention and found.depth > 0
     with timed(found, "evaluation"):
-        predictions = predict(
-            trained.reader,
-            trained.tokenizer,
-            inputs,
-            trained.verbalizer,
-            decision=label_decision(args.reader),
-            batch_tokens=batch_budget(BATCH_TOKENS, trained.reader.device),
-            progress=processes.worker.is_main,
-            worker=processes.worker,
-        )
+        decided = trained.decide(inputs, processes, attention=attention)
     record = RunRecord(
         task=found.task.name,
         split=split,
@@ -298,11 +299,14 @@ def _measure(
         seed=trained.seed,
         seconds=found.seconds,
         fingerprints=found.fingerprints,
-        notes=_notes(args, found),
+        notes=[*_notes(args, found), *trained.notes],
+        calibration=decided.calibration,
     )
     examples, lines = found.examples(split), found.evidence_lines(split)
+    if decided.shares is not None:
+        lines = add_attention(lines, decided.shares)
     if processes.worker.is_main:
-        write_results(folder, record, examples, predictions, lines)
+        write_results(folder, record, examples, decided.predictions, lines)
     processes.barrier()
     return read_json(folder / METRICS_FILE)
 
