@@ -22,9 +22,13 @@ EXAMPLE = """examples:
   pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
 
-The run's own index, bank and prompt find the evidence; no training data is read. Stage 1's rank and
-score, stage 2's score, and the passage are shown for each evidence. From Python, with evidence of
-your own: pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence).
+The run's own index, bank and prompt find the evidence; no training data is read. Shown are the
+label, the probability of each, and for each evidence its rank and score in stage 1, its score in
+stage 2 and its text. The LM reads a new text once, for its state is kept in the run's bank of
+queries, and those candidates that no run has read yet.
+
+From Python, with evidence of your own:
+  pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
 """
 
 
@@ -45,7 +49,7 @@ class PredictArguments:
     attention: bool = _arg(
         False, "Say what share of the reader's cross-attention each evidence gets."
     )
-    device: str | None = _arg(None, "auto, cpu, cuda, ...; default: auto.")
+    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     artifacts_dir: str | None = _arg(None, "Folder of index and bank; default: the run's.")
 
     def __post_init__(self) -> None:
@@ -114,8 +118,10 @@ def read_queries(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, s
 
 def as_json(answer: "Answer") -> dict[str, Any]:
     """Give an answer as `predictions.jsonl` has it."""
+    fields = dict(answer.query.fields)
     return {
-        **answer.query.fields,
+        "text": answer.query.text,
+        **({"fields": fields} if len(fields) > 1 else {}),
         "prediction": answer.prediction.label,
         "scores": dict(answer.prediction.scores),
         "evidence": [line.as_json() for line in answer.evidence],

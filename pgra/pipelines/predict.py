@@ -49,15 +49,13 @@ class Predictor:
         self.reader, self.search = reader, search
 
     @classmethod
-    def open(
-        cls, folder: Path, *, artifacts_dir: str | None = None, device: str | None = None
-    ) -> Self:
+    def open(cls, folder: Path, *, artifacts_dir: str | None = None, device: str = "auto") -> Self:
         """Load a run.
 
         Args:
             folder: The run, or its reader's folder, wherever that was moved.
             artifacts_dir: Folder of its index and bank; None is where they were.
-            device: What computes; None is the run's.
+            device: What computes, whatever the run's was.
 
         Raises:
             ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
@@ -65,9 +63,10 @@ class Predictor:
             PgraError: As each stage says.
         """
         home = find_reader(folder)
-        asked = {"artifacts_dir": artifacts_dir, "device": device}
-        changes = {name: value for name, value in asked.items() if value is not None}
-        reader = Reader.load(home, device=device or "auto")
+        changes = {"device": device}
+        if artifacts_dir is not None:
+            changes["artifacts_dir"] = artifacts_dir
+        reader = Reader.load(home, device=device)
         args = _arguments(home, reader.record, changes)
         if reader.num_evidence == 0:
             return cls(reader, None)
@@ -118,7 +117,7 @@ def _encoder_fields(record: ReaderRecord) -> Mapping[str, Json] | None:
     """Find what a run's index says of its encoder; None if it has none."""
     index = record.fingerprints.get("index")
     dense = index.get("dense", index) if isinstance(index, Mapping) else None
-    return dense if isinstance(dense, Mapping) and "model" in dense else None
+    return dense if isinstance(dense, Mapping) and "encoder" in dense else None
 
 
 def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> EvidenceSearch:
@@ -137,7 +136,7 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
         return search
     encoder = _encoder_fields(record)
     if encoder is not None:  # its folder's digest tells before an index would be built with it
-        _check(home, "encoder", encoder["model"], find_model(args.retriever.encoder).identity)
+        _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
     _check(home, "index", made.get("index"), dict(search.retriever.fingerprint))
     return search
 

@@ -15,7 +15,9 @@ from pgra.types import Scores
 LEAST_EXAMPLES = 50
 """Fewer tell too little: the share of right answers of 50 is itself unsure by 0.07 (one sigma)."""
 LARGEST = 10.0
-"""Temperatures lie between 1 / LARGEST and LARGEST; one at a border is not taken."""
+"""Temperatures lie between 1 / LARGEST and LARGEST. The upper border is taken: of a reader that is
+sure and wrong nothing better can be said. The lower is not: if all dev examples are right, a smaller
+one is better without end, and says only that there were few."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Calibration:
     Attributes:
         temperature: What scores are divided by before the softmax over labels; 1 changes nothing.
         num_examples: Dev examples that it was fitted on, 0 if it was not.
-        note: Why it is 1, where it was not fitted or did not help.
+        note: Why it is 1, where it was not fitted or did not help; or that it is the largest.
     """
 
     temperature: float = 1.0
@@ -75,11 +77,13 @@ def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
     best = float(found.x)
     if not loss(best) < loss(0.0):
         return _uncalibrated(f"no other is better on the {len(truth)} dev examples")
-    if abs(best) > border - 0.01:  # all right, or all wrong: the more extreme, the better
-        return _uncalibrated(
-            f"the {len(truth)} dev examples name none between {1 / LARGEST:g} and {LARGEST:g}"
-        )
-    return Calibration(math.exp(best), len(truth))
+    if best < 0.01 - border:
+        return _uncalibrated(f"the {len(truth)} dev examples are too easy to name another")
+    is_last = best > border - 0.01
+    note = (
+        f"temperature is {LARGEST:g}, the largest: probabilities tell little" if is_last else None
+    )
+    return Calibration(LARGEST if is_last else math.exp(best), len(truth), note)
 
 
 def _uncalibrated(why: str) -> Calibration:
