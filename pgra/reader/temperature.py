@@ -16,8 +16,8 @@ LEAST_EXAMPLES = 50
 """Fewer tell too little: the share of right answers of 50 is itself unsure by 0.07 (one sigma)."""
 LARGEST = 10.0
 """Temperatures lie between 1 / LARGEST and LARGEST. The upper border is taken: of a reader that is
-sure and wrong nothing better can be said. The lower is not: if all dev examples are right, a smaller
-one is better without end, and says only that there were few."""
+sure and wrong nothing better can be said. The lower is not: if all dev examples are right, a
+smaller one is better without end, and says only that there were few."""
 
 
 @dataclass(frozen=True)
