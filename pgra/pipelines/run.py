@@ -53,10 +53,11 @@ from pgra.pipelines.run_folder import (
     run_identity,
     task_identity,
 )
-from pgra.pipelines.trained import BATCH_TOKENS, Trained, describe_reader
+from pgra.pipelines.trained import Trained, describe_reader
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.predict import BATCH_TOKENS
 from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import check_batches, check_classes, train_reader

@@ -13,13 +13,11 @@ from pgra.pipelines.inputs import label_decision, segment_layout
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.attention import score_with_attention
-from pgra.reader.predict import Decision, decide, score_inputs
+from pgra.reader.predict import BATCH_TOKENS, Decision, decide, score_inputs
 from pgra.reader.record import ReaderRecord
 from pgra.reader.temperature import Calibration, fit_temperature
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Json, Prediction, Scores
-
-BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from pgra.types import Prediction, Scores, Worker
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+BATCH_TOKENS = 8192
+"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 

@@ -13,7 +13,7 @@ from pgra.models.loading import batch_budget, choose_device, find_model, load_to
 from pgra.models.segments import PackedSegments
 from pgra.reader.attention import score_with_attention
 from pgra.reader.inputs import build_inputs
-from pgra.reader.predict import map_batches, predict
+from pgra.reader.predict import BATCH_TOKENS, map_batches, predict
 from pgra.reader.record import ReaderRecord, find_reader, read_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Example, Prediction
@@ -22,8 +22,6 @@ Query = str | Mapping[str, str]
 """A text (of the task's first input), or a text for each of the task's inputs."""
 Evidence = Sequence[Sequence[str]]
 """Texts for each query."""
-
-_BATCH_TOKENS = 8192
 
 
 class Reader:
@@ -37,7 +35,7 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record, self.model, self.tokenizer = record, model, tokenizer
-        self._batch_tokens = batch_budget(_BATCH_TOKENS, model.device)
+        self._batch_tokens = batch_budget(BATCH_TOKENS, model.device)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
