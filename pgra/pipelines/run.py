@@ -114,11 +114,7 @@ def train_run(
     identity = run_identity(args, training, found, source)
     _check_run(folder, identity, training, is_whole=True)
     if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER / RECORD_FILE).is_file():
-        check_reader(folder)
-        logger.info("run: %s is finished (reused)", folder)
-        if args.reader.evidence_attention and not _tells_attention(folder):
-            logger.warning("attention: pgra evaluate --run %s --evidence_attention adds it", folder)
-        return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
+        return _reuse(folder, args)
     inputs = {split: read_inputs(found, split, args, tokenizer, processes) for split in SPLITS}
     is_trained = (folder / READER_FOLDER).is_dir()  # and was stopped before it was measured
     reader = FusionReader.from_name(
@@ -129,8 +125,7 @@ def train_run(
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()
-    decision = label_decision(args.reader)
-    trained = Trained(reader, tokenizer, verbalizer, decision, training.seed)
+    trained = Trained(reader, tokenizer, verbalizer, label_decision(args.reader), training.seed)
     if is_trained:
         reader.to(training.device)
     else:
@@ -140,11 +135,24 @@ def train_run(
         trained = trained.calibrated(inputs["dev"], processes)
     found.fingerprints["run"] = digest(identity)
     if processes.worker.is_main:
-        record = describe_reader(trained, found, args, source)
-        write_record(folder / READER_FOLDER, record)
+        write_record(folder / READER_FOLDER, describe_reader(trained, found, args, source))
     found.fingerprints["reader"] = reader_checksum(folder)
     metrics = _measure(trained, found, inputs["test"], "test", args, folder, processes)
     return Outcome(folder, metrics, reused=False)
+
+
+def _reuse(folder: Path, args: PgraArguments) -> Outcome:
+    """Take up a finished run."""
+    check_reader(folder)
+    logger.info("run: %s is finished (reused)", folder)
+    if args.reader.evidence_attention and not _tells_attention(folder):
+        logger.warning("attention: pgra evaluate --run %s --evidence_attention adds it", folder)
+    return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
+
+
+def _tells_attention(folder: Path) -> bool:
+    with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+        return '"attention": ' in lines.readline()
 
 
 def _check_run(
@@ -159,11 +167,6 @@ def _check_run(
     asked = str(training.resume_from_checkpoint or "")
     if asked.lower() not in ("", "true", "false"):
         check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
-
-
-def _tells_attention(folder: Path) -> bool:
-    with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
-        return '"attention": ' in lines.readline()
 
 
 def _check_device(name: str, training: ReaderTrainingArguments) -> None:
