@@ -50,11 +50,10 @@ from pgra.data.tasks import load_task
 from pgra.evaluation.metrics import measure as measure_labels
 from pgra.models.fid import FusionReader
 from pgra.models.loading import batch_budget, choose_device
-from pgra.pipelines.run import BATCH_TOKENS
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import predict
+from pgra.reader.predict import BATCH_TOKENS, predict
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import train_reader
 from pgra.retrieval import open_retriever

@@ -29,15 +29,18 @@ if TYPE_CHECKING:
     from pgra.models.prefix import PromptedEncoder
     from pgra.pipelines.found import Found
     from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
+    from pgra.pipelines.predict import Answer, Predictor
     from pgra.pipelines.run import Outcome, evaluate_run, train_run
     from pgra.prompts.fewshot import FewShotPrompt, build_prompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.reader.trained import Reader
     from pgra.rerank import PromptedReranker, open_reranker
     from pgra.retrieval import open_retriever
     from pgra.types import Candidates, Example, Prediction
 
 __all__ = [
+    "Answer",
     "ArtifactError",
     "Candidates",
     "CausalLM",
@@ -56,9 +59,11 @@ __all__ = [
     "PgraArguments",
     "PgraError",
     "Prediction",
+    "Predictor",
     "PromptTemplate",
     "PromptedEncoder",
     "PromptedReranker",
+    "Reader",
     "ReaderArguments",
     "ReaderTrainingArguments",
     "RerankArguments",
@@ -100,10 +105,12 @@ _HOMES = {
     "pgra.models.prefix": ("PromptedEncoder",),
     "pgra.pipelines.found": ("Found",),
     "pgra.pipelines.pgra": ("find_evidence", "prompt_template", "read_task"),
+    "pgra.pipelines.predict": ("Answer", "Predictor"),
     "pgra.pipelines.run": ("Outcome", "evaluate_run", "train_run"),
     "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
+    "pgra.reader.trained": ("Reader",),
     "pgra.rerank": ("PromptedReranker", "open_reranker"),
     "pgra.retrieval": ("open_retriever",),
     "pgra.types": ("Candidates", "Example", "Prediction"),

@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
     "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
+    "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
     "models": Command("pgra.commands.models", "list the models that come inside packages"),
     "data": Command("pgra.commands.data", "list the tasks, and the data that come inside packages"),
 }

@@ -31,6 +31,9 @@ class EvaluateArguments:
     decode: str | None = _arg(
         None, "verbalizer or official; default: the run's. Needs --output_dir."
     )
+    evidence_attention: bool = _arg(
+        False, "Add each evidence's share of the reader's cross-attention to predictions.jsonl."
+    )
     device: str | None = _arg(None, "auto, cpu, cuda, ...; default: the run's.")
     artifacts_dir: str | None = _arg(None, "Folder of indexes and banks; default: the run's.")
 
@@ -61,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     wanted = {
         "data": {"test_file": args.test_file},
-        "reader": {"decode": args.decode},
+        "reader": {
+            "decode": args.decode,
+            "evidence_attention": True if args.evidence_attention else None,
+        },
         "runtime": {"device": args.device, "artifacts_dir": args.artifacts_dir},
     }
     changes = {

@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -17,8 +17,7 @@ from pgra.types import MISSING_ROW
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.processes import Processes
-    from pgra.rerank import Reranker
-    from pgra.types import Candidates, Example
+    from pgra.types import Candidates
 
 EXAMPLE = """examples:
   pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
@@ -107,9 +106,8 @@ def _show_texts(
     args: "PgraArguments", texts: Sequence[str], num_shown: int, processes: "Processes"
 ) -> str:
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
-    from pgra.data.corpus import open_corpus
     from pgra.pipelines.pgra import read_task
-    from pgra.rerank import open_reranker
+    from pgra.pipelines.stages import EvidenceSearch
     from pgra.types import Example
 
     prompt = read_task(args).prompt
@@ -117,66 +115,21 @@ def _show_texts(
         Example(f"text-{number}", prompt.template.passage_fields(text))
         for number, text in enumerate(texts)
     ]
-    corpus = open_corpus(args.corpus, args.artifacts)
-
-    def open_second() -> "Reranker":
-        device = args.runtime.device
-        return open_reranker(args.rerank, prompt, corpus, args.artifacts, device=device)
-
+    search = EvidenceSearch(args, prompt, processes)
+    ranked = search.find(queries, depth=num_shown)
+    how = _describe_lm(args) if args.rerank.reranker == "prompted" else "none"
     if args.is_exhaustive:
-        columns = _search_all(args, queries, num_shown, open_second(), processes)
+        columns = [(f"exhaustive, {len(search.corpus):,} passages: {how}", ranked.best)]
     else:
-        columns = _run_both(args, queries, corpus, open_second, processes)
+        columns = [
+            (f"first stage: {args.retriever.retriever}", ranked.first),
+            (f"second stage: {how}", ranked.best),
+        ]
     lines = []
     for place, text in enumerate(texts):
-        items = [[head, *_best(found, place, num_shown, corpus)] for head, found in columns]
+        items = [[head, *_best(found, place, num_shown, search.corpus)] for head, found in columns]
         lines += [f"query: {text}", *side_by_side(*items), ""]
     return "\n".join(lines).rstrip()
-
-
-def _run_both(
-    args: "PgraArguments",
-    queries: "Sequence[Example]",
-    corpus: "Corpus",
-    open_second: "Callable[[], Reranker]",
-    processes: "Processes",
-) -> "list[tuple[str, Candidates]]":
-    """Take queries through both stages; give each stage's name and order."""
-    from pgra.retrieval import open_retriever
-
-    progress = processes.worker.is_main
-    retriever = open_retriever(
-        args.retriever,
-        corpus,
-        args.artifacts,
-        device=args.runtime.device,
-        processes=processes,
-        progress=progress,
-    )
-    first = retriever.retrieve([query.text for query in queries], args.retriever.num_candidates)
-    reranker = open_second()
-    reranker.prepare(queries, first.rows, processes=processes, progress=progress)
-    how = _describe_lm(args) if args.rerank.reranker == "prompted" else "none"
-    return [
-        (f"first stage: {args.retriever.retriever}", first),
-        (f"second stage: {how}", reranker.rerank(queries, first)),
-    ]
-
-
-def _search_all(
-    args: "PgraArguments",
-    queries: "Sequence[Example]",
-    num_shown: int,
-    reranker: "Reranker",
-    processes: "Processes",
-) -> "list[tuple[str, Candidates]]":
-    """Search the whole corpus for queries."""
-    from pgra.rerank.exhaustive import open_exhaustive
-
-    search = open_exhaustive(reranker, args.artifacts, factory=args.retriever.index_factory)
-    search.prepare(queries, processes=processes, progress=processes.worker.is_main)
-    found = search.search(queries, min(num_shown, search.num_rows))
-    return [(f"exhaustive, {search.num_rows:,} passages: {_describe_lm(args)}", found)]
 
 
 def _describe_lm(args: "PgraArguments") -> str:

@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ class EvidenceLine:
         stage1_rank: Its place among the first stage's candidates, from 1.
         stage1_score: The first stage's score.
         score: The second stage's; the first stage's where nothing was reranked.
+        attention: Its share of the reader's cross-attention, of all evidence of the example; None
+            where that was not asked for.
     """
 
     row: int
@@ -32,6 +34,23 @@ class EvidenceLine:
     stage1_rank: int
     stage1_score: float
     score: float
+    attention: float | None = None
+
+    def as_json(self) -> dict[str, Json]:
+        """Give what `predictions.jsonl` holds of it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def add_attention(
+    evidence: Sequence[Sequence[EvidenceLine]], shares: Sequence[Sequence[float]]
+) -> list[list[EvidenceLine]]:
+    """Give evidence its shares of attention; an example without evidence has none to give."""
+    return [
+        [replace(line, attention=share) for line, share in zip(lines, parts, strict=True)]
+        if lines
+        else []
+        for lines, parts in zip(evidence, shares, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -47,6 +66,7 @@ class RunRecord:
         seconds: Wall-clock time by stage.
         fingerprints: Of all inputs, by stage.
         notes: What a reader of the numbers must know.
+        calibration: The temperature, and what it changed on this split; None without one.
     """
 
     task: str
@@ -57,6 +77,7 @@ class RunRecord:
     seconds: Mapping[str, float]
     fingerprints: Mapping[str, Json]
     notes: Sequence[str] = ()
+    calibration: Mapping[str, Json] | None = None
 
 
 def write_results(
@@ -85,7 +106,7 @@ def write_results(
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
-            "evidence": [asdict(line) for line in seen],
+            "evidence": [line.as_json() for line in seen],
         }
         for example, prediction, seen in zip(examples, predictions, evidence, strict=True)
     ]
@@ -112,6 +133,7 @@ def _summarise(
         "value": values[record.metric],
         "interval_95": [interval.low, interval.high],
         "metrics": values,
+        "calibration": record.calibration,
         "seed": record.seed,
         "seconds": {name: round(value, 3) for name, value in record.seconds.items()},
         "fingerprints": dict(record.fingerprints),

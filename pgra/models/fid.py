@@ -22,6 +22,8 @@ IGNORED = -100
 """Label of a padded target token, as in PyTorch's cross entropy."""
 ARCHITECTURES = ("mt5", "t5")
 """Model types: T5, v1.1, flan-T5 and ByT5 are all "t5"."""
+Fused = tuple[BaseModelOutput, Tensor]
+"""What `FusionReader.fuse` gives."""
 
 
 class FusionReader(nn.Module):
@@ -76,7 +78,7 @@ class FusionReader(nn.Module):
         device: torch.device = self.t5.device
         return device
 
-    def fuse(self, packed: PackedSegments) -> tuple[BaseModelOutput, Tensor]:
+    def fuse(self, packed: PackedSegments) -> Fused:
         """Encode each segment alone, then lay an example's tokens side by side.
 
         Fusion-in-Decoder (Izacard and Grave 2021). Segments are encoded in groups of like length,
@@ -136,7 +138,9 @@ class FusionReader(nn.Module):
         return output
 
     @torch.inference_mode()
-    def score_labels(self, packed: PackedSegments, targets: Tensor) -> Tensor:
+    def score_labels(
+        self, packed: PackedSegments, targets: Tensor, *, fused: Fused | None = None
+    ) -> Tensor:
         """Score each label by its whole target.
 
         The encoder and the decoder's keys and values over its output are computed once.
@@ -144,11 +148,12 @@ class FusionReader(nn.Module):
         Args:
             packed: The segments of B examples.
             targets: Target tokens of each of C labels, (C, T) int64, `IGNORED` where padded.
+            fused: What `fuse` gave for them, if that is known.
 
         Returns:
             Log-probability of all of each target's tokens, (B, C) float32.
         """
-        encoded, mask = self.fuse(packed)
+        encoded, mask = fused or self.fuse(packed)
         seen = DynamicCache()  # cross-attention keys and values, filled by the first label
         scores = torch.empty(len(mask), len(targets), device=mask.device)
         for column, target in enumerate(targets):
@@ -182,7 +187,12 @@ class FusionReader(nn.Module):
 
     @torch.inference_mode()
     def attention_mass(
-        self, packed: PackedSegments, lengths: Sequence[Sequence[int]], labels: Tensor
+        self,
+        packed: PackedSegments,
+        lengths: Sequence[Sequence[int]],
+        labels: Tensor,
+        *,
+        fused: Fused | None = None,
     ) -> list[list[float]]:
         """Say what share of the decoder's attention each segment gets.
 
@@ -194,11 +204,12 @@ class FusionReader(nn.Module):
             packed: The segments of B examples.
             lengths: Tokens of each segment, by example.
             labels: What the decoder is to write, (B, T) int64, `IGNORED` where padded.
+            fused: What `fuse` gave for them, if that is known.
 
         Returns:
             For each example a share for each segment; they add up to 1.
         """
-        encoded, mask = self.fuse(packed)
+        encoded, mask = fused or self.fuse(packed)
         before = self.t5.config._attn_implementation  # there is no other way to ask
         self.t5.set_attn_implementation("eager")  # the only one that gives its weights
         try:

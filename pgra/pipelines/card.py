@@ -20,7 +20,7 @@ from pgra.pipelines.run_folder import (
     check_reader,
     read_json,
 )
-from pgra.reader.train import READER_FOLDER
+from pgra.reader.record import READER_FOLDER
 
 CARD_FILE = "README.md"
 _SHOWN = (  # of the Trainer's arguments

@@ -14,7 +14,7 @@ from pgra.evaluation.results import EvidenceLine
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.rerank import Reranker
 from pgra.retrieval.store import Stored
-from pgra.types import MISSING_ROW, Example, Json
+from pgra.types import MISSING_ROW, Candidates, Example, Json
 
 SPLITS = ("train", "dev", "test")
 
@@ -64,28 +64,34 @@ class Found:
         """Give each example's top evidence with its standing in both stages."""
         if self.corpus is None:
             return [[] for _ in self.examples(split)]
-        first = self.candidates[split].candidates
         best = self.evidence[split].candidates.top(self.depth)
-        distinct = np.unique(best.rows[best.rows != MISSING_ROW])
-        texts = dict(zip(distinct.tolist(), self.corpus.texts(distinct), strict=True))
-        lines = []
-        for query in range(len(best)):
-            rank = {int(row): place for place, row in enumerate(first.rows[query])}
-            pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
-            lines.append(
-                [
-                    EvidenceLine(
-                        row,
-                        texts[row],
-                        rank[row] + 1,
-                        float(first.scores[query, rank[row]]),
-                        score,
-                    )
-                    for row, score in pairs
-                    if row != MISSING_ROW
-                ]
-            )
-        return lines
+        return evidence_lines(self.corpus, self.candidates[split].candidates, best)
+
+
+def evidence_lines(corpus: Corpus, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
+    """Give each query's evidence with its text and its standing in both stages.
+
+    Args:
+        corpus: What rows stand for.
+        first: The first stage's candidates, (B, K).
+        best: The second stage's, (B, N), of the same rows; missing ones are left out.
+    """
+    distinct = np.unique(best.rows[best.rows != MISSING_ROW])
+    texts = dict(zip(distinct.tolist(), corpus.texts(distinct), strict=True))
+    lines = []
+    for query in range(len(best)):
+        rank = {int(row): place for place, row in enumerate(first.rows[query])}
+        pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
+        lines.append(
+            [
+                EvidenceLine(
+                    row, texts[row], rank[row] + 1, float(first.scores[query, rank[row]]), score
+                )
+                for row, score in pairs
+                if row != MISSING_ROW
+            ]
+        )
+    return lines
 
 
 @contextmanager

@@ -104,6 +104,7 @@ def find_evidence(
             processes=processes,
             progress=processes.worker.is_main,
         )
+    found.fingerprints["index"] = dict(retriever.fingerprint)
     with timed(found, "candidates"):
         _retrieve(found, retriever, args, processes, splits)
     del retriever  # the LM may need the memory of index and encoder

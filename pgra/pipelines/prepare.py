@@ -7,10 +7,11 @@ from typing import Any
 
 from pgra.config import PgraArguments
 from pgra.errors import ConfigError
+from pgra.models.fid import FusionReader
 from pgra.models.loading import ModelSource, choose_device, find_model, load_tokenizer
 from pgra.models.lora import check_adapters
 from pgra.pipelines.found import Found
-from pgra.pipelines.inputs import read_inputs, task_verbalizer
+from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
 from pgra.pipelines.pgra import find_evidence, open_stages, read_task
 from pgra.pipelines.run_folder import (
     check_same_checkpoint,
@@ -18,6 +19,7 @@ from pgra.pipelines.run_folder import (
     check_writable,
     run_identity,
 )
+from pgra.pipelines.trained import Trained
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -48,6 +50,11 @@ class Prepared:
     def verbalizer(self) -> Verbalizer:
         """Give the reader's words and template."""
         return task_verbalizer(self.found.task, self.args.reader)
+
+    def trained(self, reader: FusionReader, seed: int) -> Trained:
+        """Give a reader with what it needs to decide."""
+        decision = label_decision(self.args.reader)
+        return Trained(reader, self.tokenizer, self.verbalizer, decision, seed)
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split."""

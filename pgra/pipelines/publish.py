@@ -10,7 +10,7 @@ from pgra.evaluation.results import METRICS_FILE
 from pgra.pipelines.card import write_card
 from pgra.pipelines.run_folder import read_json
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.train import READER_FOLDER
+from pgra.reader.record import READER_FOLDER
 
 logger = logging.getLogger(__name__)
 

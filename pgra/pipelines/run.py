@@ -5,8 +5,8 @@ runs/NAME/arguments.json     all resolved arguments
 runs/NAME/prompt.txt         the prompt as the LM sees it
 runs/NAME/losses.jsonl       the loss and the learning rate of every step
 runs/NAME/checkpoint-N/      the Trainer's
-runs/NAME/reader/            the best reader: a plain T5 folder with its model card
 runs/NAME/training.json      what training gave on the dev set
+runs/NAME/reader/            the best reader: a plain T5 folder with pgra.json and its model card
 runs/NAME/predictions.jsonl, metrics.json
 """
 
@@ -20,7 +20,13 @@ from pgra.config import PgraArguments
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import measure
-from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
+from pgra.evaluation.results import (
+    METRICS_FILE,
+    PREDICTIONS_FILE,
+    RunRecord,
+    add_attention,
+    write_results,
+)
 from pgra.io import digest, write_json, write_text
 from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
@@ -51,21 +57,19 @@ from pgra.pipelines.run_folder import (
     task_identity,
     write_training,
 )
+from pgra.pipelines.trained import Trained, describe_reader
 from pgra.processes import Processes
-from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.predict import predict
+from pgra.reader.predict import BATCH_TOKENS
+from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trackers import finish_trackers
-from pgra.reader.train import READER_FOLDER, TrainResult, train_reader
+from pgra.reader.train import TrainResult, train_reader
 from pgra.reader.trainer import set_dropout
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
-
-BATCH_TOKENS = 8192
-"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
 
 
 @dataclass(frozen=True)
@@ -123,20 +127,22 @@ def run_reader(
     found = prepared.found.copy()
     identity = run_identity(args, training, found, prepared.source)
     check_run(folder, identity, training)
-    if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER).is_dir():
-        check_reader(folder)
-        logger.info("run: %s is finished (reused)", folder)
-        metrics = read_json(folder / METRICS_FILE)
-        return Outcome(folder, metrics, reused=True, training=read_training(folder) or {})
+    if (folder / METRICS_FILE).is_file() and (folder / READER_FOLDER / RECORD_FILE).is_file():
+        return _reuse(folder, args)
     reader, is_reused = _trained_reader(prepared, training, identity)
     record = read_training(folder) or {}
     if not is_measured:
         return Outcome(folder, {}, is_reused, record)
     found.seconds["training"] = float(record["seconds"])
     found.fingerprints["run"] = digest(identity)
-    found.fingerprints["reader"] = reader_checksum(folder)
     reader = reader or FusionReader.from_name(str(folder / READER_FOLDER)).to(training.device)
-    trained = _Trained(reader, prepared.tokenizer, prepared.verbalizer, training.seed)
+    trained = prepared.trained(reader, training.seed)
+    with timed(found, "calibration"):
+        trained = trained.calibrated(prepared.inputs("dev"), processes)
+    if processes.worker.is_main:
+        described = describe_reader(trained, found, args, prepared.source)
+        write_record(folder / READER_FOLDER, described)
+    found.fingerprints["reader"] = reader_checksum(folder)
     metrics = _measure(trained, found, prepared.inputs("test"), "test", args, folder, processes)
     if processes.worker.is_main:
         write_card(folder)
@@ -161,8 +167,8 @@ def _trained_reader(
     if processes.worker.is_main:
         _begin(folder, identity, args, training, found)
     processes.barrier()
-    trained = _Trained(reader, prepared.tokenizer, prepared.verbalizer, training.seed)
-    result = _train(trained, inputs, found, args, training)
+    trained = prepared.trained(reader, training.seed)
+    result = _train(trained, inputs, found, training)
     finish_trackers(training.report_to)
     if isinstance(reader, AdaptedReader):
         reader.merge()  # on every process as in the folder
@@ -170,6 +176,21 @@ def _trained_reader(
         write_training(folder, result, training)
     processes.barrier()
     return reader, False
+
+
+def _reuse(folder: Path, args: PgraArguments) -> Outcome:
+    """Take up a finished run."""
+    check_reader(folder)
+    logger.info("run: %s is finished (reused)", folder)
+    if args.reader.evidence_attention and not _tells_attention(folder):
+        logger.warning("attention: pgra evaluate --run %s --evidence_attention adds it", folder)
+    metrics, training = read_json(folder / METRICS_FILE), read_training(folder) or {}
+    return Outcome(folder, metrics, reused=True, training=training)
+
+
+def _tells_attention(folder: Path) -> bool:
+    with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+        return '"attention": ' in lines.readline()
 
 
 def _begin(
@@ -187,10 +208,9 @@ def _begin(
 
 
 def _train(
-    trained: "_Trained",
+    trained: Trained,
     inputs: Mapping[str, TokenizedInputs],
     found: Found,
-    args: PgraArguments,
     training: ReaderTrainingArguments,
 ) -> TrainResult:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
@@ -208,7 +228,7 @@ def _train(
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
-        decision=label_decision(args.reader),
+        decision=trained.decision,
         batch_tokens=batch_budget(BATCH_TOKENS, training.device),
     )
 
@@ -238,7 +258,7 @@ def evaluate_run(
     folder = output_dir or run
     check_writable(folder)
     args, seed = load_run_arguments(run, changes or {})
-    weights = check_reader(run)
+    weights, record = check_reader(run), read_record(run, verify=False)
     if folder != run and (folder / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
@@ -256,7 +276,9 @@ def evaluate_run(
         before = read_json(run / METRICS_FILE)
         found.fingerprints = {**before["fingerprints"], **found.fingerprints}
         found.seconds = {**found.seconds, **before["seconds"]}
-    trained = _Trained(reader, tokenizer, task_verbalizer(found.task, args.reader), seed)
+    verbalizer, decision = task_verbalizer(found.task, args.reader), label_decision(args.reader)
+    trained = Trained(reader, tokenizer, verbalizer, decision, seed)
+    trained = trained.with_calibration(record.calibration)
     inputs = read_inputs(found, split, args, tokenizer, processes)
     metrics = _measure(trained, found, inputs, split, args, folder, processes)
     return Outcome(folder, metrics, reused=False)
@@ -274,16 +296,8 @@ def _free_fields(
     return free
 
 
-@dataclass(frozen=True)
-class _Trained:
-    reader: FusionReader
-    tokenizer: Any
-    verbalizer: Verbalizer
-    seed: int
-
-
 def _measure(
-    trained: _Trained,
+    trained: Trained,
     found: Found,
     inputs: TokenizedInputs,
     split: str,
@@ -292,17 +306,9 @@ def _measure(
     processes: Processes,
 ) -> dict[str, Any]:
     """Decide a split's examples and write what came out."""
+    attention = args.reader.evidence_attention and found.depth > 0
     with timed(found, "evaluation"):
-        predictions = predict(
-            trained.reader,
-            trained.tokenizer,
-            inputs,
-            trained.verbalizer,
-            decision=label_decision(args.reader),
-            batch_tokens=batch_budget(BATCH_TOKENS, trained.reader.device),
-            progress=processes.worker.is_main,
-            worker=processes.worker,
-        )
+        decided = trained.decide(inputs, processes, attention=attention)
     record = RunRecord(
         task=found.task.name,
         split=split,
@@ -311,11 +317,14 @@ def _measure(
         seed=trained.seed,
         seconds=found.seconds,
         fingerprints=found.fingerprints,
-        notes=_notes(args, found),
+        notes=[*_notes(args, found), *trained.notes],
+        calibration=decided.calibration,
     )
     examples, lines = found.examples(split), found.evidence_lines(split)
+    if decided.shares is not None:
+        lines = add_attention(lines, decided.shares)
     if processes.worker.is_main:
-        write_results(folder, record, examples, predictions, lines)
+        write_results(folder, record, examples, decided.predictions, lines)
     processes.barrier()
     return read_json(folder / METRICS_FILE)
 

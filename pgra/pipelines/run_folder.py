@@ -16,13 +16,15 @@ from pgra.models.loading import ModelSource
 from pgra.pipelines.found import Found
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.train import READER_FOLDER, TrainResult
+from pgra.reader.record import READER_FOLDER
+from pgra.reader.train import TrainResult
 from pgra.types import Json
 
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
 TRAINING_FILE = "training.json"
 _WEIGHTS_FILE = "model.safetensors"
+_NOT_DECIDING = ("model_name_or_path", "evidence_attention")
 # What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
 _DECIDING = (
     *("seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type"),
@@ -44,7 +46,7 @@ def task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
         "task": found.task.name,
         "labels": list(found.task.labels),
         "metric": found.task.metric,
-        **{name: v for name, v in asdict(args.reader).items() if name != "model_name_or_path"},
+        **{name: v for name, v in asdict(args.reader).items() if name not in _NOT_DECIDING},
         "verbalizer": dict(found.task.verbalizer),
         "reader_template": args.reader.reader_template or found.task.reader_template,
         "num_evidence": args.rerank.num_evidence,
@@ -252,16 +254,27 @@ def load_run_arguments(
             f"{run} holds no trained reader: give the folder of a finished run of train.py"
         )
     values = read_json(run / ARGUMENTS_FILE)
-    sections = {}
     try:
-        for section in fields(PgraArguments):
-            cls: Any = section.type
-            given = {**values[section.name], **changes.get(section.name, {})}
-            sections[section.name] = cls(**given)
-        seed = int(values["training"]["seed"])
+        return arguments_from(values, changes), int(values["training"]["seed"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(run / ARGUMENTS_FILE, error) from None
-    return PgraArguments(**sections), seed
+
+
+def arguments_from(
+    values: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> PgraArguments:
+    """Make arguments of a run's record of them, with changes, by section.
+
+    Raises:
+        ConfigError: If they contradict each other.
+        KeyError: If a section is missing.
+        TypeError: If there is one that this version does not know.
+    """
+    sections = {}
+    for section in fields(PgraArguments):
+        cls: Any = section.type
+        sections[section.name] = cls(**{**values[section.name], **changes.get(section.name, {})})
+    return PgraArguments(**sections)
 
 
 def read_json(path: Path) -> dict[str, Any]:

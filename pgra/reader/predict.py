@@ -1,9 +1,9 @@
 """Reads examples and decides: one label each, with a probability for every label."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
-from pgra.models.fid import IGNORED, FusionReader
+from pgra.models.fid import IGNORED, Fused, FusionReader
 from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.collate import Collator, pad_targets
@@ -23,6 +23,9 @@ from pgra.types import Prediction, Scores, Worker
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+BATCH_TOKENS = 8192
+"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 
@@ -134,32 +137,85 @@ def score_inputs(
     worker: Worker,
 ) -> Scores:
     """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order."""
-    collate = Collator(tokenizer.pad_token_id, GroupCost.on(reader.device))
-    targets = pad_targets(verbalizer.target_ids(tokenizer)).to(reader.device)
+    scorer = LabelScorer(reader, tokenizer, verbalizer, decision)
+    rows = map_batches(
+        reader,
+        inputs,
+        lambda _, packed: scorer(packed).tolist(),
+        pad_token_id=tokenizer.pad_token_id,
+        batch_tokens=batch_tokens,
+        progress=progress,
+        worker=worker,
+    )
+    return np.array(rows, dtype=np.float32).reshape(len(inputs), len(verbalizer.labels))
+
+
+class LabelScorer:
+    """Scores one batch."""
+
+    def __init__(
+        self, reader: FusionReader, tokenizer: Any, verbalizer: Verbalizer, decision: Decision
+    ) -> None:
+        self._reader, self._tokenizer, self._verbalizer = reader, tokenizer, verbalizer
+        self._decision = decision
+        self.targets = pad_targets(verbalizer.target_ids(tokenizer)).to(reader.device)  # (C, T)
+
+    def __call__(self, packed: PackedSegments, fused: Fused | None = None) -> Tensor:
+        """Give the log-probability of each label, (B, C) float32."""
+        if self._decision.decode == "official":
+            return _score_official(self._reader, self._tokenizer, packed, self._verbalizer)
+        scores = self._reader.score_labels(packed, self.targets, fused=fused)
+        if self._decision.length_normalize:
+            scores = scores / (self.targets != IGNORED).sum(dim=1)
+        return scores
+
+
+def map_batches(
+    reader: FusionReader,
+    inputs: TokenizedInputs,
+    work: Callable[[list[int], PackedSegments], Sequence[T]],
+    *,
+    pad_token_id: int,
+    batch_tokens: int,
+    progress: bool = False,
+    worker: Worker | None = None,
+) -> list[T]:
+    """Do something with all inputs, in batches of like size.
+
+    Args:
+        reader: On the device it is to run on; without dropout meanwhile.
+        inputs: In any order.
+        work: Gives a value for each example of a batch, from their places and their segments.
+        pad_token_id: The tokenizer's.
+        batch_tokens: Most tokens in a batch.
+        progress: Whether to show a bar.
+        worker: This process's share when several run; every one gets all values.
+
+    Returns:
+        One value for each input, in the order given.
+    """
+    worker = worker or Worker()
+    collate = Collator(pad_token_id, GroupCost.on(reader.device))
     batches = token_budget_batches(inputs.sizes(), batch_tokens, max_rows=_MAX_ROWS)
     was_training = reader.training
     reader.eval()
-    found: list[tuple[list[int], list[list[float]]]] = []
+    found: list[tuple[list[int], Sequence[T]]] = []
     show = progress and worker.is_main
     with tqdm(total=len(inputs), desc="read", unit="ex", disable=not show) as bar:
         for indices in worker.share(batches):
             packed = collate([inputs[i] for i in indices]).packed.to(reader.device)
-            if decision.decode == "official":
-                part = _score_official(reader, tokenizer, packed, verbalizer)
-            else:
-                part = reader.score_labels(packed, targets)
-            found.append((indices, part.tolist()))
+            found.append((indices, work(indices, packed)))
             # Other processes are guessed to be as far: their batches may be smaller.
             bar.update(min(len(indices) * worker.world, len(inputs) - bar.n))
     reader.train(was_training)
     if worker.world > 1:
         found = gather_object(found)
-    scores = np.full((len(inputs), len(targets)), np.nan, dtype=np.float32)
-    for indices, values in found:
-        scores[indices] = values
-    if decision.length_normalize and decision.decode == "verbalizer":
-        scores /= (targets != IGNORED).sum(dim=1).cpu().numpy()
-    return scores
+    by_place = {
+        place: value
+        for indices, values in found
+        for place, value in zip(indices, values, strict=True)
+    }
+    return [by_place[place] for place in range(len(inputs))]
 
 
 def _score_official(

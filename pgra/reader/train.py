@@ -31,11 +31,10 @@ from pgra.reader.collate import Collator
 from pgra.reader.inputs import check_labels
 from pgra.reader.losses import LOSSES_FILE, LossLog
 from pgra.reader.predict import Decision
+from pgra.reader.record import READER_FOLDER
 from pgra.reader.stopping import EarlyStopping, Stopper
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trainer import DevSet, Measure, ReaderTrainer, Steps
-
-READER_FOLDER = "reader"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,16 @@ def test_metrics_tell_all_that_the_numbers_need(bench, first):
     assert metrics["value"] == metrics["metrics"]["accuracy"] == sum(right) / 12
     low, high = metrics["interval_95"]
     assert 0 <= low <= metrics["value"] <= high <= 1
-    stages = {"corpus", "index", "candidates", "states", "evidence", "training", "evaluation"}
+    stages = {
+        "corpus",
+        "index",
+        "candidates",
+        "states",
+        "evidence",
+        "training",
+        "calibration",
+        "evaluation",
+    }
     assert set(metrics["seconds"]) == stages
     assert {"train", "dev", "test", "candidates/test", "evidence/test", "run", "reader"} <= set(
         metrics["fingerprints"]

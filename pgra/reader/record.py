@@ -1,0 +1,196 @@
+"""`pgra.json`: what a trained reader's folder says of itself, so that it can be used alone.
+
+It is written last, beside the plain T5 files: a folder that has one is whole.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pgra import __version__
+from pgra.errors import ArtifactError, PgraError
+from pgra.io import file_checksum, package_versions, write_json
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.inputs import SegmentLayout
+from pgra.reader.predict import Decision
+from pgra.reader.temperature import Calibration
+from pgra.types import Json
+
+READER_FOLDER = "reader"
+RECORD_FILE = "pgra.json"
+FORMAT = 1
+_OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderRecord:
+    """What a reader was trained for and with.
+
+    Attributes:
+        task: The task's name.
+        inputs: Fields of a query, in the task's order.
+        metric: The task's metric.
+        words: Word by label, in the task's order of labels.
+        layout: How a query and an evidence become a segment.
+        decode: As in `Decision`.
+        length_normalize: As in `Decision`.
+        calibration: The temperature of its probabilities.
+        num_evidence: Evidence a query, the paper's d; 0 for a plain T5.
+        method: t5, fid, pgra or pgra-exhaustive.
+        prompt: What the second stage's LM reads before a text; None where there is none.
+        base_model: The T5 it began as: {"name", "identity"}.
+        seed: Of its training.
+        arguments: All of `PgraArguments`, by section.
+        fingerprints: Of data, corpus, index, reranker (LM, prompt and bank) and evidence.
+    """
+
+    task: str
+    inputs: tuple[str, ...]
+    metric: str
+    words: Mapping[str, str]
+    layout: SegmentLayout
+    decode: str
+    length_normalize: bool
+    calibration: Calibration
+    num_evidence: int
+    method: str
+    prompt: FewShotPrompt | None
+    base_model: Mapping[str, str]
+    seed: int
+    arguments: Mapping[str, Mapping[str, Any]]
+    fingerprints: Mapping[str, Json]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Give the labels in the task's order."""
+        return tuple(self.words)
+
+    @property
+    def verbalizer(self) -> Verbalizer:
+        """Give the reader's words."""
+        return Verbalizer(self.words, self.layout.template)
+
+    @property
+    def decision(self) -> Decision:
+        """Give how labels are decided, with the fitted temperature."""
+        return Decision(self.decode, self.length_normalize, self.calibration.temperature)
+
+
+def write_record(folder: Path, record: ReaderRecord) -> None:
+    """Finish a reader's folder: say what it is, with the checksums of its files."""
+    files = {
+        path.name: {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name not in _OTHERS and not path.name.startswith(".")
+    }
+    values = {**asdict(record), "labels": list(record.labels), "files": files}
+    versions = {"pgra": __version__, **package_versions()}
+    write_json(folder / RECORD_FILE, {"format": FORMAT, **values, "versions": versions})
+
+
+def find_reader(folder: Path) -> Path:
+    """Find the reader's folder in a run, or take it as it is.
+
+    Raises:
+        ArtifactError: If there is no whole one; it is said how to go on.
+    """
+    for place in (folder, folder / READER_FOLDER):
+        if (place / RECORD_FILE).is_file():
+            return place
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} does not exist: give the folder of a run, or its reader/")
+    is_run = (folder / "run.json").is_file() or (folder / READER_FOLDER).is_dir()
+    if is_run or (folder.parent / "run.json").is_file():
+        raise ArtifactError(
+            f"{folder} holds no whole reader (no {RECORD_FILE}): the run was stopped before its "
+            "end, and the same train.py command goes on with it"
+        )
+    kind = "is a plain model folder" if (folder / "config.json").is_file() else "is no run"
+    raise ArtifactError(
+        f"{folder} {kind}, not a trained reader (it has no {RECORD_FILE}): give the folder of a "
+        "finished run of train.py, or its reader/"
+    )
+
+
+def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
+    """Read what a reader's folder says of itself, and check the folder against it.
+
+    Args:
+        folder: A run, or its reader's folder.
+        verify: Whether to compare the files' checksums.
+
+    Raises:
+        ArtifactError: If it is missing, damaged (the file is named), or of another format.
+    """
+    home = find_reader(folder)
+    path = home / RECORD_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(values, dict) or "format" not in values:
+        raise _damaged(path, "it does not say its format")
+    if values["format"] != FORMAT:
+        raise ArtifactError(
+            f"{path} has format {values['format']}, this pgra ({__version__}) reads {FORMAT}: "
+            "update pgra, or train again"
+        )
+    try:
+        record = _parse(values)
+        if verify:
+            _check_files(home, values["files"])
+    except ArtifactError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+    return record
+
+
+def _parse(values: Mapping[str, Any]) -> ReaderRecord:
+    prompt, words = values["prompt"], values["words"]
+    if list(words) != values["labels"]:
+        raise ValueError("words and labels differ")
+    if prompt is not None:
+        template = prompt["template"]
+        body = PromptTemplate(template["body"], template["answer"], tuple(template["inputs"]))
+        prompt = FewShotPrompt(body, prompt["prefix"], tuple(prompt["exemplar_ids"]))
+    calibration = Calibration(**values["calibration"])
+    if not calibration.temperature > 0:
+        raise ValueError(f"temperature is {calibration.temperature}")
+    return ReaderRecord(
+        task=values["task"],
+        inputs=tuple(values["inputs"]),
+        metric=values["metric"],
+        words=words,
+        layout=SegmentLayout(**values["layout"]),
+        decode=values["decode"],
+        length_normalize=values["length_normalize"],
+        calibration=calibration,
+        num_evidence=int(values["num_evidence"]),
+        method=values["method"],
+        prompt=prompt,
+        base_model=values["base_model"],
+        seed=int(values["seed"]),
+        arguments=values["arguments"],
+        fingerprints=values["fingerprints"],
+    )
+
+
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, known in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing: copy the folder again, or train again")
+        if path.stat().st_size != known["bytes"] or file_checksum(path) != known["checksum"]:
+            raise ArtifactError(
+                f"{path} is damaged (it is not what was written): copy the folder again, or train "
+                "again"
+            )
+
+
+def _damaged(path: Path, why: str) -> ArtifactError:
+    return ArtifactError(f"{path} is damaged ({why}): copy the folder again, or train again")

@@ -1,0 +1,251 @@
+"""A trained reader's folder, used alone."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from pgra.errors import ArtifactError, ConfigError
+from pgra.models.fid import FusionReader
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.reader.checkpoints import save_reader
+from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.reader.predict import Decision, predict, score_inputs
+from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader, read_record, write_record
+from pgra.reader.temperature import Calibration
+from pgra.reader.trained import Reader
+from pgra.types import Example, Worker
+
+RECORD = ReaderRecord(
+    task="reviews",
+    inputs=("text", "title"),
+    metric="accuracy",
+    words={"negative": "terrible", "positive": "great"},
+    layout=SegmentLayout("{title} {text} It was <extra_id_0> .", "evidence_first", 40),
+    decode="verbalizer",
+    length_normalize=False,
+    calibration=Calibration(2.5, 60),
+    num_evidence=2,
+    method="pgra",
+    prompt=FewShotPrompt(PromptTemplate("{text}", "Answer:", ("text", "title")), "Do:", ("t-1",)),
+    base_model={"name": "tiny", "identity": "ab"},
+    seed=3,
+    arguments={"runtime": {"artifacts_dir": "artifacts", "device": "cpu"}},
+    fingerprints={"corpus": "cd"},
+)
+QUERIES = ["the red sea", {"text": "a film", "title": "plot"}, "an old house by the sea"]
+EVIDENCE = [["apples grow in the garden", "a cast"], [], ["the boats"]]
+
+
+@pytest.fixture(scope="module")
+def made(t5_dir, tmp_path_factory):
+    model = FusionReader.from_name(str(t5_dir))
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    folder = tmp_path_factory.mktemp("run") / "reader"
+    save_reader(model, load_tokenizer(find_model(str(t5_dir))), folder)
+    write_record(folder, RECORD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reader(made, tmp_path_factory):
+    """Loaded from another place than where it was written."""
+    moved = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(made, moved)
+    return Reader.load(moved, device="cpu")
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "reader")
+
+
+def chances(found):
+    return [list(prediction.scores.values()) for prediction in found]
+
+
+def test_a_record_comes_back_as_it_was_written(made, reader):
+    assert read_record(made) == read_record(made.parent) == reader.record == RECORD
+    assert (reader.labels, reader.temperature, reader.num_evidence) == (
+        ("negative", "positive"),
+        2.5,
+        2,
+    )
+    values = json.loads((made / RECORD_FILE).read_text())
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(values["files"])
+    assert {"pgra", "torch", "transformers"} <= set(values["versions"])
+
+
+def test_it_decides_as_the_parts_do_that_it_was_made_of(made, reader):
+    model, tokenizer = FusionReader.from_name(str(made)), load_tokenizer(find_model(str(made)))
+    fields = [{"text": "the red sea", "title": ""}, QUERIES[1], {"text": QUERIES[2], "title": ""}]
+    examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
+    verbalizer = RECORD.verbalizer
+    inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout).inputs
+    expected = predict(model, tokenizer, inputs, verbalizer, decision=Decision(temperature=2.5))
+    assert reader.predict(QUERIES, EVIDENCE) == expected
+    cold = predict(model, tokenizer, inputs, verbalizer)
+    assert [p.label for p in cold] == [p.label for p in expected]  # no decision changes,
+    assert np.abs(np.subtract(chances(cold), chances(expected))).max() > 0.01  # probabilities do
+
+
+def test_evidence_counts_and_its_order_does_not(reader):
+    found = chances(reader.predict(QUERIES, EVIDENCE))
+    turned = chances(reader.predict(QUERIES, [texts[::-1] for texts in EVIDENCE]))
+    np.testing.assert_allclose(turned, found, atol=1e-5)
+    without = chances(reader.predict(QUERIES, []))
+    np.testing.assert_allclose(without[1], found[1], atol=1e-5)  # it had none
+    assert abs(without[0][0] - found[0][0]) > 1e-4
+
+
+def test_a_query_alone_is_decided_as_among_others(reader):
+    together = reader.predict(QUERIES, EVIDENCE)
+    (alone,) = reader.predict(QUERIES[2:], EVIDENCE[2:])
+    np.testing.assert_allclose(
+        list(alone.scores.values()), list(together[2].scores.values()), atol=1e-5
+    )
+
+
+def test_attention_is_shared_out_among_a_querys_evidence(reader):
+    shares = reader.attention(QUERIES, EVIDENCE)
+    assert [len(part) for part in shares] == [2, 0, 1]
+    assert sum(shares[0]) == pytest.approx(1, abs=1e-5)
+    assert shares[2] == [pytest.approx(1, abs=1e-5)]
+    assert abs(shares[0][0] - shares[0][1]) > 1e-4
+    turned = reader.attention(QUERIES, [texts[::-1] for texts in EVIDENCE])
+    np.testing.assert_allclose(turned[0], shares[0][::-1], atol=1e-5)
+    assert reader.attention(QUERIES, []) == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    "decision", [Decision(), Decision(length_normalize=True), Decision("official")]
+)
+def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader, decision):
+    from pgra.reader.attention import score_with_attention
+
+    inputs = reader._inputs(QUERIES, EVIDENCE)
+    parts = (reader.model, reader.tokenizer, inputs, RECORD.verbalizer)
+    how = {"decision": decision, "batch_tokens": 100, "progress": False, "worker": Worker()}
+    attended = score_with_attention(*parts, **how)
+    np.testing.assert_array_equal(attended.scores, score_inputs(*parts, **how))
+    # One by one: the segments of a query, and the target of the label that it got.
+    for row, found in enumerate(attended.shares):
+        from pgra.models.segments import GroupCost, pack_segments
+        from pgra.reader.collate import pad_targets
+
+        segments = inputs[row].segments
+        label = int(attended.scores[row].argmax())
+        target = RECORD.verbalizer.target_ids(reader.tokenizer)[label]
+        packed = pack_segments([segments], pad_token_id=0, cost=GroupCost(1, 999))
+        lengths = [[len(segment) for segment in segments]]
+        (alone,) = reader.model.attention_mass(packed, lengths, pad_targets([target]))
+        np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_generation_writes_a_text_for_each_query(reader):
+    texts = reader.generate(QUERIES, EVIDENCE, max_new_tokens=6)
+    assert len(texts) == 3
+    assert all(isinstance(text, str) for text in texts)
+    assert reader.generate(QUERIES[:1], EVIDENCE[:1], max_new_tokens=6) == texts[:1]
+    longer = reader.generate(QUERIES, EVIDENCE, max_new_tokens=12)
+    assert max(map(len, longer)) > max(map(len, texts))
+
+
+def test_a_reader_of_evidence_given_none_says_how(reader):
+    with pytest.raises(ConfigError, match="was trained with 2 evidence texts a query, and none"):
+        reader.predict(QUERIES)
+    assert len(reader.predict(QUERIES, [])) == 3
+
+
+@pytest.mark.parametrize(
+    ("queries", "message"),
+    [
+        ("a text", "queries is a single query"),
+        ([""], "query 0 is empty"),
+        (["a", 3], "query 1 is a int"),
+        ([{"text": "a"}], "query 0 has no 'title': task 'reviews' needs it"),
+        ([{"text": "a", "title": "", "body": "b"}], "query 0: unknown input 'body'"),
+        ([{"text": "a\0", "title": ""}], "query 0: 'text' is 'a.x00', not clean text"),
+    ],
+)
+def test_queries_that_the_task_does_not_take_are_refused(reader, queries, message):
+    with pytest.raises(ConfigError, match=message):
+        reader.predict(queries, [])
+
+
+@pytest.mark.parametrize(
+    ("evidence", "message"),
+    [
+        ([["a"]], "evidence holds 1 lists, there are 3 queries"),
+        (["a", [], []], "evidence 0 is 'a': give a list"),
+        ([["a"], [3], []], r"evidence 1 is \[3\]: give a list"),
+        ([["a"], 4, []], "evidence 1 is 4: give a list"),
+    ],
+)
+def test_evidence_that_is_no_list_of_texts_is_refused(reader, evidence, message):
+    with pytest.raises(ConfigError, match=message):
+        reader.predict(QUERIES, evidence)
+
+
+def test_no_query_gives_nothing(reader):
+    assert reader.predict([], []) == reader.attention([], []) == reader.generate([], []) == []
+
+
+def test_damaged_weights_are_refused_by_name(copy):
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + b"abcd")
+    with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
+        Reader.load(copy)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"model\.safetensors is missing: copy the folder"):
+        Reader.load(copy)
+
+
+def rewrite(folder, **changes):
+    path = folder / RECORD_FILE
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v != "gone"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 9}, r"pgra\.json has format 9, this pgra \(.*\) reads 1: update pgra"),
+        ({"format": "gone"}, r"pgra\.json is damaged \(it does not say its format\)"),
+        ({"words": "gone"}, r"pgra\.json is damaged \(KeyError: 'words'\)"),
+        ({"labels": ["a"]}, r"pgra\.json is damaged \(ValueError: words and labels differ"),
+        ({"calibration": {"temperature": -1}}, r"is damaged \(ValueError: temperature is -1"),
+        ({"layout": {"template": "{text}", "order": "x"}}, "unknown segment order 'x'"),
+    ],
+)
+def test_a_damaged_or_foreign_record_is_refused(copy, changes, message):
+    rewrite(copy, **changes)
+    with pytest.raises(ArtifactError, match=message):
+        Reader.load(copy)
+
+
+def test_a_record_that_is_no_json_is_refused(copy):
+    (copy / RECORD_FILE).write_text('{"format"')
+    with pytest.raises(ArtifactError, match=r"pgra\.json is damaged .*: copy the folder again"):
+        Reader.load(copy)
+
+
+def test_a_folder_without_a_whole_reader_says_how_to_go_on(copy, t5_dir, tmp_path):
+    with pytest.raises(ArtifactError, match="nowhere does not exist: give the folder of a run"):
+        find_reader(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match="empty is no run, not a trained reader"):
+        find_reader(tmp_path / "empty")
+    with pytest.raises(ArtifactError, match="is a plain model folder, not a trained reader"):
+        find_reader(t5_dir)
+    (copy / RECORD_FILE).unlink()  # as a run leaves it that is killed before its end
+    (tmp_path / "run.json").write_text("{}")
+    for place in (copy, tmp_path):
+        with pytest.raises(ArtifactError, match="the same train.py command goes on with it"):
+            find_reader(place)
