@@ -199,8 +199,9 @@ class FusionReader(nn.Module):
             For each example a share for each segment; they add up to 1.
         """
         encoded, mask = self.fuse(packed)
-        before = self.t5.config._attn_implementation  # there is no other way to ask
-        self.t5.set_attn_implementation("eager")  # the only one that gives its weights
+        decoder = self.t5.get_decoder()  # itself: transformers 5.14 to 5.20 do not pass it on
+        before = decoder.config._attn_implementation  # there is no other way to ask
+        decoder.set_attn_implementation("eager")  # the only one that gives its weights
         try:
             layers = self.t5(
                 encoder_outputs=encoded,
@@ -210,7 +211,7 @@ class FusionReader(nn.Module):
                 use_cache=False,
             ).cross_attentions
         finally:
-            self.t5.set_attn_implementation(before)
+            decoder.set_attn_implementation(before)
         weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
         real = (labels != IGNORED).to(weights.device)[..., None]
         tokens = ((weights * real).sum(dim=1) / real.sum(dim=1)).cpu()  # (B, S)
@@ -231,6 +232,12 @@ class FusionReader(nn.Module):
             every_n_layers=every_n_layers,
             offload=offload,
         )
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
+        self.t5.gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
 
     def state_dict(
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False

@@ -10,6 +10,7 @@ from pgra.models.fid import FusionReader
 from pgra.models.segments import GroupCost, pack_segments
 
 B, N = 3, 4
+CHECKPOINTING = ["activation_checkpointing_enable", "gradient_checkpointing_enable"]
 COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8)]
 
 
@@ -138,13 +139,13 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, l
             for s in segments
         ]
         real = labels[[i]][labels[[i]] != -100][None]
-        reader.t5.set_attn_implementation("eager")
+        reader.t5.decoder.set_attn_implementation("eager")
         layers = reader.t5(
             encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
             labels=real,
             output_attentions=True,
         ).cross_attentions
-        reader.t5.set_attn_implementation("sdpa")
+        reader.t5.decoder.set_attn_implementation("sdpa")
         tokens = torch.stack(list(layers)).detach().mean(dim=(0, 1, 2, 3))
         expected = [float(part.sum()) for part in tokens.split(lengths[i])]
         assert found[i] == pytest.approx(expected, abs=1e-5)
@@ -157,8 +158,10 @@ def test_activation_checkpointing_changes_no_gradient(t5_dir, examples, labels):
     grads = []
     for checkpointed in (False, True):
         reader = FusionReader.from_name(str(t5_dir))
-        if checkpointed:
-            reader.activation_checkpointing_enable()
+        if checkpointed:  # what a Trainer of this transformers calls
+            known = [name for name in CHECKPOINTING if hasattr(reader.t5, name)]
+            getattr(reader, known[0])()
+            assert reader.t5.encoder.gradient_checkpointing
         reader.train()
         torch.manual_seed(0)
         read(reader, examples, labels).loss.backward()
