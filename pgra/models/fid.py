@@ -21,7 +21,8 @@ from pgra.models.segments import Group, PackedSegments
 IGNORED = -100
 """Label of a padded target token, as in PyTorch's cross entropy."""
 ARCHITECTURES = ("mt5", "t5")
-"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5"."""
+"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale
+its logits like the original T5's, but it was trained without, with a head of its own."""
 
 
 class FusionReader(nn.Module):
@@ -258,9 +259,14 @@ class FusionReader(nn.Module):
         """Load a T5's weights; a tied one may stand once.
 
         Raises:
-            RuntimeError: If strict and a weight is missing or unknown.
+            RuntimeError: If strict and a weight is missing or unknown, or two that are one weight
+                here differ there: the second would replace the first.
         """
         tied = {name: names for names in self._tied() for name in names}
+        for name, (first, *_) in tied.items():
+            is_given = first in state_dict and name in state_dict
+            if is_given and not torch.equal(state_dict[first], state_dict[name]):
+                raise RuntimeError(f"weights do not fit: {first} and {name} are one here")
         result = self.t5.load_state_dict(state_dict, strict=False, assign=assign)
         result.missing_keys[:] = [
             name
