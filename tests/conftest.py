@@ -27,12 +27,16 @@ from tokenizers import (
 from transformers import (
     BertConfig,
     BertModel,
+    ByT5Tokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MT5Config,
+    MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -69,7 +73,7 @@ SENTENCES = [
     "Audiences laughed at the jokes and cried at the end.",
 ]
 LM_KINDS = ["gpt2", "llama", "opt", "opt-350m", "qwen2"]
-T5_KINDS = ["t5", "t5-v1.1", "flan-t5"]
+T5_KINDS = ["t5", "t5-v1.1", "flan-t5", "mt5", "byt5"]
 ENCODER_KINDS = ["bert", "roberta"]
 _WORDS = (
     "negative positive terrible great The answer is Does the following sentence have a sentiment?"
@@ -133,18 +137,24 @@ def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
     return fast
 
 
-def _unigram(folder: Path) -> PreTrainedTokenizerFast:
+def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerFast:
+    """Like T5's. In mT5's the slots are pieces like all others, not special tokens."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
+    special, slots = ["<pad>", "</s>", "<unk>"], ["<extra_id_0>", "<extra_id_1>"]
     tokenizer.train_from_iterator(
         _TEXTS,
         trainers.UnigramTrainer(
             vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
         ),
     )
-    tokenizer.add_special_tokens(["<extra_id_0>", "<extra_id_1>"])
+    if plain_slots:
+        pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+        pieces += [[f"▁{slot}", 0.0] for slot in reversed(slots)]
+        tokenizer.model = models.Unigram([tuple(piece) for piece in pieces], unk_id=2)
+    else:
+        tokenizer.add_special_tokens(slots)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
     )
@@ -153,10 +163,18 @@ def _unigram(folder: Path) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         unk_token="<unk>",
-        extra_special_tokens=["<extra_id_0>", "<extra_id_1>"],
+        **({} if plain_slots else {"extra_special_tokens": slots}),
     )
     fast.save_pretrained(folder)
     return fast
+
+
+def _reader_tokenizer(folder: Path, kind: str) -> PreTrainedTokenizerBase:
+    if kind != "byt5":
+        return _unigram(folder, plain_slots=kind == "mt5")
+    bytewise = ByT5Tokenizer()  # no vocabulary, and Python alone
+    bytewise.save_pretrained(folder)
+    return bytewise
 
 
 def _lively(model: torch.nn.Module) -> torch.nn.Module:
@@ -246,25 +264,39 @@ def build_encoder(folder: Path, kind: str = "bert") -> Path:
 
 
 def build_t5(folder: Path, kind: str = "t5") -> Path:
-    """Write a 2-layer T5 with its tokenizer: the original, v1.1 or flan shape."""
+    """Write a tiny T5 with its tokenizer, in the shape and with the kind of folder of the real one.
+
+    All but the original T5 have gated layers and a head of their own; flan's heads are narrower
+    than the model (as flan-T5-small's), and most of ByT5's layers are the encoder's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tok = _unigram(folder)
-    gated = {} if kind == "t5" else {"feed_forward_proj": "gated-gelu"}
-    config = T5Config(
+    tok = _reader_tokenizer(folder, kind)
+    is_original = kind == "t5"
+    config = (MT5Config if kind == "mt5" else T5Config)(
         vocab_size=len(tok),
         d_model=32,
         d_kv=8,
         d_ff=64,
-        num_layers=2,
-        num_heads=4,
+        num_layers=3 if kind == "byt5" else 2,
+        num_decoder_layers=1 if kind == "byt5" else 2,
+        num_heads=3 if kind == "flan-t5" else 4,
         dropout_rate=0.1,
         pad_token_id=tok.pad_token_id,
         eos_token_id=tok.eos_token_id,
         decoder_start_token_id=tok.pad_token_id,
-        **gated,
+        feed_forward_proj="relu" if is_original else "gated-gelu",
+        tie_word_embeddings=is_original,
     )
     torch.manual_seed(3)
-    T5ForConditionalGeneration(config).save_pretrained(folder)
+    model = (MT5ForConditionalGeneration if kind == "mt5" else T5ForConditionalGeneration)(config)
+    if not is_original:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.2)
+    model.save_pretrained(folder)
+    if not is_original:  # as the hub's folders say it, whatever this transformers writes
+        path = folder / "config.json"
+        saved = {**json.loads(path.read_text()), "tie_word_embeddings": False}
+        saved.pop("scale_decoder_outputs", None)
+        path.write_text(json.dumps(saved))
     return folder
 
 
@@ -294,6 +326,11 @@ def encoder_dir(encoder_dirs) -> Path:
 def t5_dirs(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("readers")
     return {kind: build_t5(root / kind, kind) for kind in T5_KINDS}
+
+
+@pytest.fixture(scope="session", params=T5_KINDS)
+def reader_dir(request, t5_dirs) -> Path:
+    return t5_dirs[request.param]
 
 
 @pytest.fixture(scope="session")

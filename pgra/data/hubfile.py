@@ -9,10 +9,12 @@ def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     Args:
         others: What to catch beside these.
     """
-    from httpx2 import HTTPError  # the client's own errors are of this kind, or an OSError
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    return (HTTPError, HFValidationError, OSError, *others)
+    # The errors of its client are of the kind that its own begin with, or an OSError; the client
+    # is httpx or httpx2, by version.
+    client_error = HfHubHTTPError.__bases__[0]
+    return (client_error, HFValidationError, OSError, *others)
 
 
 def hub_reason(error: BaseException) -> str:

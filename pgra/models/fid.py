@@ -21,7 +21,8 @@ from pgra.models.segments import Group, PackedSegments
 IGNORED = -100
 """Label of a padded target token, as in PyTorch's cross entropy."""
 ARCHITECTURES = ("mt5", "t5")
-"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5"."""
+"""Model types: T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale
+its logits like the original T5's, but it was trained without, with a head of its own."""
 Fused = tuple[BaseModelOutput, Tensor]
 """What `FusionReader.fuse` gives."""
 
@@ -210,8 +211,9 @@ class FusionReader(nn.Module):
             For each example a share for each segment; they add up to 1.
         """
         encoded, mask = fused or self.fuse(packed)
-        before = self.t5.config._attn_implementation  # there is no other way to ask
-        self.t5.set_attn_implementation("eager")  # the only one that gives its weights
+        decoder = self.t5.get_decoder()  # itself: transformers 5.14 to 5.20 do not pass it on
+        before = decoder.config._attn_implementation  # there is no other way to ask
+        decoder.set_attn_implementation("eager")  # the only one that gives its weights
         try:
             layers = self.t5(
                 encoder_outputs=encoded,
@@ -221,7 +223,7 @@ class FusionReader(nn.Module):
                 use_cache=False,
             ).cross_attentions
         finally:
-            self.t5.set_attn_implementation(before)
+            decoder.set_attn_implementation(before)
         weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
         real = (labels != IGNORED).to(weights.device)[..., None]
         tokens = ((weights * real).sum(dim=1) / real.sum(dim=1)).cpu()  # (B, S)
@@ -243,6 +245,12 @@ class FusionReader(nn.Module):
             offload=offload,
         )
 
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
+        self.t5.gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+
     def state_dict(
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> Any:
@@ -262,9 +270,14 @@ class FusionReader(nn.Module):
         """Load a T5's weights; a tied one may stand once.
 
         Raises:
-            RuntimeError: If strict and a weight is missing or unknown.
+            RuntimeError: If strict and a weight is missing or unknown, or two that are one weight
+                here differ there: the second would replace the first.
         """
         tied = {name: names for names in self._tied() for name in names}
+        for name, (first, *_) in tied.items():
+            is_given = first in state_dict and name in state_dict
+            if is_given and not torch.equal(state_dict[first], state_dict[name]):
+                raise RuntimeError(f"weights do not fit: {first} and {name} are one here")
         result = self.t5.load_state_dict(state_dict, strict=False, assign=assign)
         result.missing_keys[:] = [
             name

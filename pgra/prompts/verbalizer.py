@@ -91,7 +91,7 @@ class Verbalizer:
         Raises:
             ConfigError: If two targets are the same tokens, a word holds unknown pieces, the slot
                 is no token of this tokenizer, or, for "official", two words begin with the same
-                token.
+                token or none is a single one.
         """
         choose("decode", decode, DECODES)
         if self.has_slot:
@@ -113,14 +113,22 @@ class Verbalizer:
         )
         if decode == "official":
             self._refuse_equal({k: ids[:1] for k, ids in pieces.items()}, "begin with one token")
-            if audit.multi:
-                logger.warning(
-                    "decode 'official' writes one token: %d of %d labels can never be right (%s)",
-                    len(audit.multi),
-                    len(pieces),
-                    ", ".join(audit.multi),
-                )
+            self._check_official(audit)
         return audit
+
+    def _check_official(self, audit: VerbalizerAudit) -> None:
+        if not audit.single:  # as with ByT5, whose tokens are bytes
+            raise ConfigError(
+                f"decode 'official' writes one token, and the words of all {len(audit.multi)} "
+                "labels are more to this reader: use --decode verbalizer"
+            )
+        if audit.multi:
+            logger.warning(
+                "decode 'official' writes one token: %d of %d labels can never be right (%s)",
+                len(audit.multi),
+                len(self.words),
+                ", ".join(audit.multi),
+            )
 
     def _check_slot(self, tokenizer: Any) -> None:
         for token in (SLOT, SLOT_END):
@@ -128,7 +136,7 @@ class Verbalizer:
             if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
                 raise ConfigError(
                     f"reader_template {self.template!r} holds {SLOT}, but '{token}' is no token of "
-                    "this reader: use a T5, or a template without it"
+                    "this reader: give a --reader_template without it, or another reader"
                 )
 
     def _refuse_equal(self, pieces: Mapping[str, tuple[int, ...]], what: str) -> None:

@@ -16,7 +16,7 @@ from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.fid import IGNORED, Fused, FusionReader
 from pgra.models.segments import GroupCost, PackedSegments
-from pgra.prompts.verbalizer import Verbalizer
+from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.collate import Collator, pad_targets
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Prediction, Scores, Worker
@@ -225,6 +225,7 @@ def _score_official(
     count = 2 if verbalizer.has_slot else 1  # the slot's own token comes first
     written = reader.generate(packed, max_new_tokens=count, do_sample=False, num_beams=1)
     texts = tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
+    texts = [text.replace(SLOT, "") for text in texts]  # to mT5's tokenizer it is a plain piece
     found = [verbalizer.label_of_word(text) for text in texts]
     unknown = [text for text, label in zip(texts, found, strict=True) if label is None]
     if unknown:

@@ -7,6 +7,7 @@ from conftest import SENTENCES, write_jsonl
 from scripted import GOOD, Bench, contents, finish, half_written, read_json, review_rows
 
 from pgra.data.tasks import load_task
+from pgra.models.loading import find_model, load_tokenizer, tokenizer_identity
 
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 
@@ -135,6 +136,23 @@ def test_every_retriever_trains_a_reader(bench, retriever):
     called = bench.train(retriever, retriever=retriever)
     assert called.code == 0, called.err
     assert len(bench.predictions(retriever)) == 12
+
+
+@pytest.mark.parametrize("kind", ["t5-v1.1", "mt5", "byt5"])
+def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
+    called = bench.train(f"kind-{kind}", model_name_or_path=t5_dirs[kind])
+    assert called.code == 0, called.err
+    folder = bench.run(f"kind-{kind}")
+    predictions = bench.predictions(f"kind-{kind}")
+    assert predictions != bench.predictions("first")
+    (folder / "predictions.jsonl").unlink()
+    assert bench.evaluate(f"kind-{kind}").code == 0
+    assert bench.predictions(f"kind-{kind}") == predictions
+    trained, untrained = folder / "reader", t5_dirs[kind]
+    first_tokens, last_tokens = (
+        tokenizer_identity(load_tokenizer(find_model(str(path)))) for path in (untrained, trained)
+    )
+    assert first_tokens == last_tokens
 
 
 def test_another_seed_in_the_same_folder_is_refused(bench, first):

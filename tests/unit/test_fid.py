@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +12,14 @@ from pgra.models.fid import FusionReader
 from pgra.models.segments import GroupCost, pack_segments
 
 B, N = 3, 4
+CHECKPOINTING = ["activation_checkpointing_enable", "gradient_checkpointing_enable"]
 COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8)]
 
 
 @pytest.fixture(scope="module", params=T5_KINDS)
 def reader(request, t5_dirs):
     reader = FusionReader.from_name(str(t5_dirs[request.param]))
+    assert has_own_head(reader) == (request.param != "t5")
     generator = torch.Generator().manual_seed(5)
     for parameter in reader.parameters():  # livelier than T5's own start, so that errors show
         parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
@@ -43,6 +47,10 @@ def pack(examples, cost=COSTS[0]):
 
 def read(reader, examples, labels, cost=COSTS[0], **kwargs):
     return reader(**pack(examples, cost).as_inputs(), labels=labels, **kwargs)
+
+
+def has_own_head(reader):
+    return reader.t5.lm_head.weight is not reader.t5.shared.weight
 
 
 def padded(reader, examples, labels, width=9):
@@ -138,13 +146,13 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, l
             for s in segments
         ]
         real = labels[[i]][labels[[i]] != -100][None]
-        reader.t5.set_attn_implementation("eager")
+        reader.t5.decoder.set_attn_implementation("eager")
         layers = reader.t5(
             encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
             labels=real,
             output_attentions=True,
         ).cross_attentions
-        reader.t5.set_attn_implementation("sdpa")
+        reader.t5.decoder.set_attn_implementation("sdpa")
         tokens = torch.stack(list(layers)).detach().mean(dim=(0, 1, 2, 3))
         expected = [float(part.sum()) for part in tokens.split(lengths[i])]
         assert found[i] == pytest.approx(expected, abs=1e-5)
@@ -157,8 +165,10 @@ def test_activation_checkpointing_changes_no_gradient(t5_dir, examples, labels):
     grads = []
     for checkpointed in (False, True):
         reader = FusionReader.from_name(str(t5_dir))
-        if checkpointed:
-            reader.activation_checkpointing_enable()
+        if checkpointed:  # what a Trainer of this transformers calls
+            known = [name for name in CHECKPOINTING if hasattr(reader.t5, name)]
+            getattr(reader, known[0])()
+            assert reader.t5.encoder.gradient_checkpointing
         reader.train()
         torch.manual_seed(0)
         read(reader, examples, labels).loss.backward()
@@ -175,11 +185,14 @@ def test_the_loss_is_divided_by_the_items_of_all_accumulated_batches(reader, exa
     torch.testing.assert_close(torch.stack(parts).sum(), whole)
 
 
-def test_weights_come_back_under_plain_t5_names(reader, tmp_path):
-    weights = reader.state_dict()
+def test_weights_come_back_under_plain_t5_names(reader):
+    weights = {name: tensor.clone() for name, tensor in reader.state_dict().items()}
     assert "shared.weight" in weights
-    assert len({t.data_ptr() for t in weights.values()}) == len(weights)
-    other = FusionReader(type(reader.t5)(reader.t5.config))
+    assert ("lm_head.weight" in weights) == has_own_head(reader)
+    assert len({t.data_ptr() for t in reader.state_dict().values()}) == len(weights)
+    other = copy.deepcopy(reader)
+    for parameter in other.parameters():
+        parameter.data.zero_()
     result = other.load_state_dict(weights)
     assert not result.missing_keys
     assert all(
@@ -187,6 +200,31 @@ def test_weights_come_back_under_plain_t5_names(reader, tmp_path):
     )
     with pytest.raises(RuntimeError, match="weights do not fit"):
         other.load_state_dict({"nonsense": torch.zeros(1)})
+
+
+def test_a_head_of_its_own_is_refused_where_it_would_replace_the_embeddings(t5_dirs):
+    tied, own = (FusionReader.from_name(str(t5_dirs[kind])) for kind in ("t5", "t5-v1.1"))
+    assert (has_own_head(tied), has_own_head(own)) == (False, True)
+    weights = dict(tied.t5.state_dict())
+    tied.load_state_dict(weights)  # all names of one weight, and all equal
+    weights["lm_head.weight"] = torch.randn_like(tied.t5.shared.weight)
+    with pytest.raises(
+        RuntimeError, match=r"weights do not fit: shared\.weight and lm_head\.weight"
+    ):
+        tied.load_state_dict(weights)
+
+
+def test_logits_are_those_of_each_kinds_paper(reader, examples, labels):
+    """The original T5 shares its embeddings with the head and scales; the others do neither."""
+    ids = torch.from_numpy(examples[0][0])[None].long()
+    start = reader.t5.prepare_decoder_input_ids_from_labels(labels[:1, :3])
+    hidden = reader.t5.decoder(
+        input_ids=start, encoder_hidden_states=reader.t5.encoder(ids).last_hidden_state
+    ).last_hidden_state
+    logits = hidden @ reader.t5.lm_head.weight.T
+    expected = logits if has_own_head(reader) else logits * 32**-0.5
+    found = read(reader, [examples[0][:1]], labels[:1, :3]).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_saved_reader_is_a_plain_t5_folder(reader, examples, labels, tmp_path):

@@ -2,19 +2,27 @@ import numpy as np
 import pytest
 import torch
 from conftest import reader_inputs
+from oracle import ScriptedT5, oracle
 
+from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, ModelError
 from pgra.models.fid import FusionReader
 from pgra.models.loading import find_model, load_tokenizer
-from pgra.models.segments import GroupCost
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.collate import Collator
 from pgra.reader.predict import Decision, decide, label_chances, predict, score_inputs
 from pgra.types import Worker
 
 WORDS = {"negative": "terrible", "positive": "great", "mixed": "a b"}
 VERBALIZER = Verbalizer(WORDS, "{text} It was <extra_id_0> .")
 OFFICIAL = Decision("official")
+
+
+def _load(folder):
+    reader = FusionReader.from_name(str(folder))
+    generator = torch.Generator().manual_seed(5)
+    for parameter in reader.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    return reader, load_tokenizer(find_model(str(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +32,7 @@ def tokenizer(t5_dir):
 
 @pytest.fixture(scope="module")
 def reader(t5_dir):
-    reader = FusionReader.from_name(str(t5_dir))
-    generator = torch.Generator().manual_seed(5)
-    for parameter in reader.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
-    return reader
+    return _load(t5_dir)[0]
 
 
 TEXTS = ["the red sea", "a film", "the old house by the sea and the garden", "plot", "a cast"]
@@ -50,7 +54,9 @@ def _same(found, expected):
         np.testing.assert_allclose(list(a.scores.values()), list(b.scores.values()), atol=1e-5)
 
 
-def test_predictions_do_not_depend_on_batches_or_order(reader, tokenizer, inputs):
+def test_predictions_do_not_depend_on_batches_or_order(reader_dir):
+    reader, tokenizer = _load(reader_dir)
+    inputs = reader_inputs(tokenizer, VERBALIZER, ITEMS)
     together = predict(reader, tokenizer, inputs, VERBALIZER)
     _same(predict(reader, tokenizer, inputs, VERBALIZER, batch_tokens=1), together)
     back = reader_inputs(tokenizer, VERBALIZER, ITEMS[::-1])
@@ -62,7 +68,8 @@ def test_predictions_do_not_depend_on_batches_or_order(reader, tokenizer, inputs
     assert other[0].scores != together[0].scores
 
 
-def test_scores_are_the_softmax_of_plain_t5_log_probabilities(reader, tokenizer, inputs):
+def test_scores_are_the_softmax_of_plain_t5_log_probabilities(reader_dir):
+    reader, tokenizer = _load(reader_dir)
     only = reader_inputs(tokenizer, VERBALIZER, ITEMS[:1])
     (found,) = predict(reader, tokenizer, only, VERBALIZER)
     encoded = tokenizer(ITEMS[0][1][0], return_tensors="pt")
@@ -132,55 +139,110 @@ def test_no_input_gives_no_prediction(reader, tokenizer):
     assert predict(reader, tokenizer, reader_inputs(tokenizer, VERBALIZER, []), VERBALIZER) == []
 
 
-def _memorise(t5_dir, inputs):
-    """An oracle: a reader that has learnt the targets of these inputs by heart."""
-    torch.manual_seed(0)
-    reader = FusionReader.from_name(str(t5_dir))
-    batch = Collator(0, GroupCost(1, 1 << 20))(list(inputs))
-    optimizer = torch.optim.Adam(reader.parameters(), lr=1e-2)
-    for _ in range(120):
-        optimizer.zero_grad()
-        loss = reader(**batch.packed.as_inputs(), labels=batch.labels).loss
-        loss.backward()
-        optimizer.step()
-        if loss.item() < 0.01:
-            break
-    assert loss.item() < 0.1
-    return reader
+def test_all_tokens_of_a_word_count_not_only_its_first(tokenizer):
+    """By hand: "a b" has 0.6 * 0.5 = 0.30, "sea" 0.4 * 0.9 = 0.36, though "a" is likelier first."""
+    a, b, sea = tokenizer("a b sea", add_special_tokens=False).input_ids
+    end, other = tokenizer.eos_token_id, tokenizer.unk_token_id
+    chances = {
+        (): {a: 0.6, sea: 0.4},
+        (a,): {b: 0.5, other: 0.5},
+        (a, b): {end: 1.0},
+        (sea,): {end: 0.9, other: 0.1},
+    }
+    reader = FusionReader(ScriptedT5(tokenizer, lambda query, written: chances[written]).eval())
+    verbalizer = Verbalizer({"two": "a b", "one": "sea"}, "{text} It was")
+    inputs = reader_inputs(tokenizer, verbalizer, ITEMS[:1])
+    (found,) = predict(reader, tokenizer, inputs, verbalizer)
+    assert found.label == "one"
+    assert list(found.scores.values()) == pytest.approx([0.30 / 0.66, 0.36 / 0.66], abs=1e-5)
+    # The mean prefers the longer word: 0.30 over 3 tokens, the end too, against 0.36 over 2.
+    mean = Decision(length_normalize=True)
+    (found,) = predict(reader, tokenizer, inputs, verbalizer, decision=mean)
+    assert found.label == "two"
+    weights = [0.30 ** (1 / 3), 0.36 ** (1 / 2)]
+    assert list(found.scores.values()) == pytest.approx(
+        [w / sum(weights) for w in weights], abs=1e-5
+    )
+    # One token is "a", which is no label's word, and so the first label.
+    (found,) = predict(reader, tokenizer, inputs, verbalizer, decision=OFFICIAL)
+    assert found.label == "two"
 
 
-def test_official_decode_is_never_right_on_a_word_of_two_tokens(t5_dir, tokenizer):
-    items = [
-        ("t-0", ("the red sea",), "mixed"),
-        ("t-1", ("a film in the town",), "positive"),
-        ("t-2", ("plot",), "negative"),
+def _accuracies(tokenizer, verbalizer, items):
+    """Give the share of an oracle's labels that are right, by decode."""
+    inputs = reader_inputs(tokenizer, verbalizer, items)
+    reader = oracle(tokenizer, inputs)
+    found = {}
+    for decode in ("verbalizer", "official"):
+        labels = predict(reader, tokenizer, inputs, verbalizer, decision=Decision(decode))
+        right = [p.label == label for p, (_, _, label) in zip(labels, items, strict=True)]
+        found[decode] = sum(right) / len(right)
+    return found
+
+
+def _questions(verbalizer, counts):
+    """Make as many different questions of each label as it has."""
+    return [
+        (
+            f"{label}-{i}",
+            (verbalizer.template.format(text=f"question {len(label)}, {i * 7} of {label}"),),
+            label,
+        )
+        for label, count in counts.items()
+        for i in range(count)
     ]
+
+
+@pytest.mark.parametrize("template", ["{text} It was <extra_id_0> .", "Say: {text} It was"])
+@pytest.mark.parametrize("kind", ["t5", "t5-v1.1", "mt5"])
+def test_official_decode_is_never_right_on_a_word_of_two_tokens(t5_dirs, kind, template):
+    tokenizer = load_tokenizer(find_model(str(t5_dirs[kind])))
     words = {"positive": "great", "negative": "terrible", "mixed": "a b"}
-    verbalizer = Verbalizer(words, "{text} It was <extra_id_0> .")
-    inputs = reader_inputs(tokenizer, verbalizer, items)
-    single = verbalizer.audit(tokenizer).single
-    assert "mixed" not in single
-    oracle = _memorise(t5_dir, inputs)
-    right = [p.label for p in predict(oracle, tokenizer, inputs, verbalizer)]
-    assert right == ["mixed", "positive", "negative"]
-    official = predict(oracle, tokenizer, inputs, verbalizer, decision=OFFICIAL)
-    assert official[0].label == "positive"  # unknown words go to the first label
-    for (_, _, label), found in zip(items, official, strict=True):
-        assert (found.label == label) == (label in single or label == "positive")
-    assert official[1].scores == {"positive": 1.0, "negative": 0.0, "mixed": 0.0}
+    verbalizer = Verbalizer({**words, "calm": "sea"}, template)
+    audit = verbalizer.audit(tokenizer)
+    assert "mixed" in audit.multi
+    assert "negative" in audit.single
+    counts = {"positive": 3, "negative": 4, "mixed": 2, "calm": 1}
+    missed = sum(counts[label] for label in audit.multi if label != "positive")
+    found = _accuracies(tokenizer, verbalizer, _questions(verbalizer, counts))
+    assert found == {"verbalizer": 1.0, "official": (10 - missed) / 10}
 
 
-def test_official_decode_writes_one_word_without_a_slot(t5_dir, tokenizer):
-    verbalizer = Verbalizer({"negative": "sea", "positive": "terrible"}, "{text} Answer:")
-    assert "positive" in verbalizer.audit(tokenizer).single
-    items = [
-        ("t-0", ("the red sea",), "positive"),
-        ("t-1", ("a film in the town",), "positive"),
-    ]
+def test_an_official_label_is_certain_and_unknown_words_are_the_first_label(tokenizer):
+    verbalizer = Verbalizer({"good": "great", "bad": "terrible", "mixed": "a b"}, "{text} It was")
+    items = _questions(verbalizer, {"mixed": 1, "bad": 1})
     inputs = reader_inputs(tokenizer, verbalizer, items)
-    oracle = _memorise(t5_dir, inputs)
-    found = predict(oracle, tokenizer, inputs, verbalizer, decision=OFFICIAL)
-    assert [p.label for p in found] == ["positive", "positive"]
+    reader = oracle(tokenizer, inputs)
+    mixed, bad = predict(reader, tokenizer, inputs, verbalizer, decision=OFFICIAL)
+    assert mixed.scores == {"good": 1.0, "bad": 0.0, "mixed": 0.0}
+    assert bad.scores == {"good": 0.0, "bad": 1.0, "mixed": 0.0}
+
+
+TREC_TEST = {
+    **{"description": 138, "entity": 94, "abbreviation": 9},
+    **{"human": 65, "location": 81, "number": 113},
+}
+"""Questions of each class in its test set; the questions themselves do not matter to an oracle."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "template", "counts", "official"),
+    [
+        ("trec", None, TREC_TEST, 406 / 500),
+        ("trec", "? <extra_id_0> , {text}", TREC_TEST, 406 / 500),
+        ("sst2", "{text} ? <extra_id_0> ,", {"negative": 428, "positive": 444}, 1.0),
+    ],
+)
+def test_the_official_decode_of_a_perfect_reader_ends_at_its_words(
+    task, template, counts, official
+):
+    """TREC's "Entity" is two tokens: 406 of 500 are right at most, 81.2 %."""
+    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
+    found = load_task(task)
+    verbalizer = Verbalizer(found.verbalizer, template or found.reader_template)
+    accuracies = _accuracies(tokenizer, verbalizer, _questions(verbalizer, counts))
+    assert accuracies == {"verbalizer": 1.0, "official": official}
 
 
 def test_words_that_the_reader_cannot_tell_apart_are_refused(reader, tokenizer, inputs):

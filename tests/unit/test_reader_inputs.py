@@ -42,13 +42,19 @@ def _example(text="A dull story.", name="test-0", label="negative"):
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_a_segments_tokens_are_those_of_its_whole_text(tokenizer, build, order):
+@pytest.mark.parametrize(
+    "template",
+    [TEMPLATE, "{text} ? <extra_id_0> ,", "<extra_id_0> : {text}", "{text} <extra_id_0>"],
+)
+def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, template):
+    tokenizer = load_tokenizer(find_model(str(reader_dir)))
     evidence = [["Red apples.", "Blue sea."], ["Blue sea.", "The river Main, 1925!"], []]
     texts = ["A dull story.", "Warm", "It's, well: great"]
     labels = ["negative", "positive", None]
     examples = [_example(t, f"e-{i}", labels[i]) for i, t in enumerate(texts)]
-    built = build(examples, evidence, order=order)
-    queries = [f"{text} It was <extra_id_0> ." for text in texts]
+    layout = SegmentLayout(template, order)
+    built = build_inputs(examples, evidence, tokenizer, VERBALIZER, layout=layout)
+    queries = [template.format(text=text) for text in texts]
     whole = [
         tuple(f"{q} {e}" if order == "query_first" else f"{e} {q}" for e in found) or (q,)
         for q, found in zip(queries, evidence, strict=True)

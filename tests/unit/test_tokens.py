@@ -85,11 +85,13 @@ def test_damaged_tokens_are_refused_by_name(tokenizer, store, tmp_path):
         store(lambda: pytest.fail("made again"))
 
 
-def test_a_tokenizers_identity_is_its_content(t5_dirs, lm_dirs, tmp_path):
-    one = load_tokenizer(find_model(str(t5_dirs["t5"])))
-    shutil.copytree(t5_dirs["t5"], tmp_path / "copy")
+def test_a_tokenizers_identity_is_its_content(reader_dir, lm_dirs, tmp_path):
+    one = load_tokenizer(find_model(str(reader_dir)))
+    shutil.copytree(reader_dir, tmp_path / "copy")
     one.save_pretrained(tmp_path / "copy")
     same = load_tokenizer(find_model(str(tmp_path / "copy")))
     assert tokenizer_identity(one) == tokenizer_identity(same)
+    same.add_tokens(["a whole sentence"])
+    assert tokenizer_identity(one) != tokenizer_identity(same)
     other = load_tokenizer(find_model(str(lm_dirs["gpt2"])))
     assert tokenizer_identity(one) != tokenizer_identity(other)

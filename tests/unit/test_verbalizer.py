@@ -24,13 +24,17 @@ def test_a_target_fills_the_slot_only_if_the_template_has_one():
     assert Verbalizer(words, "Review: {text} Answer:").target_text("bad") == "terrible"
 
 
-def test_target_tokens_are_sentinel_word_sentinel_end(tokenizer):
-    start, end, eos = tokenizer.convert_tokens_to_ids(["<extra_id_0>", "<extra_id_1>", "</s>"])
-    ids = Verbalizer({"bad": "terrible"}, SLOTTED).target_ids(tokenizer)
-    (found,) = ids
-    word = _pieces(tokenizer, "terrible")
-    assert found[: len(word) + 1] == [start, *word]
-    assert found[-2:] == [end, eos]
+def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
+    tokenizer = load_tokenizer(find_model(str(reader_dir)))
+    verbalizer = Verbalizer({"bad": "terrible"}, SLOTTED)
+    verbalizer.audit(tokenizer)
+    (start,), (end,) = (_pieces(tokenizer, slot) for slot in ("<extra_id_0>", "<extra_id_1>"))
+    assert tokenizer.unk_token_id not in (start, end)
+    (found,) = verbalizer.target_ids(tokenizer)
+    assert found[0] == start
+    assert found[-2:] == [end, tokenizer.eos_token_id]
+    assert tokenizer.decode(found[1:-2]).strip() == "terrible"
+    assert found[1:-2] != _pieces(tokenizer, "great")
 
 
 def test_words_are_found_without_case_punctuation_or_articles():
@@ -68,9 +72,19 @@ def test_official_says_which_labels_can_never_be_right(tokenizer, caplog):
     assert "1 of 2 labels can never be right (x)" in caplog.text
 
 
-def test_words_outside_the_vocabulary_are_refused(tokenizer):
+def test_official_is_refused_where_no_label_can_be_right(t5_dirs):
+    bytewise = load_tokenizer(find_model(str(t5_dirs["byt5"])))
+    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
+    assert verbalizer.audit(bytewise).single == ()
+    with pytest.raises(ConfigError, match="words of all 2 labels are more to this reader: use --d"):
+        verbalizer.audit(bytewise, decode="official")
+
+
+def test_words_outside_the_vocabulary_are_refused(tokenizer, t5_dirs):
+    snow = Verbalizer({"snow": "☃"}, "{text}")
     with pytest.raises(ConfigError, match="'☃' of label 'snow' is not in the reader's vocabulary"):
-        Verbalizer({"snow": "☃"}, "{text}").audit(tokenizer)
+        snow.audit(tokenizer)
+    snow.audit(load_tokenizer(find_model(str(t5_dirs["byt5"]))))  # which has all there is
 
 
 def test_an_unknown_decode_is_refused(tokenizer):
@@ -80,7 +94,9 @@ def test_an_unknown_decode_is_refused(tokenizer):
 
 def test_a_slot_that_is_no_token_is_refused(lm_dirs):
     other = load_tokenizer(find_model(str(lm_dirs["gpt2"])))
-    with pytest.raises(ConfigError, match="'<extra_id_0>' is no token of this reader"):
+    with pytest.raises(
+        ConfigError, match="'<extra_id_0>' is no token of this reader: give a --reader_template"
+    ):
         Verbalizer({"x": "a"}, SLOTTED).audit(other)
 
 
