@@ -140,6 +140,35 @@ def test_files_of_lines_and_of_objects_give_the_same(run, tmp_path):
     assert answers(run, "--file", lines) == answers(run, "--file", objects) == expected
 
 
+def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, t5_dir, tmp_path):
+    task = tmp_path / "pairs.yaml"
+    task.write_text(
+        "inputs: [claim, source]\nlabels: ['no', 'yes']\nprompt: '{claim} {source}'\n"
+        "reader_template: '{source} {claim} <extra_id_0>'\n"
+        "verbalizer: {'no': terrible, 'yes': great}\n"
+    )
+    rows = [
+        {"claim": row["text"], "source": "the sea", "label": "yes" if i % 2 else "no"}
+        for i, row in enumerate(review_rows(60))
+    ]
+    names = ("train_file", "validation_file", "test_file")
+    files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
+    run = trained(bench, "pairs", task=task, num_evidence=0, **files)
+    pair = {"claim": TEXTS[0], "source": "a town on a hill"}
+    both, first = write_jsonl(tmp_path / "q.jsonl", [pair]), tmp_path / "q.txt"
+    first.write_text(TEXTS[0])
+    (answer,) = answers(run, "--file", both)
+    assert (answer["text"], answer["fields"]) == (f"{TEXTS[0]} a town on a hill", pair)
+    (alone,) = answers(run, TEXTS[0])
+    assert alone["fields"] == {"claim": TEXTS[0], "source": ""}
+    assert alone == answers(run, "--file", first)[0]
+    assert alone["scores"] != answer["scores"]
+    write_jsonl(both, [{"claim": "a"}])
+    assert "'source' is None, not text: the task's inputs are claim, source" in (
+        ask(run, "--file", both).error
+    )
+
+
 def test_no_training_data_is_read(bench, run, tmp_path):
     hidden = bench.train_file.rename(tmp_path / "hidden.jsonl")
     try:
