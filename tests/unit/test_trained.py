@@ -197,6 +197,13 @@ def test_no_query_gives_nothing(reader):
     assert reader.predict([], []) == reader.attention([], []) == reader.generate([], []) == []
 
 
+def test_the_model_card_may_be_edited(copy):
+    (copy / "README.md").write_text("A reader.")
+    write_record(copy, RECORD)
+    (copy / "README.md").write_text("A better description.")
+    assert Reader.load(copy, device="cpu").record == RECORD
+
+
 def test_damaged_weights_are_refused_by_name(copy):
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
