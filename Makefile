@@ -9,9 +9,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 CODE   := pgra index_build train.py evaluate.py tests
+# The oldest transformers that is allowed; TRANSFORMERS=VERSION takes another.
+TRANSFORMERS ?= $(shell sed -n 's/.*"transformers>=\([0-9.]*\).*/\1/p' pyproject.toml)
+OTHER  := $(VENV)/transformers-$(TRANSFORMERS)
+READER := $(addprefix tests/unit/test_,fid.py predict.py collate.py segments.py tokens.py \
+	reader_inputs.py reader_train.py verbalizer.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-quick test-all clean
+.PHONY: help setup demo check test test-quick test-reader test-all clean
 
 help:  ## Say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +48,10 @@ test: check test-quick  ## All checks and all tests but those that need a GPU
 
 test-quick: $(STAMP)  ## The tests that take less than a minute together, on two cores
 	$(PYTEST) --numprocesses 2
+
+test-reader: $(STAMP)  ## The reader's tests on the oldest transformers allowed, or TRANSFORMERS=VERSION
+	@rm -rf $(OTHER) && $(PIP) --target $(OTHER) transformers==$(TRANSFORMERS)
+	PYTHONPATH=$(OTHER) $(PYTEST) $(READER)
 
 test-all: test  ## The same as test
 

@@ -209,26 +209,16 @@ def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
             vocab_size=len(tok), n_embd=32, n_layer=2, n_head=4, n_positions=window, **ids
         )
         model = GPT2LMHeadModel(config)
-    elif kind == "llama":
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                **size,
-                num_key_value_heads=2,
-                intermediate_size=64,
-                max_position_embeddings=window,
-                **ids,
-            )
+    elif kind in ("llama", "qwen2"):
+        is_llama = kind == "llama"
+        config = (LlamaConfig if is_llama else Qwen2Config)(
+            **size,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=window,
+            **ids,
         )
-    elif kind == "qwen2":
-        model = Qwen2ForCausalLM(
-            Qwen2Config(
-                **size,
-                num_key_value_heads=2,
-                intermediate_size=64,
-                max_position_embeddings=window,
-                **ids,
-            )
-        )
+        model = (LlamaForCausalLM if is_llama else Qwen2ForCausalLM)(config)
     else:
         odd = kind == "opt-350m"  # post-norm, with projections and no final norm
         model = OPTForCausalLM(

@@ -103,7 +103,8 @@ def test_the_licence_is_apache_2():
 
 def test_make_help_names_every_target():
     told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("setup", "demo", "check", "test", "test-quick", "test-all", "clean"):
+    targets = ("setup", "demo", "check", "test", "test-quick", "test-reader", "test-all", "clean")
+    for target in targets:
         assert f"make {target} " in told.stdout
 
 
