@@ -13,18 +13,22 @@ random weights, for speed alone.
     pgra    what train.py and evaluate.py run: the Trainer, segments in groups of like length, no
             padding for the decoder; labels by scoring the words of each
 
-Training is timed without its first step. Decisions are compared after it, on the trained weights.
+Each way trains and decides in a process of its own, so that neither finds the other's memory. The
+first step and the first batch are not timed. Decisions are those of the weights that pgra trained.
 """
 
 import argparse
 import itertools
+import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from measuring import (
@@ -37,12 +41,13 @@ from measuring import (
     wait_for,
     write_figures,
 )
+from safetensors.torch import load_file, save_file
 from subjects import open_plain, open_reader
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.cli import run
-from pgra.commands.common import say
+from pgra.commands.common import quiet_libraries, say
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.data.splits import load_splits
@@ -59,6 +64,7 @@ from pgra.reader.train import train_reader
 from pgra.retrieval import open_retriever
 from pgra.types import Example
 
+T = TypeVar("T")
 PADDED = 128  # the released text_maxlength
 HEADLINE_DEPTH = 8
 PAPER_STEPS = 5000
@@ -179,28 +185,32 @@ def read_examples(args: argparse.Namespace) -> Reading:
 
 def measure(reading: Reading, depth: int, args: argparse.Namespace) -> tuple[dict[str, float], str]:
     """Time both ways at one depth; give the figures and a table."""
-    reader, tokenizer = open_reader(args.model, device=args.device)
-    # As the usual code has it, without what `FusionReader.from_name` chooses.
-    plain = FusionReader(open_plain(args.model, device=args.device))
-    start = {name: tensor.clone() for name, tensor in reader.state_dict().items()}
-    inputs = tokenize(reading, depth, tokenizer)
-    tested = tokenize(reading.first(args.num_examples), depth, tokenizer)
     usual, ours = Way(), Way()
-    for _ in range(args.repeats):
-        plain.load_state_dict(start)
-        usual.train.append(train_usual(plain, tokenizer, reading, depth, args))
-        reader.load_state_dict(start)
-        ours.train.append(train_ours(reader, tokenizer, inputs, reading, args))
-        plain.load_state_dict(reader.state_dict())
-        with measured(args.device) as cost:
-            usual.decided = decide_usual(plain, tokenizer, reading, depth, args)
-        usual.infer.append(cost)
-        with measured(args.device) as cost:
-            ours.decided = decide_ours(reader, tokenizer, tested, reading, args)
-        ours.infer.append(cost)
-    work = Work(reader, inputs, tested, args)
-    figures = summarise(work, usual, ours)
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights"
+        for _ in range(args.repeats):
+            usual.train.append(in_a_process(train_usual, reading, depth, args))
+            ours.train.append(in_a_process(train_ours, reading, depth, args, weights))
+            for way, work in ((usual, decide_usual), (ours, decide_ours)):
+                cost, way.decided = in_a_process(work, reading, depth, args, weights)
+                way.infer.append(cost)
+    reader, tokenizer = open_reader(args.model, device=torch.device("cpu"))
+    tested = tokenize(reading.first(args.num_examples), depth, tokenizer)
+    work_done = Work(reader, tokenize(reading, depth, tokenizer), tested, args)
+    figures = summarise(work_done, usual, ours)
     return figures, show(depth, figures, args)
+
+
+def in_a_process(work: Callable[..., T], *parts: Any) -> T:
+    """Call in a process that ends with it."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_quietly, work, *parts).result()
+
+
+def _quietly(work: Callable[..., T], *parts: Any) -> T:
+    logging.disable(logging.WARNING)
+    quiet_libraries()
+    return work(*parts)
 
 
 def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
@@ -219,6 +229,12 @@ def batches(args: argparse.Namespace, count: int) -> Iterator[list[int]]:
         yield list(itertools.islice(places, args.batch_size))
 
 
+def open_usual(args: argparse.Namespace) -> tuple[FusionReader, Any]:
+    """Open the T5 as usual code has it, without what `FusionReader.from_name` chooses."""
+    _, tokenizer = open_reader(args.model, device=torch.device("cpu"))
+    return FusionReader(open_plain(args.model, device=args.device)), tokenizer
+
+
 def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence[str]]) -> Any:
     """Encode segments padded to 128 tokens, and put the outputs side by side."""
     flat = list(itertools.chain.from_iterable(segments))
@@ -233,14 +249,9 @@ def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence
     return {"encoder_outputs": BaseModelOutput(last_hidden_state=fused), "attention_mask": mask}
 
 
-def train_usual(
-    reader: FusionReader,
-    tokenizer: Any,
-    reading: Reading,
-    depth: int,
-    args: argparse.Namespace,
-) -> Cost:
+def train_usual(reading: Reading, depth: int, args: argparse.Namespace) -> Cost:
     """Train as usual: a loop over padded batches."""
+    reader, tokenizer = open_usual(args)
     segments = reading.whole_segments(depth)
     reader.train()
     optimizer = torch.optim.AdamW(reader.parameters(), lr=args.learning_rate, weight_decay=0.01)
@@ -286,14 +297,10 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.times.append(time.perf_counter())
 
 
-def train_ours(
-    reader: FusionReader,
-    tokenizer: Any,
-    inputs: TokenizedInputs,
-    reading: Reading,
-    args: argparse.Namespace,
-) -> Cost:
-    """Train by what train.py calls."""
+def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: Path) -> Cost:
+    """Train by what train.py calls, and keep the weights."""
+    reader, tokenizer = open_reader(args.model, device=args.device)
+    inputs = tokenize(reading, depth, tokenizer)
     clock = _Clock(args.device)
     with tempfile.TemporaryDirectory() as folder, measured(args.device) as cost:
         training = ReaderTrainingArguments(
@@ -321,38 +328,51 @@ def train_ours(
             arguments=training,
             callbacks=[clock],
         )
+    save_file(reader.state_dict(), weights)
     return replace(cost, seconds=clock.times[-1] - clock.times[0])
 
 
 @torch.inference_mode()
 def decide_usual(
-    reader: FusionReader, tokenizer: Any, reading: Reading, depth: int, args: argparse.Namespace
-) -> list[str | None]:
+    reading: Reading, depth: int, args: argparse.Namespace, weights: Path
+) -> tuple[Cost, list[str | None]]:
     """Decide as usual: generate the word, and look whose it is."""
-    reader.eval()
+    reader, tokenizer = open_usual(args)
+    reader.load_state_dict(load_file(weights))
     verbalizer = reading.verbalizer
     longest = max(len(ids) for ids in verbalizer.target_ids(tokenizer))
     segments = reading.whole_segments(depth)[: args.num_examples]
-    decided: list[str | None] = []
-    for start in range(0, len(segments), args.batch_size):
+
+    def decide(start: int) -> list[str | None]:
         read = read_usual(reader, tokenizer, segments[start : start + args.batch_size])
         written = reader.t5.generate(**read, max_new_tokens=longest, do_sample=False)
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-        decided += [verbalizer.label_of_word(text) for text in texts]
-    return decided
+        return [verbalizer.label_of_word(text) for text in texts]
+
+    decide(0)
+    with measured(args.device) as cost:
+        parts = [decide(start) for start in range(0, len(segments), args.batch_size)]
+    return cost, list(itertools.chain.from_iterable(parts))
 
 
 def decide_ours(
-    reader: FusionReader,
-    tokenizer: Any,
-    inputs: TokenizedInputs,
-    reading: Reading,
-    args: argparse.Namespace,
-) -> list[str | None]:
+    reading: Reading, depth: int, args: argparse.Namespace, weights: Path
+) -> tuple[Cost, list[str | None]]:
     """Decide by what evaluate.py calls."""
+    reader, tokenizer = open_reader(args.model, device=args.device)
+    reader.load_state_dict(load_file(weights))
     budget = batch_budget(BATCH_TOKENS, args.device)
-    found = predict(reader, tokenizer, inputs, reading.verbalizer, batch_tokens=budget)
-    return [prediction.label for prediction in found]
+
+    def decide(count: int) -> list[str | None]:
+        # What evaluate.py finds on disk is made here: tokens.
+        inputs = tokenize(reading.first(count), depth, tokenizer)
+        found = predict(reader, tokenizer, inputs, reading.verbalizer, batch_tokens=budget)
+        return [prediction.label for prediction in found]
+
+    decide(args.batch_size)
+    with measured(args.device) as cost:
+        decided = decide(args.num_examples)
+    return cost, decided
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import AutoModelForSeq2SeqLM, Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pgra.errors import ConfigError, ModelError
@@ -25,6 +26,17 @@ ARCHITECTURES = ("mt5", "t5")
 its logits like the original T5's, but it was trained without, with a head of its own."""
 Fused = tuple[BaseModelOutput, Tensor]
 """What `FusionReader.fuse` gives."""
+
+
+class _GivenOnce(DynamicLayer):  # type: ignore[misc]
+    """Keys and values that come once and never grow: kept as they are, not copied."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values, self.is_initialized = key_states, value_states, True
+        return key_states, value_states
 
 
 class FusionReader(nn.Module):
@@ -92,11 +104,13 @@ class FusionReader(nn.Module):
             Encoder output (B, S, D) and its mask (B, S) bool, as the decoder reads them.
         """
         encoder, start, parts = self.t5.get_encoder(), 0, []
+        # All at once: the gradient of the embeddings is as large as they are, for each call.
+        embedded = self.t5.get_input_embeddings()(packed.input_ids)  # (M, D)
         for rows, length, tokens in packed.groups:
             group = slice(start, start + rows * length)
             is_full = tokens == rows * length  # then no mask of its size is made
             hidden = encoder(
-                input_ids=packed.input_ids[group].view(rows, length),
+                inputs_embeds=embedded[group].view(rows, length, -1),
                 attention_mask=None if is_full else packed.attention_mask[group].view(rows, length),
             ).last_hidden_state  # (rows, length, D)
             parts.append(hidden.flatten(0, 1))
@@ -155,7 +169,8 @@ class FusionReader(nn.Module):
             Log-probability of all of each target's tokens, (B, C) float32.
         """
         encoded, mask = fused or self.fuse(packed)
-        seen = DynamicCache()  # cross-attention keys and values, filled by the first label
+        # Cross-attention keys and values, filled by the first label.
+        seen = Cache(layer_class_to_replicate=_GivenOnce)
         scores = torch.empty(len(mask), len(targets), device=mask.device)
         for column, target in enumerate(targets):
             labels = target[target != IGNORED].expand(len(mask), -1)  # (B, T')

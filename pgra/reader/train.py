@@ -105,13 +105,14 @@ def train_reader(
     verbalizer.audit(tokenizer, decode=decision.decode)
     if arguments.metric_for_best_model in (None, "loss"):
         arguments.metric_for_best_model, arguments.greater_is_better = metric, True
+    cost = GroupCost.on(arguments.device, is_training=True)
     start = time.monotonic()
     trainer = ReaderTrainer(
         model=reader,
         args=arguments,
         train_dataset=train,
         eval_dataset=dev,
-        data_collator=Collator(tokenizer.pad_token_id, GroupCost.on(arguments.device)).as_inputs,
+        data_collator=Collator(tokenizer.pad_token_id, cost).as_inputs,
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )
