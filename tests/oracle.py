@@ -9,11 +9,18 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from pgra.models.fid import FusionReader
 
 
-class _TokensAsStates(torch.nn.Module):
-    """An encoder whose states are the token ids themselves."""
+class _TokensAsEmbeddings(torch.nn.Module):
+    """Embeddings that are the token ids themselves."""
 
-    def forward(self, input_ids, attention_mask=None):
-        return BaseModelOutput(last_hidden_state=input_ids[..., None].float())
+    def forward(self, input_ids):
+        return input_ids[..., None].float()
+
+
+class _EmbeddingsAsStates(torch.nn.Module):
+    """An encoder that passes its embeddings on."""
+
+    def forward(self, inputs_embeds, attention_mask=None):
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
 class ScriptedT5(T5ForConditionalGeneration):
@@ -28,7 +35,11 @@ class ScriptedT5(T5ForConditionalGeneration):
         special = {"pad_token_id": pad, "eos_token_id": eos, "decoder_start_token_id": pad}
         super().__init__(T5Config(vocab_size=len(tokenizer), **small, **special))
         self.generation_config.use_cache = False  # so that it is shown all that it wrote
-        self.states, self.script = _TokensAsStates(), script
+        self.tokens, self.states = _TokensAsEmbeddings(), _EmbeddingsAsStates()
+        self.script = script
+
+    def get_input_embeddings(self):
+        return self.tokens
 
     def get_encoder(self, modality=None):
         return self.states
