@@ -18,12 +18,11 @@ first step and the first batch are not timed. Decisions are those of the weights
 """
 
 import argparse
-import itertools
 import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -42,9 +41,9 @@ from measuring import (
     write_figures,
 )
 from safetensors.torch import load_file, save_file
-from subjects import open_plain, open_reader
+from subjects import open_reader
 from transformers import TrainerCallback
-from transformers.modeling_outputs import BaseModelOutput
+from usual import PADDED, Reading, batches, decide_usual, train_usual
 
 from pgra.cli import run
 from pgra.commands.common import quiet_libraries, say
@@ -55,56 +54,16 @@ from pgra.data.tasks import load_task
 from pgra.evaluation.metrics import measure as measure_labels
 from pgra.models.fid import FusionReader
 from pgra.models.loading import batch_budget, choose_device
-from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import SegmentLayout, build_inputs
 from pgra.reader.predict import BATCH_TOKENS, predict
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import train_reader
 from pgra.retrieval import open_retriever
-from pgra.types import Example
 
 T = TypeVar("T")
-PADDED = 128  # the released text_maxlength
 HEADLINE_DEPTH = 8
 PAPER_STEPS = 5000
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is read: labelled queries, with their evidence, best first.
-
-    Attributes:
-        metric: The task's.
-        labels: The task's.
-        template: How the reader sees a query.
-        words: The word of each label.
-        examples: The queries.
-        evidence: Texts of the most evidence asked for, by example.
-    """
-
-    metric: str
-    labels: Sequence[str]
-    template: str
-    words: dict[str, str]
-    examples: list[Example]
-    evidence: list[list[str]]
-
-    @property
-    def verbalizer(self) -> Verbalizer:
-        """Give the reader's words."""
-        return Verbalizer(self.words, self.template)
-
-    def first(self, count: int) -> "Reading":
-        """Keep the first examples."""
-        return replace(self, examples=self.examples[:count], evidence=self.evidence[:count])
-
-    def whole_segments(self, depth: int) -> list[list[str]]:
-        """Write each example's segments out."""
-        return [
-            [f"{self.template.format_map(e.fields)} {text}" for text in found[:depth]]
-            for e, found in zip(self.examples, self.evidence, strict=True)
-        ]
 
 
 @dataclass
@@ -222,65 +181,6 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     ).inputs
 
 
-def batches(args: argparse.Namespace, count: int) -> Iterator[list[int]]:
-    """Give the examples of each training step, the first included: both ways' are as many."""
-    places = itertools.cycle(range(count))
-    for _ in range(args.steps + 1):
-        yield list(itertools.islice(places, args.batch_size))
-
-
-def open_usual(args: argparse.Namespace) -> tuple[FusionReader, Any]:
-    """Open the T5 as usual code has it, without what `FusionReader.from_name` chooses."""
-    _, tokenizer = open_reader(args.model, device=torch.device("cpu"))
-    return FusionReader(open_plain(args.model, device=args.device)), tokenizer
-
-
-def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence[str]]) -> Any:
-    """Encode segments padded to 128 tokens, and put the outputs side by side."""
-    flat = list(itertools.chain.from_iterable(segments))
-    tokens = tokenizer(
-        flat, padding="max_length", truncation=True, max_length=PADDED, return_tensors="pt"
-    ).to(reader.device)
-    hidden = reader.t5.get_encoder()(
-        input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
-    ).last_hidden_state
-    fused = hidden.view(len(segments), -1, hidden.shape[-1])
-    mask = tokens.attention_mask.view(len(segments), -1)
-    return {"encoder_outputs": BaseModelOutput(last_hidden_state=fused), "attention_mask": mask}
-
-
-def train_usual(reading: Reading, depth: int, args: argparse.Namespace) -> Cost:
-    """Train as usual: a loop over padded batches."""
-    reader, tokenizer = open_usual(args)
-    segments = reading.whole_segments(depth)
-    reader.train()
-    optimizer = torch.optim.AdamW(reader.parameters(), lr=args.learning_rate, weight_decay=0.01)
-    targets = [reading.verbalizer.target_text(str(e.label)) for e in reading.examples]
-    steps = batches(args, len(segments))
-
-    def step(places: list[int]) -> None:
-        labels = tokenizer(
-            [targets[i] for i in places], padding=True, return_tensors="pt"
-        ).input_ids
-        labels[labels == tokenizer.pad_token_id] = -100
-        read = read_usual(reader, tokenizer, [segments[i] for i in places])
-        loss = reader.t5(**read, labels=labels.to(reader.device), use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with measured(args.device) as cost:
-        step(next(steps))
-        wait_for(args.device)
-        begun = time.perf_counter()
-        for places in steps:
-            step(places)
-        wait_for(args.device)
-        seconds = time.perf_counter() - begun
-    return replace(cost, seconds=seconds)
-
-
 class _Clock(TrainerCallback):  # type: ignore[misc]
     """Notes when each step ended."""
 
@@ -330,29 +230,6 @@ def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: 
         )
     save_file(reader.state_dict(), weights)
     return replace(cost, seconds=clock.times[-1] - clock.times[0])
-
-
-@torch.inference_mode()
-def decide_usual(
-    reading: Reading, depth: int, args: argparse.Namespace, weights: Path
-) -> tuple[Cost, list[str | None]]:
-    """Decide as usual: generate the word, and look whose it is."""
-    reader, tokenizer = open_usual(args)
-    reader.load_state_dict(load_file(weights))
-    verbalizer = reading.verbalizer
-    longest = max(len(ids) for ids in verbalizer.target_ids(tokenizer))
-    segments = reading.whole_segments(depth)[: args.num_examples]
-
-    def decide(start: int) -> list[str | None]:
-        read = read_usual(reader, tokenizer, segments[start : start + args.batch_size])
-        written = reader.t5.generate(**read, max_new_tokens=longest, do_sample=False)
-        texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-        return [verbalizer.label_of_word(text) for text in texts]
-
-    decide(0)
-    with measured(args.device) as cost:
-        parts = [decide(start) for start in range(0, len(segments), args.batch_size)]
-    return cost, list(itertools.chain.from_iterable(parts))
 
 
 def decide_ours(

@@ -20,6 +20,7 @@ REQUIRED = [
 PROGRAMS = [
     *(ROOT / "pgra").rglob("*.py"),
     *(ROOT / "index_build").rglob("*.py"),
+    *(ROOT / "benchmarks").glob("*.py"),
     *ROOT.glob("*.py"),
 ]
 SOURCES = [*PROGRAMS, *(ROOT / "tests").rglob("*.py")]
