@@ -50,7 +50,7 @@ def read_reviews(
     return splits, prompt
 
 
-# Layers, width, heads and inner width of Raffel et al. 2020, section 3.7 (and 3.1.2 for the base).
+# Layers, width, heads and inner width of the sizes of Raffel et al. 2020.
 T5_SHAPES = {
     "t5-small": (6, 512, 8, 2048),
     "t5-base": (12, 768, 12, 3072),

@@ -213,8 +213,8 @@ class FusionReader(nn.Module):
         """Say what share of the decoder's attention each segment gets.
 
         Mean over layers, heads and the target's tokens of the cross-attention, added up over a
-        segment's tokens. (Izacard and Grave 2021b, "Distilling Knowledge from Reader to Retriever",
-        section 3.2, take scores before the softmax and the first token only.)
+        segment's tokens; after Izacard and Grave 2021b ("Distilling Knowledge from Reader to
+        Retriever"), who take such scores for the relevance of a passage.
 
         Args:
             packed: The segments of B examples.

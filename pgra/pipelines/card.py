@@ -93,7 +93,7 @@ def _metadata(run: _Run) -> str:
     task, metrics = str(run.metrics["task"]), run.metrics
     result = EvalResult(
         task_type="text-classification",
-        dataset_type=str(run.arguments["data"].get("dataset_name") or task),
+        dataset_type=public_name(run.arguments["data"].get("dataset_name")) or task,
         dataset_name=task,
         dataset_split=str(metrics["split"]),
         metric_type=str(metrics["metric"]),

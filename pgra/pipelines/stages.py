@@ -1,4 +1,4 @@
-"""Both retrieval stages for queries as they come: opened once, nothing of what is found is kept."""
+"""Both retrieval stages for queries as they come: opened once, no candidates are stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

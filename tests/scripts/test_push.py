@@ -88,7 +88,7 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(bench, run, t
     shutil.copytree(run, copy)
     for name, changes in (
         ("run.json", {"reader_weights": "google-t5/t5-base@abc", "method": "t5"}),
-        ("arguments.json", {"rerank": {"num_evidence": 0}}),
+        ("arguments.json", {"rerank": {"num_evidence": 0}, "data": {"dataset_name": str(copy)}}),
     ):
         values = json.loads((copy / name).read_text())
         (copy / name).write_text(json.dumps({**values, **changes}))
@@ -96,6 +96,8 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(bench, run, t
     assert ModelCard(text).data.base_model == "google-t5/t5-base"
     assert "(no evidence)" in text
     assert "corpus:" not in text
+    assert ModelCard(text).data.eval_results[0].dataset_type == "copy"  # not where it lies
+    assert str(tmp_path) not in text
 
 
 def test_a_pushed_reader_is_the_readers_folder(bench, run, hub, tmp_path):
