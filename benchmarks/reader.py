@@ -53,10 +53,10 @@ from pgra.data.splits import load_splits
 from pgra.data.tasks import load_task
 from pgra.evaluation.metrics import measure as measure_labels
 from pgra.models.fid import FusionReader
-from pgra.models.loading import batch_budget, choose_device
+from pgra.models.loading import choose_device
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import BATCH_TOKENS, predict
+from pgra.reader.predict import batch_tokens_on, predict
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import train_reader
 from pgra.retrieval import open_retriever
@@ -238,7 +238,7 @@ def decide_ours(
     """Decide by what evaluate.py calls."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     reader.load_state_dict(load_file(weights))
-    budget = batch_budget(BATCH_TOKENS, args.device)
+    budget = batch_tokens_on(args.device)
 
     def decide(count: int) -> list[str | None]:
         # What evaluate.py finds on disk is made here: tokens.
@@ -271,8 +271,8 @@ class Work:
     def operations(self, inputs: TokenizedInputs, rows: Sequence[int]) -> float:
         """Count the multiplications and additions of one pass over rows, without padding.
 
-        The encoder's matrices and attention, the decoder's keys and values of the encoder's
-        output, and for the decoder's few tokens its own matrices and its head.
+        The encoder's matrices and attention, and for the decoder's few tokens its own matrices,
+        its head, and reading the encoded tokens as they are (no keys and values of them).
         """
         t5 = self.reader.t5
         config = t5.config
@@ -281,8 +281,13 @@ class Work:
         tokens, squares = sum(lengths), sum(length * length for length in lengths)
         encoder = 2.0 * _matrices(t5.encoder.block) * tokens
         attention = 4.0 * config.num_layers * wide * squares
-        shown = 4.0 * config.num_decoder_layers * config.d_model * wide * tokens
-        targets = sum(len(row.target) for i in rows if (row := inputs[i]).target is not None)
+        written = [len(row.target) if (row := inputs[i]).target is not None else 0 for i in rows]
+        pairs = sum(
+            count * sum(map(len, inputs[row].segments))
+            for row, count in zip(rows, written, strict=True)
+        )
+        shown = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
+        targets = sum(written)
         decoder = 2.0 * (_matrices(t5.decoder.block) + config.vocab_size * config.d_model) * targets
         return encoder + attention + shown + decoder
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from measuring import Cost, measured, wait_for
-from safetensors.torch import load_file
+from safetensors.torch import load_model
 from subjects import open_plain, open_reader
 from transformers.modeling_outputs import BaseModelOutput
 
-from pgra.models.fid import FusionReader
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.types import Example
 
@@ -69,19 +68,19 @@ def batches(args: argparse.Namespace, count: int) -> Iterator[list[int]]:
         yield list(itertools.islice(places, args.batch_size))
 
 
-def open_usual(args: argparse.Namespace) -> tuple[FusionReader, Any]:
-    """Open the T5 as usual code has it, without what `FusionReader.from_name` chooses."""
+def open_usual(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Open the T5 as usual code has it, without what `FusionReader` changes, and its tokenizer."""
     _, tokenizer = open_reader(args.model, device=torch.device("cpu"))
-    return FusionReader(open_plain(args.model, device=args.device)), tokenizer
+    return open_plain(args.model, device=args.device), tokenizer
 
 
-def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence[str]]) -> Any:
+def read_usual(t5: Any, tokenizer: Any, segments: Sequence[Sequence[str]]) -> Any:
     """Encode segments padded to 128 tokens, and put the outputs side by side."""
     flat = list(itertools.chain.from_iterable(segments))
     tokens = tokenizer(
         flat, padding="max_length", truncation=True, max_length=PADDED, return_tensors="pt"
-    ).to(reader.device)
-    hidden = reader.t5.get_encoder()(
+    ).to(t5.device)
+    hidden = t5.get_encoder()(
         input_ids=tokens.input_ids, attention_mask=tokens.attention_mask
     ).last_hidden_state
     fused = hidden.view(len(segments), -1, hidden.shape[-1])
@@ -91,10 +90,10 @@ def read_usual(reader: FusionReader, tokenizer: Any, segments: Sequence[Sequence
 
 def train_usual(reading: Reading, depth: int, args: argparse.Namespace) -> Cost:
     """Train as usual: a loop over padded batches."""
-    reader, tokenizer = open_usual(args)
+    t5, tokenizer = open_usual(args)
     segments = reading.whole_segments(depth)
-    reader.train()
-    optimizer = torch.optim.AdamW(reader.parameters(), lr=args.learning_rate, weight_decay=0.01)
+    t5.train()
+    optimizer = torch.optim.AdamW(t5.parameters(), lr=args.learning_rate, weight_decay=0.01)
     targets = [reading.verbalizer.target_text(str(e.label)) for e in reading.examples]
     steps = batches(args, len(segments))
 
@@ -103,10 +102,10 @@ def train_usual(reading: Reading, depth: int, args: argparse.Namespace) -> Cost:
             [targets[i] for i in places], padding=True, return_tensors="pt"
         ).input_ids
         labels[labels == tokenizer.pad_token_id] = -100
-        read = read_usual(reader, tokenizer, [segments[i] for i in places])
-        loss = reader.t5(**read, labels=labels.to(reader.device), use_cache=False).loss
+        read = read_usual(t5, tokenizer, [segments[i] for i in places])
+        loss = t5(**read, labels=labels.to(t5.device), use_cache=False).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(t5.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -126,15 +125,15 @@ def decide_usual(
     reading: Reading, depth: int, args: argparse.Namespace, weights: Path
 ) -> tuple[Cost, list[str | None]]:
     """Decide as usual: generate the word, and look whose it is."""
-    reader, tokenizer = open_usual(args)
-    reader.load_state_dict(load_file(weights))
+    t5, tokenizer = open_usual(args)
+    load_model(t5, weights)
     verbalizer = reading.verbalizer
     longest = max(len(ids) for ids in verbalizer.target_ids(tokenizer))
     segments = reading.whole_segments(depth)[: args.num_examples]
 
     def decide(start: int) -> list[str | None]:
-        read = read_usual(reader, tokenizer, segments[start : start + args.batch_size])
-        written = reader.t5.generate(**read, max_new_tokens=longest, do_sample=False)
+        read = read_usual(t5, tokenizer, segments[start : start + args.batch_size])
+        written = t5.generate(**read, max_new_tokens=longest, do_sample=False)
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
         return [verbalizer.label_of_word(text) for text in texts]
 

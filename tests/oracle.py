@@ -48,7 +48,9 @@ class ScriptedT5(T5ForConditionalGeneration):
         states = encoder_outputs.last_hidden_state[..., 0].long()
         logits = torch.full((*decoder_input_ids.shape, self.config.vocab_size), -1e4)
         for row, written in enumerate(decoder_input_ids.tolist()):
-            query = tuple(states[row][attention_mask[row].bool()].tolist())
+            example = row * len(states) // len(decoder_input_ids)  # several rows may be of one
+            is_real = attention_mask[example].flatten().bool()
+            query = tuple(states[example][is_real].tolist())
             for place in range(len(written)):
                 for token, chance in self.script(query, tuple(written[1 : place + 1])).items():
                     logits[row, place, token] = math.log(chance)

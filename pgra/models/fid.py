@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSeq2SeqLM, Cache, DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import DynamicLayer
+from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from pgra.errors import ConfigError, ModelError
+from pgra.models.cross_attention import read_encoded_tokens
 from pgra.models.loading import dtype_name, find_model, load_config, load_pretrained
 from pgra.models.segments import Group, PackedSegments
 
@@ -24,19 +24,10 @@ IGNORED = -100
 ARCHITECTURES = ("mt5", "t5")
 """Model types: T5, v1.1, flan-T5 and ByT5 are all "t5". Not "umt5": transformers 5.2 to 5.23 scale
 its logits like the original T5's, but it was trained without, with a head of its own."""
+_MAX_LOGITS = 1024
+"""Most target tokens whose logits stand in memory: 130 MB for T5's vocabulary."""
 Fused = tuple[BaseModelOutput, Tensor]
 """What `FusionReader.fuse` gives."""
-
-
-class _GivenOnce(DynamicLayer):  # type: ignore[misc]
-    """Keys and values that come once and never grow: kept as they are, not copied."""
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values, self.is_initialized = key_states, value_states, True
-        return key_states, value_states
 
 
 class FusionReader(nn.Module):
@@ -53,6 +44,7 @@ class FusionReader(nn.Module):
     def __init__(self, t5: Any) -> None:
         super().__init__()
         self.t5 = t5
+        read_encoded_tokens(t5.get_decoder())
 
     @classmethod
     def from_name(cls, name: str, *, dtype: torch.dtype = torch.float32) -> Self:
@@ -146,7 +138,10 @@ class FusionReader(nn.Module):
         packed = PackedSegments(input_ids, attention_mask, tuple(groups), places)
         encoded, mask = self.fuse(packed)
         output = self.t5(
-            encoder_outputs=encoded, attention_mask=mask, labels=labels, use_cache=False
+            encoder_outputs=encoded,
+            attention_mask=mask[:, None, None],
+            labels=labels,
+            use_cache=False,
         )
         if labels is not None and num_items_in_batch is not None:
             output.loss = output.loss * ((labels != IGNORED).sum() / num_items_in_batch)
@@ -169,20 +164,22 @@ class FusionReader(nn.Module):
             Log-probability of all of each target's tokens, (B, C) float32.
         """
         encoded, mask = fused or self.fuse(packed)
-        # Cross-attention keys and values, filled by the first label.
-        seen = Cache(layer_class_to_replicate=_GivenOnce)
-        scores = torch.empty(len(mask), len(targets), device=mask.device)
-        for column, target in enumerate(targets):
-            labels = target[target != IGNORED].expand(len(mask), -1)  # (B, T')
+        B, (C, T) = len(mask), targets.shape
+        scores = torch.empty(B, C, device=mask.device)
+        # The logits of a token are a float for each of the vocabulary.
+        most = max(1, _MAX_LOGITS // (B * T))
+        for first in range(0, C, most):
+            labels = targets[first : first + most]  # (C', T)
+            rows = labels.repeat(B, 1)  # (B * C', T)
             logits = self.t5(
                 encoder_outputs=encoded,
-                attention_mask=mask,
-                decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(labels),
-                past_key_values=EncoderDecoderCache(DynamicCache(), seen),
-                use_cache=True,
-            ).logits.float()  # (B, T', V)
-            chosen = logits.gather(2, labels[..., None]).squeeze(2)
-            scores[:, column] = (chosen - logits.logsumexp(dim=2)).sum(dim=1)
+                attention_mask=mask[:, None, None],
+                decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(rows),
+                use_cache=False,
+            ).logits.float()  # (B * C', T, V)
+            chosen = logits.gather(2, rows.clamp(min=0)[..., None]).squeeze(2)
+            chances = (chosen - logits.logsumexp(dim=2)).masked_fill(rows == IGNORED, 0.0)
+            scores[:, first : first + most] = chances.sum(dim=1).view(B, -1)
         return scores
 
     @torch.inference_mode()
@@ -226,19 +223,13 @@ class FusionReader(nn.Module):
             For each example a share for each segment; they add up to 1.
         """
         encoded, mask = fused or self.fuse(packed)
-        decoder = self.t5.get_decoder()  # itself: transformers 5.14 to 5.20 do not pass it on
-        before = decoder.config._attn_implementation  # there is no other way to ask
-        decoder.set_attn_implementation("eager")  # the only one that gives its weights
-        try:
-            layers = self.t5(
-                encoder_outputs=encoded,
-                attention_mask=mask,
-                decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(labels),
-                output_attentions=True,
-                use_cache=False,
-            ).cross_attentions
-        finally:
-            decoder.set_attn_implementation(before)
+        layers = self.t5(
+            encoder_outputs=encoded,
+            attention_mask=mask[:, None, None],
+            decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(labels),
+            output_attentions=True,
+            use_cache=False,
+        ).cross_attentions
         weights = torch.stack(list(layers)).float().mean(dim=(0, 2))  # (B, T, S)
         real = (labels != IGNORED).to(weights.device)[..., None]
         tokens = ((weights * real).sum(dim=1) / real.sum(dim=1)).cpu()  # (B, S)

@@ -32,7 +32,6 @@ from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
 from pgra.models.loading import (
     BUNDLED,
-    batch_budget,
     choose_device,
     find_model,
     load_tokenizer,
@@ -61,7 +60,7 @@ from pgra.pipelines.trained import Trained, describe_reader
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.predict import BATCH_TOKENS
+from pgra.reader.predict import batch_tokens_on
 from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trackers import finish_trackers
@@ -229,7 +228,7 @@ def _train(
         metric=metric,
         arguments=training,
         decision=trained.decision,
-        batch_tokens=batch_budget(BATCH_TOKENS, training.device),
+        batch_tokens=batch_tokens_on(training.device),
     )
 
 

@@ -7,13 +7,13 @@ from typing import Any
 from pgra.config import PgraArguments
 from pgra.evaluation.reliability import BINS, measure_reliability
 from pgra.models.fid import FusionReader
-from pgra.models.loading import ModelSource, batch_budget
+from pgra.models.loading import ModelSource
 from pgra.pipelines.found import Found
 from pgra.pipelines.inputs import label_decision, segment_layout
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.attention import score_with_attention
-from pgra.reader.predict import BATCH_TOKENS, Decision, decide, score_inputs
+from pgra.reader.predict import Decision, batch_tokens_on, decide, score_inputs
 from pgra.reader.record import ReaderRecord
 from pgra.reader.temperature import Calibration, fit_temperature
 from pgra.reader.tokens import TokenizedInputs
@@ -48,7 +48,7 @@ class Trained:
     @property
     def batch_tokens(self) -> int:
         """Give the most tokens of a batch on its device."""
-        return batch_budget(BATCH_TOKENS, self.reader.device)
+        return batch_tokens_on(self.reader.device)
 
     @property
     def notes(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from tqdm import tqdm
 from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.fid import IGNORED, Fused, FusionReader
+from pgra.models.prepack import packed_linears
 from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.collate import Collator, pad_targets
@@ -24,8 +26,7 @@ from pgra.types import Prediction, Scores, Worker
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BATCH_TOKENS = 8192
-"""Most tokens of a batch that is decided on a CPU; a GPU takes 16 times as many."""
+_PACK_FROM = 16_384  # tokens to read: fewer are read before the weights are laid out
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 
@@ -49,6 +50,11 @@ class Decision:
     decode: str = "verbalizer"
     length_normalize: bool = False
     temperature: float = 1.0
+
+
+def batch_tokens_on(device: torch.device) -> int:
+    """Say how many tokens a batch that is decided may have: more leave less padding in a call."""
+    return 1 << 17 if device.type == "cuda" else 1 << 15
 
 
 def predict(
@@ -201,7 +207,11 @@ def map_batches(
     reader.eval()
     found: list[tuple[list[int], Sequence[T]]] = []
     show = progress and worker.is_main
-    with tqdm(total=len(inputs), desc="read", unit="ex", disable=not show) as bar:
+    is_long = sum(inputs.sizes()) >= _PACK_FROM
+    with (
+        packed_linears(reader.t5.get_encoder()) if is_long else nullcontext(),
+        tqdm(total=len(inputs), desc="read", unit="ex", disable=not show) as bar,
+    ):
         for indices in worker.share(batches):
             packed = collate([inputs[i] for i in indices]).packed.to(reader.device)
             found.append((indices, work(indices, packed)))

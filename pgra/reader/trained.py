@@ -9,11 +9,11 @@ import torch
 from pgra.data.textfile import is_utf8
 from pgra.errors import ConfigError, unknown_name
 from pgra.models.fid import FusionReader
-from pgra.models.loading import batch_budget, choose_device, find_model, load_tokenizer
+from pgra.models.loading import choose_device, find_model, load_tokenizer
 from pgra.models.segments import PackedSegments
 from pgra.reader.attention import score_with_attention
 from pgra.reader.inputs import build_inputs
-from pgra.reader.predict import BATCH_TOKENS, map_batches, predict
+from pgra.reader.predict import batch_tokens_on, map_batches, predict
 from pgra.reader.record import ReaderRecord, find_reader, read_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Example, Prediction
@@ -35,7 +35,7 @@ class Reader:
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
         self.record, self.model, self.tokenizer = record, model, tokenizer
-        self._batch_tokens = batch_budget(BATCH_TOKENS, model.device)
+        self._batch_tokens = batch_tokens_on(model.device)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:

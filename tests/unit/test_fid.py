@@ -1,4 +1,5 @@
 import copy
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -53,6 +54,18 @@ def has_own_head(reader):
     return reader.t5.lm_head.weight is not reader.t5.shared.weight
 
 
+@contextmanager
+def stock_attention(reader):
+    """Give the T5 transformers' own cross-attention meanwhile."""
+    attentions = [block.layer[1].EncDecAttention for block in reader.t5.decoder.block]
+    ours = [vars(attention).pop("forward") for attention in attentions]
+    try:
+        yield
+    finally:
+        for attention, forward in zip(attentions, ours, strict=True):
+            attention.forward = forward
+
+
 def padded(reader, examples, labels, width=9):
     """The usual Fusion-in-Decoder: all segments padded to one length, and their padding kept."""
     most = max(len(segments) for segments in examples)
@@ -65,11 +78,12 @@ def padded(reader, examples, labels, width=9):
     hidden = reader.t5.get_encoder()(
         input_ids=ids.view(-1, width), attention_mask=mask.view(-1, width)
     ).last_hidden_state
-    return reader.t5(
-        encoder_outputs=BaseModelOutput(last_hidden_state=hidden.view(len(examples), -1, 32)),
-        attention_mask=mask.view(len(examples), -1),
-        labels=labels,
-    )
+    with stock_attention(reader):
+        return reader.t5(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden.view(len(examples), -1, 32)),
+            attention_mask=mask.view(len(examples), -1),
+            labels=labels,
+        )
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -92,7 +106,9 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
 
 def test_one_segment_is_plain_t5(reader, examples, labels):
     for i, segments in enumerate(examples):
-        plain = reader.t5(input_ids=torch.from_numpy(segments[0])[None].long(), labels=labels[[i]])
+        ids = torch.from_numpy(segments[0])[None].long()
+        with stock_attention(reader):
+            plain = reader.t5(input_ids=ids, labels=labels[[i]])
         fused = read(reader, [segments[:1]], labels[[i]])
         torch.testing.assert_close(fused.loss, plain.loss, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(fused.logits, plain.logits, atol=1e-5, rtol=1e-5)
@@ -125,6 +141,27 @@ def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, e
             torch.testing.assert_close(scores[i, j], expected, atol=1e-4, rtol=1e-5)
 
 
+def test_label_scores_do_not_depend_on_how_many_labels_a_pass_takes(reader, examples, monkeypatch):
+    targets = torch.tensor([[5, 1, -100], [9, 12, 1], [9, 1, -100]])
+    together = reader.score_labels(pack(examples), targets)
+    monkeypatch.setattr("pgra.models.fid._MAX_LOGITS", 1)
+    apart = reader.score_labels(pack(examples), targets)
+    torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
+    assert (together[:, 1] - together[:, 2]).abs().min() > 1e-3
+
+
+def test_no_keys_and_values_are_made_of_the_encoded_tokens(reader, examples, labels):
+    """A control for the two tests above: the stock attention projects them, ours does not."""
+    attention = reader.t5.decoder.block[0].layer[1].EncDecAttention
+    projected = []
+    hook = attention.k.register_forward_hook(lambda *_: projected.append(1))
+    read(reader, examples, labels)
+    assert not projected
+    padded(reader, examples, labels)
+    assert projected
+    hook.remove()
+
+
 def test_greedy_text_is_the_likeliest_token_after_token(reader, examples):
     written = reader.generate(pack(examples), max_new_tokens=2, do_sample=False)[:, 1:]
     ones = torch.full((B, 1), 1)
@@ -146,12 +183,13 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, l
             for s in segments
         ]
         real = labels[[i]][labels[[i]] != -100][None]
-        reader.t5.decoder.set_attn_implementation("eager")
-        layers = reader.t5(
-            encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
-            labels=real,
-            output_attentions=True,
-        ).cross_attentions
+        reader.t5.decoder.set_attn_implementation("eager")  # stock sdpa gives no weights
+        with stock_attention(reader):
+            layers = reader.t5(
+                encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
+                labels=real,
+                output_attentions=True,
+            ).cross_attentions
         reader.t5.decoder.set_attn_implementation("sdpa")
         tokens = torch.stack(list(layers)).detach().mean(dim=(0, 1, 2, 3))
         expected = [float(part.sum()) for part in tokens.split(lengths[i])]
@@ -218,9 +256,10 @@ def test_logits_are_those_of_each_kinds_paper(reader, examples, labels):
     """The original T5 shares its embeddings with the head and scales; the others do neither."""
     ids = torch.from_numpy(examples[0][0])[None].long()
     start = reader.t5.prepare_decoder_input_ids_from_labels(labels[:1, :3])
-    hidden = reader.t5.decoder(
-        input_ids=start, encoder_hidden_states=reader.t5.encoder(ids).last_hidden_state
-    ).last_hidden_state
+    with stock_attention(reader):
+        hidden = reader.t5.decoder(
+            input_ids=start, encoder_hidden_states=reader.t5.encoder(ids).last_hidden_state
+        ).last_hidden_state
     logits = hidden @ reader.t5.lm_head.weight.T
     expected = logits if has_own_head(reader) else logits * 32**-0.5
     found = read(reader, [examples[0][:1]], labels[:1, :3]).logits

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from torch import nn
+
+from pgra.models.fid import FusionReader
+from pgra.models.prepack import packed_linears
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8, bias=False))
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (2, 7, 16), (1, 16)])
+def test_packed_layers_give_what_plain_ones_give(module, shape):
+    x = torch.randn(shape)
+    plain = module(x)
+    with packed_linears(module):
+        packed = module(x)
+    torch.testing.assert_close(packed, plain, atol=1e-6, rtol=1e-5)
+
+
+def test_a_packed_layer_reads_its_copy_and_only_meanwhile(module):
+    """The control: were the layers not packed, a changed weight would show at once."""
+    x = torch.randn(5, 16)
+    before = module(x)
+    with packed_linears(module):
+        with torch.no_grad():
+            module[0].weight.zero_()
+        torch.testing.assert_close(module(x), before, atol=1e-6, rtol=1e-5)
+    assert (module(x) - before).abs().max() > 1e-2
+
+
+def test_layers_are_plain_again_after_an_error(module):
+    with pytest.raises(KeyError), packed_linears(module):
+        raise KeyError
+    loss = module(torch.randn(5, 16)).sum()
+    loss.backward()
+    assert module[0].weight.grad.abs().sum() > 0
+
+
+def test_other_layers_are_left_alone(module):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    scaled, half = Scaled(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16)
+    for layer in (scaled, half):
+        with packed_linears(layer):
+            assert "forward" not in vars(layer)
+    with torch.autocast("cpu", torch.bfloat16), packed_linears(module):
+        assert "forward" not in vars(module[0])
+
+
+def test_a_t5_reads_the_same_with_packed_weights(t5_dirs):
+    for kind in ("t5", "t5-v1.1"):
+        encoder = FusionReader.from_name(str(t5_dirs[kind])).t5.get_encoder()
+        ids = torch.arange(3, 27).view(3, 8)
+        mask = torch.ones(3, 8, dtype=torch.bool)
+        mask[1, 5:] = False
+        plain = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        with packed_linears(encoder):
+            is_fused = "forward" in vars(encoder.block[0].layer[-1])
+            packed = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        assert is_fused == (kind == "t5-v1.1")
+        torch.testing.assert_close(packed, plain, atol=1e-5, rtol=1e-5)
