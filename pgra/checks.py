@@ -1,6 +1,7 @@
 """Small checks of arguments, and the reading of YAMLs: what `pgra.config` and its kin are made of."""
 
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must be a mapping of names to values")
     return values
+
+
+def argument(default: Any, text: str) -> Any:
+    """Give a field of an argument dataclass with its help."""
+    return field(default=default, metadata={"help": text})

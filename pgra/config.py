@@ -8,11 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pgra.checks import argument as _arg
 from pgra.checks import at_least as at_least
 from pgra.checks import choose as choose
 from pgra.checks import config_root as config_root
 from pgra.checks import read_yaml as read_yaml
 from pgra.errors import ConfigError
+from pgra.retriever_arguments import DTYPES as DTYPES
+from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
 
 PROFILES = ("official", "paper", "pgra")
 SIMILARITIES = ("cosine", "dot")
@@ -20,7 +23,6 @@ PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
 READER_SYSTEMS = ("exhaustive", "fid", "pgra", "plain", "random")
-RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
     "fid": {"reranker": "none"},
@@ -31,10 +33,6 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "random": {"retriever": "random", "reranker": "none"},
 }
 """What each system decides, whatever its arguments' defaults are; with pgra the arguments decide."""
-
-
-def _arg(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(kw_only=True)
@@ -117,55 +115,6 @@ class CorpusArguments:
         at_least("max_passages", self.max_passages, 1)
 
 
-@dataclass(kw_only=True)
-class RetrieverArguments:
-    """First stage: k candidates a query."""
-
-    retriever: str = _arg(
-        "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (drawn by chance: "
-        "a control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
-        "best of all of it).",
-    )
-    num_candidates: int = _arg(
-        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
-    )
-    encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
-    pooling: str = _arg(
-        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
-    )
-    normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
-    encoder_dtype: str = _arg(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
-    )
-    encoder_batch_tokens: int = _arg(
-        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
-    )
-    index_factory: str = _arg(
-        "Flat",
-        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
-        "LM's states, and Flat compares them all.",
-    )
-    index_dir: str | None = _arg(
-        None, "A built index to use; default: found or built under artifacts_dir."
-    )
-    shard_rows: int = _arg(
-        8192, "Passages in one shard, the unit that a stopped job does not repeat."
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("retriever", self.retriever, RETRIEVERS)
-        choose("pooling", self.pooling, ("auto", "cls", "cls_before_pooler", "mean", "pooler"))
-        choose("encoder_dtype", self.encoder_dtype, DTYPES)
-        at_least("num_candidates", self.num_candidates, 1)
-        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
-        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
-        at_least("shard_rows", self.shard_rows, 1)
-
-
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS = ("4bit", "8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
