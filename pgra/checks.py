@@ -1,4 +1,4 @@
-"""Small checks of arguments, and the reading of YAMLs: what `pgra.config` and its kin are made of."""
+"""Small checks of arguments, and the reading of YAMLs: what `pgra.config` is made of."""
 
 from collections.abc import Sequence
 from dataclasses import field

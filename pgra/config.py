@@ -32,7 +32,7 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"num_evidence": 0},
     "random": {"retriever": "random", "reranker": "none"},
 }
-"""What each system decides, whatever its arguments' defaults are; with pgra the arguments decide."""
+"""What each system decides, whatever the defaults are; with pgra the arguments decide."""
 
 
 @dataclass(kw_only=True)
@@ -45,7 +45,7 @@ class RuntimeArguments:
     device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     system: str = _arg(
         "pgra",
-        "What decides labels. Readers: pgra (as the arguments say), exhaustive (pgra without a first "
+        "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
         "stage), fid (the first stage's best), random (random passages), plain (no evidence). "
         "Without training: icl (the LM scores the label words), knn (nearest training examples).",
     )

@@ -17,8 +17,8 @@ class RetrieverArguments:
 
     retriever: str = _arg(
         "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (drawn by chance: "
-        "a control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
+        "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
         "best of all of it).",
     )
     num_candidates: int = _arg(
@@ -48,12 +48,13 @@ class RetrieverArguments:
         8192, "Passages in one shard, the unit that a stopped job does not repeat."
     )
     num_neighbors: int | None = _arg(
-        None, "Training examples that vote, with --system knn; default: as many as suit the dev set."
+        None,
+        "Training examples that vote, with --system knn; default: as many as suit the dev set.",
     )
     neighbor_encoder: str = _arg(
         "encoder",
-        "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: the "
-        "encoder of the T5, untrained, its states' mean).",
+        "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: "
+        "the encoder of the T5, untrained, the mean of its states).",
     )
 
     def __post_init__(self) -> None:

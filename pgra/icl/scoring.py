@@ -61,9 +61,9 @@ class AnswerWords:
                     "before it: it cannot be scored apart. Use another LM"
                 )
             tokens[label] = tuple(ids[len(bare) :])
-        for label, ids in tokens.items():
+        for label, mine in tokens.items():
             for other, longer in tokens.items():
-                if label != other and longer[: len(ids)] == ids:
+                if label != other and longer[: len(mine)] == mine:
                     raise ConfigError(
                         f"prompt word '{words[label]}' ({label}) begins '{words[other]}' ({other}) "
                         "to the LM, so it would always win: choose another in the task's "

@@ -157,8 +157,8 @@ class CausalLM:
         missing = sorted(report["missing_keys"]) if self.with_head else []
         if missing:  # transformers fills them with random numbers
             raise ModelError(
-                f"'{self.source.name}' lacks {len(missing)} weights, such as {missing[0]}: it cannot "
-                "write words. Give an LM with its head"
+                f"'{self.source.name}' lacks {len(missing)} weights, such as {missing[0]}: it "
+                "cannot write words. Give an LM with its head"
             )
         return model
 

@@ -90,7 +90,7 @@ class LMHead:
         chosen = torch.tensor(tokens, device=self.weight.device)
         found = [
             (self.logits(part, chosen) - self._total(part)).cpu()
-            for part in states.split(_STATE_ROWS)
+            for part in torch.split(states, _STATE_ROWS)
         ]
         return torch.cat(found) if found else torch.empty(0, len(tokens))
 

@@ -1,10 +1,16 @@
-"""A T5's encoder as a text encoder: what Guo et al. 2023 compare texts by in their k-NN baseline."""
+"""A T5's encoder as a text encoder: the k-NN baseline's in Guo et al. 2023."""
 
 import torch
 
 from pgra.errors import ModelError
 from pgra.models.encoder import Encoder
-from pgra.models.loading import choose_device, dtype_name, find_model, load_pretrained, load_tokenizer
+from pgra.models.loading import (
+    choose_device,
+    dtype_name,
+    find_model,
+    load_pretrained,
+    load_tokenizer,
+)
 
 
 def load_t5_encoder(

@@ -15,7 +15,9 @@ from pgra.pipelines.run import Outcome, train_run
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 
-READER_SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
+READER_SEEDS = (
+    "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """A run of a system that trains nothing, in a folder like any other run's.
 
-    runs/NAME/run.json           what determines the run; another is refused
-    runs/NAME/arguments.json     all resolved arguments
-    runs/NAME/predictions.jsonl, metrics.json
+runs/NAME/run.json           what determines the run; another is refused
+runs/NAME/arguments.json     all resolved arguments
+runs/NAME/predictions.jsonl, metrics.json
 """
 
 import logging
