@@ -91,7 +91,8 @@ def _decide(
         )
     logger.info("icl: %d LM forwards for %d queries", num_read, len(examples))
     normalize = args.reader.length_normalize
-    scores = score_words(encoder, bank, examples, words, length_normalize=normalize)
+    with timed(found, "evaluation"):
+        scores = score_words(encoder, bank, examples, words, length_normalize=normalize)
     verbalizer = Verbalizer(found.task.prompt_words, template="")
     ids = [example.id for example in examples]
     return Decisions(decide(ids, scores, verbalizer), [_SEED_NOTE])

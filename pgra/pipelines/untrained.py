@@ -13,12 +13,13 @@ from pathlib import Path
 from pgra.config import PgraArguments
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
 from pgra.io import digest, write_json
-from pgra.pipelines.found import Found, timed
+from pgra.pipelines.found import Found
 from pgra.pipelines.notes import run_notes
 from pgra.pipelines.run import Outcome, resolved_arguments
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
+    TRAINING_FILE,
     check_same_run,
     check_writable,
     read_json,
@@ -37,8 +38,7 @@ class Decisions:
     Attributes:
         predictions: One for each test example, in order.
         notes: What a reader of the numbers must know.
-        dev: What the dev set decided and its value there, as `training.json` has it of a reader;
-            empty where nothing was chosen.
+        dev: What the dev set decided, with its metric and value there; empty if nothing.
     """
 
     predictions: Sequence[Prediction]
@@ -86,9 +86,8 @@ def run_untrained(
     processes.barrier()  # all have looked before the main process writes
     if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
         logger.info("run: %s is finished (reused)", folder)
-        return Outcome(folder, read_json(folder / METRICS_FILE), reused=True)
-    with timed(found, "evaluation"):
-        decided = decide()
+        return _outcome(folder, reused=True)
+    decided = decide()
     found.fingerprints["run"] = digest(identity)
     record = RunRecord(
         task=found.task.name,
@@ -105,7 +104,15 @@ def run_untrained(
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / IDENTITY_FILE, identity)
         write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
+        if decided.dev:
+            write_json(folder / TRAINING_FILE, decided.dev)
         examples = found.examples("test")
         write_results(folder, record, examples, decided.predictions, [[] for _ in examples])
     processes.barrier()
-    return Outcome(folder, read_json(folder / METRICS_FILE), reused=False, training=decided.dev)
+    return _outcome(folder, reused=False)
+
+
+def _outcome(folder: Path, *, reused: bool) -> Outcome:
+    has_dev = (folder / TRAINING_FILE).is_file()
+    dev = read_json(folder / TRAINING_FILE) if has_dev else {}
+    return Outcome(folder, read_json(folder / METRICS_FILE), reused, dev)

@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import ReaderArguments, RerankArguments
+from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.icl.scoring import AnswerWords, read_queries, score_words
 from pgra.models.causal_lm import CausalLM
 from pgra.models.lm_head import LMHead
 from pgra.pipelines.icl_scoring import run
-from pgra.pipelines.pgra import find_evidence, read_task
+from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
 from pgra.pipelines.run_folder import read_json
 from pgra.pipelines.systems import run_system
 from pgra.prompts.fewshot import FewShotPrompt
@@ -191,3 +192,27 @@ def test_after_a_rerank_only_the_words_beginnings_are_left_to_read(args, tmp_pat
     run(fresh, training(tmp_path / "fresh"))
     told = [r.getMessage() for r in caplog.records if "LM forwards" in r.getMessage()]
     assert told == [f"icl: {12 * len(beginnings)} LM forwards for 12 queries"]
+
+
+@pytest.mark.slow
+def test_a_real_lm_scores_words_of_one_and_of_several_tokens_as_it_does_whole(tmp_path):
+    task = load_task("trec")
+    template = prompt_template(task)
+    asked = Example("test-0", {"text": "Who wrote the book of the river?"})
+    args = RerankArguments(lm="bundled:smollm2-135m", lm_dtype="float32")
+    encoder = open_prompted_encoder(args, FewShotPrompt(template), device="cpu", with_head=True)
+    words = AnswerWords.of(encoder, task.prompt_words)
+    bank = open_query_bank(encoder, tmp_path, "lm")
+    read_queries(encoder, bank, [asked], words, shard_rows=8)
+    found = score_words(encoder, bank, [asked], words)[0]
+    whole, tokenizer = encoder.lm.whole, encoder.lm.tokenizer
+    text = FewShotPrompt(template).suffix(asked.fields)
+    start = len(tokenizer(text).input_ids)
+    for score, word in zip(found, task.prompt_words.values(), strict=True):
+        ids = tokenizer(f"{text} {word}", return_tensors="pt").input_ids
+        with torch.no_grad():
+            chances = whole(ids).logits[0, start - 1 : -1].log_softmax(-1)
+        assert score == pytest.approx(
+            float(chances.gather(1, ids[0, start:, None]).sum()), abs=2e-3
+        )
+    assert len({len(ids) for ids in words.tokens.values()}) > 1

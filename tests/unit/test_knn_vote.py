@@ -109,6 +109,8 @@ def test_a_finished_run_is_taken_up_and_another_refused(args, tmp_path):
     again = run(as_knn(args, num_neighbors=3), training(tmp_path / "knn"))
     assert (first.reused, again.reused) == (False, True)
     assert again.metrics == first.metrics
+    chosen = run(as_knn(args), training(tmp_path / "chosen"))
+    assert run(as_knn(args), training(tmp_path / "chosen")).training == chosen.training != {}
     with pytest.raises(ArtifactError, match=r"num_neighbors \[3\], this run asks for \[5\]"):
         run(as_knn(args, num_neighbors=5), training(tmp_path / "knn"))
     with pytest.raises(ConfigError, match=r"num_neighbors \(33\) exceeds the 32 training"):

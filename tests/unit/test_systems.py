@@ -114,10 +114,9 @@ def test_random_evidence_is_the_same_for_a_text_in_any_run(args):
     assert len({tuple(texts) for texts in found.evidence_texts("test")}) > 1
 
 
-@pytest.mark.parametrize("name", ["fid", "random"])
-def test_a_reader_system_is_a_run_that_names_itself(args, tmp_path, name):
-    outcome = run_system(as_system(args, name), training(tmp_path / name))
-    assert outcome.metrics["system"] == name
+def test_a_reader_system_is_a_run_that_names_itself(args, tmp_path):
+    outcome = run_system(as_system(args, "random"), training(tmp_path / "run"))
+    assert outcome.metrics["system"] == "random"
     assert outcome.metrics["n"] == 12
     assert (outcome.folder / "reader").is_dir()
 
