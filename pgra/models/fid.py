@@ -153,8 +153,8 @@ class FusionReader(nn.Module):
     ) -> Tensor:
         """Score each label by its whole target.
 
-        The encoder runs once, and a pass of the decoder takes many labels: they read the same encoded
-        tokens.
+        The encoder runs once, and a pass of the decoder takes many labels, which read the same
+        encoded tokens.
 
         Args:
             packed: The segments of B examples.
