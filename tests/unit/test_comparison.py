@@ -157,3 +157,13 @@ def test_one_seed_has_the_interval_over_examples(tmp_path):
     result = compare_runs(group_of(run)).results["pgra", "sst2"]
     assert not result.is_over_seeds
     assert result.interval == tuple(load_run(run).metrics["interval_95"])
+
+
+def test_a_grids_point_is_one_row_over_its_tasks(tmp_path):
+    points = {"k=8": {"value": 8, "seeds": {0: [1]}}, "k=16": {"value": 16, "seeds": {0: None}}}
+    root = plant_grid(tmp_path / "g", points, tasks=("cr", "sst2"))
+    study = compare_runs(load_collection([root]).groups[0])
+    assert study.rows == ["k=8", "k=16"]
+    assert study.tasks == ["sst2", "cr"]
+    assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr")}
+    assert set(study.averages) == {"k=8"}
