@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pgra.errors import ConfigError, unknown_name
 from pgra.evaluation.comparable import (
     SYSTEMS,
@@ -21,6 +23,7 @@ from pgra.evaluation.statistics import (
     holm,
     mcnemar,
     mean_sd_interval,
+    metric_draws,
     paired_gaps,
 )
 
@@ -180,9 +183,25 @@ def _average(results: Sequence[Result]) -> Result:
         spread = mean_sd_interval([sum(values) / len(values) for values in by_seed])
     else:
         spread = mean_sd_interval([sum(r.spread.mean for r in results) / len(results)])
-    has_ends = spread.low is not None and spread.high is not None
-    pair = (spread.low or 0.0, spread.high or 0.0) if has_ends else None
-    return Result((), missing, spread, pair, is_over_seeds=True)
+    if spread.low is not None and spread.high is not None:
+        return Result((), missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    return Result((), missing, spread, _average_interval(results), is_over_seeds=False)
+
+
+def _average_interval(results: Sequence[Result]) -> tuple[float, float]:
+    """Give the bootstrap interval of an average: each task's examples are drawn on their own."""
+    draws = [
+        metric_draws(
+            result.runs[0].metric,
+            result.runs[0].decisions.labels,
+            [run.decisions.predicted for run in result.runs],
+            result.runs[0].decisions.names,
+            seed=_BOOTSTRAP_SEED + place,
+        ).mean(axis=0)
+        for place, result in enumerate(results)
+    ]
+    low, high = np.percentile(np.mean(draws, axis=0), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> str | None:

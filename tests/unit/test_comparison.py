@@ -167,3 +167,15 @@ def test_a_grids_point_is_one_row_over_its_tasks(tmp_path):
     assert study.tasks == ["sst2", "cr"]
     assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr")}
     assert set(study.averages) == {"k=8"}
+
+
+def test_an_average_of_one_seed_has_the_interval_over_examples(tmp_path):
+    """Two independent tasks of one spread: theirs over the square root of two."""
+    for task in ("sst2", "cr"):
+        plant(tmp_path / task, task=task, n=400, wrong=range(80), text=task)
+    study = compare_runs(load_collection([tmp_path]).groups[0])
+    average, alone = study.averages["pgra"], study.results["pgra", "cr"]
+    assert not average.is_over_seeds
+    widths = [high - low for low, high in (average.interval, alone.interval)]
+    assert widths[0] == pytest.approx(widths[1] / 2**0.5, rel=0.1)
+    assert average.interval[0] < 0.8 < average.interval[1]
