@@ -22,6 +22,7 @@ EXAMPLE = """examples:
   pgra report runs/sst2-fid runs/sst2-pgra --baseline fid --reference T2a
   pgra report runs/k --output k.tex --figure k.svg
   pgra report runs/ --output all.csv
+  pgra report runs/ --html report.html
 
 A path is a run, a folder of runs, a folder of several seeds, or a grid of pgra ablate; paths stand
 first. A grid has a table of its own and names the paper's table by itself. Bold, or with a star, is
@@ -56,6 +57,11 @@ class ReportArguments:
     )
     output: str | None = _arg(None, "File to write (.txt, .md, .tex, .csv); default: show it.")
     figure: str | None = _arg(None, "Draw it too: a file that ends in .png, .svg or .pdf.")
+    html: str | None = _arg(
+        None,
+        "Write a page to look through too: tables, plots, and every example with what each run "
+        "read and said. One file that ends in .html and asks for nothing else.",
+    )
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""
@@ -95,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = _write(compared, args.chosen_format)
     if args.figure is not None:
         _draw(compared, Path(args.figure))
+    if args.html is not None:
+        _write_page(compared, Path(args.html))
     if args.output is None:
         say(text)
     else:
@@ -110,10 +118,13 @@ def _name_leading_paths(argv: Sequence[str] | None) -> list[str]:
 def _check_early(args: ReportArguments) -> None:
     """Refuse what can be refused before anything is read."""
     from pgra.evaluation.figures import check_figure_path
+    from pgra.evaluation.html import check_page_path
     from pgra.evaluation.reference import load_reference
 
     if args.figure is not None:
         check_figure_path(Path(args.figure))
+    if args.html is not None:
+        check_page_path(Path(args.html))
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
 
@@ -176,6 +187,14 @@ def _draw(compared: Sequence[_Compared], path: Path) -> None:
         titles = ", ".join(f"'{each.study.group.title}'" for each in compared)
         raise ConfigError(f"--figure draws one table, and there are {titles}: name fewer paths")
     plot_study(compared[0].study, path, compared[0].reference)
+    logger.info("report: %s", path)
+
+
+def _write_page(compared: Sequence[_Compared], path: Path) -> None:
+    from pgra.evaluation.html import write_page
+
+    title = compared[0].study.group.title if len(compared) == 1 else "Results"
+    write_page(path, title, [(each.study, each.reference) for each in compared])
     logger.info("report: %s", path)
 
 
