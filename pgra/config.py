@@ -109,6 +109,12 @@ class CorpusArguments:
         "hub dataset/file; or bundled:NAME.",
     )
     corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    passage_words: int | None = _arg(
+        None,
+        "Cut each line (or field) into passages of this many words, 100 for those of DPR; its rest is "
+        "a shorter one. The encoder, the LM and the reader then need more tokens: "
+        "--max_encoder_tokens 256 --max_segment_tokens 256.",
+    )
     max_passages: int | None = _arg(None, "Keep the first so many passages.")
     drop_duplicates: bool = _arg(
         True, "Keep only the first of equal passages (their number is reported either way)."
@@ -117,6 +123,7 @@ class CorpusArguments:
     def __post_init__(self) -> None:
         """Refuse contradictions."""
         at_least("max_passages", self.max_passages, 1)
+        at_least("passage_words", self.passage_words, 1)
 
 
 @dataclass(kw_only=True)
