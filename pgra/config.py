@@ -110,10 +110,7 @@ class CorpusArguments:
     )
     corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
     passage_words: int | None = _arg(
-        None,
-        "Cut each line (or field) into passages of this many words, 100 for those of DPR; its rest is "
-        "a shorter one. The encoder, the LM and the reader then need more tokens: "
-        "--max_encoder_tokens 256 --max_segment_tokens 256.",
+        None, "Cut each line, a document, into passages of so many words (DPR: 100)."
     )
     max_passages: int | None = _arg(None, "Keep the first so many passages.")
     drop_duplicates: bool = _arg(

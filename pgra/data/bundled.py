@@ -182,7 +182,7 @@ def _articles(path: Path) -> Iterator[list[str]]:
         from gensim.corpora.wikicorpus import extract_pages, filter_wiki
     except ImportError as error:
         raise DataError(
-            f"bundled:wikipedia-19k needs gensim with its own dependencies ({error}): "
+            f"the bundled Wikipedia needs gensim with its own dependencies ({error}): "
             "pip install gensim==4.4.0"
         ) from None
     with bz2.open(path) as file:
