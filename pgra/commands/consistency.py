@@ -16,8 +16,8 @@ EXAMPLE = """examples:
   python ablations/label_consistency.py --labeler runs/plain --runs runs/pgra runs/fid \\
       --output_dir runs/consistency
 
-The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query whose
-label that is. The paper's Table 10 and Figures 2 and 4. Several tasks at once take a labeler each.
+The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
+whose label that is. The paper's Table 10 and Figures 2 and 4. Several tasks take a labeler each.
 """
 
 
@@ -32,8 +32,8 @@ class ConsistencyArguments:
     runs: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Finished runs with evidence, or folders of such. Of each task the first one is "
-            "what the others are compared with."
+            "help": "Finished runs with evidence, or folders of such. Of each task the first one "
+            "is what the others are compared with."
         },
     )
     output_dir: str | None = field(

@@ -1,5 +1,4 @@
-"""Real text that comes inside packages of the index: two sentiment tasks, a small corpus of sentences,
-and the same as whole articles.
+"""Real text that comes inside packages of the index: two sentiment tasks, a corpus in two forms.
 
 Each is written once into the cache folder (`pgra.data.packages.cache_dir`), never into a
 repository: their licences let one use them, and most do not let one pass them on.
@@ -74,8 +73,8 @@ def bundled_task_files(name: str) -> dict[str, Path]:
 def bundled_corpus_file(name: str) -> Path:
     """Give a bundled corpus: one sentence a line, distinct, in the order of the articles.
 
-    Of `wikipedia-articles` a line is an article: what it has of these sentences, side by side, to be
-    cut into passages (`--passage_words`).
+    Of `wikipedia-articles` a line is an article: its sentences side by side, to be cut into
+    passages (`--passage_words`).
 
     Kept are sentences of 5 to 60 words that begin with a capital or a digit, end with a full stop
     or the like, and show no trace of markup or of a template that was cut out. Lists of works,

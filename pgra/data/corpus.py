@@ -181,8 +181,8 @@ class _CorpusWriter:
             raise DataError(f"{self.source} holds no passage: all of its lines are blank")
         if self.args.passage_words is not None and not self.cut:
             logger.warning(
-                "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line must "
-                "be a document",
+                "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
+                "must be a document",
                 self.source,
                 self.args.passage_words,
             )

@@ -185,8 +185,9 @@ class _TaskReader:
         prompt = self._template("prompt", inputs)
         if inputs[0] not in _fields(prompt):
             raise ConfigError(
-                f"{self.path}: prompt does not hold {{{inputs[0]}}}, the first input, which a passage "
-                "fills: all passages would look alike to the LM; put it in, or list another first"
+                f"{self.path}: prompt does not hold {{{inputs[0]}}}, the first input, which a "
+                "passage fills: all passages would look alike to the LM; put it in, or list "
+                "another first"
             )
         return prompt
 
@@ -196,7 +197,7 @@ class _TaskReader:
         ignored = self._names("ignored_labels", self.values["ignored_labels"])
         for name in ignored:
             if name in labels:
-                raise ConfigError(f"{self.path}: '{name}' is both in labels and in ignored_labels")
+                raise ConfigError(f"{self.path}: '{name}' is in labels and in ignored_labels too")
         return ignored
 
     def _words(

@@ -63,6 +63,15 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
     _save(figure, path)
 
 
+def require_matplotlib() -> None:
+    """Load what draws.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    _pyplot()
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib as mpl

@@ -1,21 +1,15 @@
 """Label consistency of runs, from their folders (Guo et al. 2023, section 4.1).
 
-    DIR/pseudo_labels/TASK-CHECKSUM.jsonl   what the plain reader says of each evidence text
-    DIR/consistency.json, consistency.md    scores, and queries by number of consistent evidence
-    DIR/counts-TASK.png, scores-TASK.png    the same drawn, also as .svg
-
-No text is read twice: not where several queries, runs or calls share it. A labeler is known by its
-folder's checksums, so that another one's labels are never mixed in.
+DIR/consistency.json, consistency.md    scores, and queries by number of consistent evidence
+DIR/counts-TASK.png, scores-TASK.png    the same drawn, also as .svg
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ConfigError, DataError
 from pgra.evaluation.consistency import (
     Consistency,
     as_percent,
@@ -23,49 +17,22 @@ from pgra.evaluation.consistency import (
     measure_consistency,
     score_table,
 )
-from pgra.evaluation.consistency_plots import plot_counts, plot_scores
+from pgra.evaluation.consistency_plots import plot_counts, plot_scores, require_matplotlib
 from pgra.evaluation.report import System, load_system
 from pgra.evaluation.results import METRICS_FILE
-from pgra.io import file_checksum, write_json, write_lines, write_text
-from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader, read_record
-from pgra.reader.trained import Reader
-from pgra.types import Json
+from pgra.io import write_json, write_text
+from pgra.pipelines.pseudo_labels import (
+    Labeler,
+    PseudoLabels,
+    distinct_evidence,
+    label_texts,
+    open_labeler,
+)
 
 logger = logging.getLogger(__name__)
 
 REPORT_FILE = "consistency.json"
 TABLES_FILE = "consistency.md"
-
-
-@dataclass(frozen=True)
-class Labeler:
-    """A plain reader that gives evidence its pseudo-labels.
-
-    Attributes:
-        folder: As it was named.
-        home: Its reader's folder.
-        record: What it was trained for.
-        measured: The content of its run's `metrics.json`; empty where there is none.
-    """
-
-    folder: Path
-    home: Path
-    record: ReaderRecord
-    measured: Mapping[str, Any]
-
-    @property
-    def checksum(self) -> str:
-        """Give the checksum of its record, which holds those of its weights."""
-        return file_checksum(self.home / RECORD_FILE)
-
-    def describe(self) -> dict[str, Json]:
-        """Say which it is, and how good."""
-        return {
-            "folder": str(self.folder),
-            "checksum": self.checksum,
-            "metric": self.measured.get("metric"),
-            "value": self.measured.get("value"),
-        }
 
 
 @dataclass(frozen=True)
@@ -110,106 +77,46 @@ def report_consistency(
         ConfigError: If a labeler reads evidence, or two are of one task.
         DataError: If runs cannot be compared; each is named with the reason.
     """
-    by_task = {labeler.record.task: labeler for labeler in map(_open_labeler, labelers)}
+    if plots:
+        require_matplotlib()  # before anything long
+    by_task = {labeler.record.task: labeler for labeler in map(open_labeler, labelers)}
     if len(by_task) < len(labelers):
         raise ConfigError("two labelers are of the same task: give one for each task of the runs")
     systems = _load_runs(runs)
     _check_comparable(systems, by_task)
-    measured, num_read = [], 0
-    pseudo: dict[str, Mapping[str, str]] = {}
-    for task in dict.fromkeys(_task(system) for system in systems):
-        own = [system for system in systems if _task(system) == task]
-        texts = distinct_evidence(own, depth)
-        found = label_texts(by_task[task], texts, output_dir / "pseudo_labels", device=device)
-        pseudo[task], num_read = found.labels, num_read + found.num_read
-    for system in systems:
-        task = _task(system)
-        labels = by_task[task].record.labels
-        measured.append(
-            measure_consistency(
-                system.name, task, system.predictions, pseudo[task], labels=labels, depth=depth
-            )
+    pseudo = _label(systems, by_task, output_dir / "pseudo_labels", depth=depth, device=device)
+    measured = [
+        measure_consistency(
+            system.name,
+            _task(system),
+            system.predictions,
+            pseudo[_task(system)].labels,
+            labels=by_task[_task(system)].record.labels,
+            depth=depth,
         )
-    tables = _tables(measured, by_task, _notes(systems, by_task))
+        for system in systems
+    ]
+    tables = _tables(measured, _notes(systems, by_task))
     _write(output_dir, measured, by_task, tables, plots=plots)
+    num_read = sum(labels.num_read for labels in pseudo.values())
     return ConsistencyReport(output_dir, measured, tables, num_read)
 
 
-@dataclass(frozen=True)
-class PseudoLabels:
-    """Labels of texts.
-
-    Attributes:
-        labels: By text; of texts that were not asked for this time, too.
-        num_read: Texts that were read now.
-    """
-
-    labels: Mapping[str, str]
-    num_read: int
-
-
-def label_texts(
-    labeler: Labeler, texts: Sequence[str], folder: Path, *, device: str = "auto"
-) -> PseudoLabels:
-    """Give texts the label that a plain reader decides for; a text fills the task's first input.
-
-    Args:
-        labeler: The reader.
-        texts: Distinct ones.
-        folder: Keeps what it said, for other calls.
-        device: What it reads on.
-
-    Raises:
-        ArtifactError: If what it said before is damaged.
-        ModelError: As `Reader.load`.
-    """
-    name = labeler.checksum.rpartition(":")[2][:12]
-    path = folder / f"{labeler.record.task}-{name}.jsonl"
-    known = _read_labels(path)
-    missing = [text for text in texts if text not in known]
-    logger.info(
-        "labeler %s: %d distinct evidence texts of %s, %d to read",
-        labeler.folder,
-        len(texts),
-        labeler.record.task,
-        len(missing),
-    )
-    if missing:
-        reader = Reader.load(labeler.home, device=device)
-        decided = reader.predict(missing, [], progress=True)
-        known |= {text: one.label for text, one in zip(missing, decided, strict=True)}
-        write_lines(path, [{"text": text, "label": label} for text, label in known.items()])
-    return PseudoLabels(known, len(missing))
-
-
-def distinct_evidence(systems: Sequence[System], depth: int | None = None) -> list[str]:
-    """Give the texts of all evidence (or of each query's best), each once, in the order met."""
-    lines = [line for system in systems for line in system.predictions]
-    return list(dict.fromkeys(seen["text"] for line in lines for seen in line["evidence"][:depth]))
-
-
-def _read_labels(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        with path.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file]
-        return {row["text"]: row["label"] for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error}): delete it and run again") from None
-
-
-def _open_labeler(folder: Path) -> Labeler:
-    record = read_record(folder, verify=False)  # its weights are checked when they are loaded
-    if record.num_evidence:
-        raise ConfigError(
-            f"{folder} reads {record.num_evidence} evidence texts a query: pseudo-labels come from "
-            "a plain reader, so give a run of train.py --num_evidence 0"
-        )
-    home = find_reader(folder)
-    path = (home.parent if home == folder else folder) / METRICS_FILE
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return Labeler(folder, home, record, measured)
+def _label(
+    systems: Sequence[System],
+    labelers: Mapping[str, Labeler],
+    folder: Path,
+    *,
+    depth: int | None,
+    device: str,
+) -> dict[str, PseudoLabels]:
+    """Give each task's evidence its pseudo-labels."""
+    pseudo = {}
+    for task in dict.fromkeys(_task(system) for system in systems):
+        own = [system for system in systems if _task(system) == task]
+        texts = distinct_evidence(own, depth)
+        pseudo[task] = label_texts(labelers[task], texts, folder, device=device)
+    return pseudo
 
 
 def _load_runs(paths: Sequence[Path]) -> list[System]:
@@ -222,9 +129,7 @@ def _load_runs(paths: Sequence[Path]) -> list[System]:
         else:
             found |= {run: str(run.relative_to(path.parent)) for run in inside}
     is_unique = len(set(found.values())) == len(found)
-    systems = [
-        load_system(name if is_unique else str(run), run) for run, name in found.items()
-    ]
+    systems = [load_system(name if is_unique else str(run), run) for run, name in found.items()]
     kept = [s for s in systems if s.folder in paths or any(p["evidence"] for p in s.predictions)]
     for system in systems:
         if system not in kept:
@@ -256,7 +161,9 @@ def _reason(system: System, labeler: Labeler | None, first: System) -> str | Non
         return "it has no evidence to be consistent with"
     asked, known = set(system.predictions[0]["scores"]), set(labeler.record.labels)
     if asked != known:
-        return f"its labels are {', '.join(sorted(asked))}, the labeler's {', '.join(sorted(known))}"
+        return (
+            f"its labels are {', '.join(sorted(asked))}, the labeler's {', '.join(sorted(known))}"
+        )
     if _examples(system) != _examples(first):
         return f"it was measured on other examples than {first.folder}"
     return None
@@ -273,8 +180,8 @@ def _notes(systems: Sequence[System], labelers: Mapping[str, Labeler]) -> list[s
         if labeler.measured:
             metric, value = labeler.measured["metric"], float(labeler.measured["value"])
             notes.append(
-                f"{task}: pseudo-labels are of {labeler.folder}, whose {metric} on the queries' own "
-                f"test set is {value:.3f}; on evidence it is not known"
+                f"{task}: pseudo-labels are of {labeler.folder}, whose {metric} on the queries' "
+                f"own test set is {value:.3f}; on evidence it is not known"
             )
     for system in systems:
         own = labelers[_task(system)].record.fingerprints.get("train")
@@ -283,14 +190,13 @@ def _notes(systems: Sequence[System], labelers: Mapping[str, Labeler]) -> list[s
     return notes
 
 
-def _tables(
-    measured: Sequence[Consistency], labelers: Mapping[str, Labeler], notes: Sequence[str]
-) -> str:
+def _tables(measured: Sequence[Consistency], notes: Sequence[str]) -> str:
     parts = ["# Label consistency", score_table(measured)]
     parts += [
         "Consistency: mean share of a query's evidence whose pseudo-label is the query's label, in "
-        "percent. Majority rate: what evidence that all had the commonest label would have. Chance: "
-        "what evidence with these pseudo-labels would have if it had nothing to do with its query."
+        "percent. Majority rate: what evidence that all had the commonest label would have. "
+        "Chance: what evidence with these pseudo-labels would have if it had nothing to do with "
+        "its query."
     ]
     for task in dict.fromkeys(run.task for run in measured):
         own = [run for run in measured if run.task == task]
