@@ -204,7 +204,9 @@ def _find(folder: Path) -> Iterator[Path]:
                 yield from _find(inner)
 
 
-def load_run(folder: Path, *, name: str | None = None, point: Mapping[str, Json] = {}) -> Run:
+def load_run(
+    folder: Path, *, name: str | None = None, point: Mapping[str, Json] | None = None
+) -> Run:
     """Read a finished run.
 
     Args:
@@ -229,7 +231,7 @@ def load_run(folder: Path, *, name: str | None = None, point: Mapping[str, Json]
             arguments,
             metrics,
             _read_decisions(folder / PREDICTIONS_FILE),
-            dict(point),
+            dict(point or {}),
         )
         _check_value(run)
     except (KeyError, TypeError, ValueError) as error:
