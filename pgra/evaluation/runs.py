@@ -126,6 +126,7 @@ class Group:
         labels: An axis' short name.
         reference: The paper's table that it stands beside; None if none is named.
         baseline: Values by axis of the point to compare with; None if none is named.
+        points: Of a grid: values by axis of all its points, in order.
     """
 
     title: str
@@ -135,6 +136,7 @@ class Group:
     labels: Mapping[str, str] = field(default_factory=dict)
     reference: str | None = None
     baseline: Mapping[str, Json] | None = None
+    points: Sequence[Mapping[str, Json]] = ()
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,7 @@ def load_grid(folder: Path) -> Group:
             dict(grid.get("labels") or {}),
             grid.get("reference"),
             grid.get("baseline"),
+            [dict(point["values"]) for point in grid["points"]],
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(folder / GRID_FILE, error) from None

@@ -1,0 +1,269 @@
+"""A study as tables: one to look at, one with every test, and one for further work."""
+
+from collections.abc import Sequence
+
+from pgra.errors import ConfigError
+from pgra.evaluation.comparison import LEVEL, Comparison, Result, Study
+from pgra.evaluation.reference import METRIC, ReferenceTable
+from pgra.evaluation.tables import Cell, Table
+
+MISSING = "missing"
+_AVERAGE = "average"
+_NOTHING = Cell("")
+
+
+def results_table(study: Study, reference: ReferenceTable | None = None) -> Table:
+    """Give rows by tasks: mean, spread over seeds, and the paper's value beside it.
+
+    Args:
+        study: The runs.
+        reference: The paper's table; None leaves its columns out.
+
+    Raises:
+        ConfigError: If the paper's table holds no results of tasks.
+    """
+    _check_reference(reference)
+    columns = ["task" if not study.tasks else _head(study)]
+    for column in _columns(study):
+        columns += [
+            column,
+            *([f"{column} (paper)"] if _has_paper(reference, study, column) else []),
+        ]
+    rows = []
+    for row in study.rows:
+        cells = [Cell(row)]
+        for column in _columns(study):
+            cells.append(_value_cell(study, row, column))
+            if _has_paper(reference, study, column):
+                cells.append(_paper_cell(study, reference, row, column))
+        rows.append(cells)
+    return Table(study.group.title, columns, rows, _notes(study, reference))
+
+
+def comparison_table(study: Study, reference: ReferenceTable | None = None) -> Table | None:
+    """Give every difference to the baseline with its interval and its tests; None without any.
+
+    Args:
+        study: The runs.
+        reference: The paper's table, whose own difference is printed too.
+    """
+    if study.baseline is None or not study.comparisons:
+        return None
+    columns = [
+        *(_head(study), "task", "difference", "95 % interval", "bootstrap p"),
+        *("McNemar p", "Holm p", "seeds better"),
+    ]
+    columns += ["paper"] if reference is not None else []
+    rows = []
+    for row in study.rows:
+        for column in _columns(study):
+            found = _comparison(study, row, column)
+            if found is not None:
+                cells = [Cell(row), Cell(column), *_test_cells(found)]
+                cells += [_paper_gap(study, reference, row, column)] if reference else []
+                rows.append(cells)
+    title = f"{study.group.title}: difference to {study.baseline}"
+    return Table(title, columns, rows, _test_notes(study))
+
+
+def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
+    """Give a row for each row and task with all numbers, unrounded in CSV.
+
+    Args:
+        study: The runs.
+        reference: The paper's table.
+    """
+    columns = [
+        *("row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd", "low", "high"),
+        *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
+        *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "paper"),
+    ]
+    rows = [
+        [
+            *(Cell(row), Cell(column), *_long_result(study, row, column)),
+            *_long_tests(study, row, column),
+            _paper_cell(study, reference, row, column),
+        ]
+        for row in study.rows
+        for column in _columns(study)
+    ]
+    return Table(study.group.title, columns, rows)
+
+
+def _check_reference(reference: ReferenceTable | None) -> None:
+    if reference is not None and reference.measure != METRIC:
+        raise ConfigError(
+            f"reference {reference.name} ({reference.title}) holds {reference.measure}, not the "
+            "tasks' metrics: choose another --reference"
+        )
+
+
+def _head(study: Study) -> str:
+    return "point" if study.group.axes else "system"
+
+
+def _columns(study: Study) -> list[str]:
+    return [*study.tasks, *([_AVERAGE] if len(study.tasks) > 1 else [])]
+
+
+def _result(study: Study, row: str, column: str) -> Result | None:
+    if column == _AVERAGE:
+        return study.averages.get(row)
+    return study.results.get((row, column))
+
+
+def _comparison(study: Study, row: str, column: str) -> Comparison | None:
+    if column == _AVERAGE:
+        return study.average_comparisons.get(row)
+    return study.comparisons.get((row, column))
+
+
+def _value_cell(study: Study, row: str, column: str) -> Cell:
+    result = _result(study, row, column)
+    if result is None:
+        return Cell(MISSING)
+    text = _percent(result.spread.mean)
+    if result.spread.sd is not None:
+        text += f" ± {_percent(result.spread.sd)}"
+    if result.missing:
+        text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
+    found = _comparison(study, row, column)
+    return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
+
+
+def _paper_value(
+    study: Study, reference: ReferenceTable | None, row: str, column: str
+) -> float | None:
+    run = study.first_run(row)
+    place = reference.find_row(run) if reference is not None and run is not None else None
+    if reference is None or place is None:
+        return None
+    if column == _AVERAGE:
+        return reference.average(place, study.tasks)
+    return reference.value(place, column)
+
+
+def _has_paper(reference: ReferenceTable | None, study: Study, column: str) -> bool:
+    return any(_paper_value(study, reference, row, column) is not None for row in study.rows)
+
+
+def _paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
+    value = _paper_value(study, reference, row, column)
+    return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
+
+
+def _paper_gap(study: Study, reference: ReferenceTable, row: str, column: str) -> Cell:
+    own = _paper_value(study, reference, row, column)
+    base = _paper_value(study, reference, study.baseline or "", column)
+    if own is None or base is None:
+        return _NOTHING
+    return Cell(f"{own - base:+.1f}", value=own - base)
+
+
+def _test_cells(found: Comparison) -> list[Cell]:
+    gap = found.gap
+    return [
+        Cell(f"{100 * gap.difference:+.1f}", is_bold=found.is_win, value=100 * gap.difference),
+        Cell(f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"),
+        *(_p_cell(p) for p in (gap.p, found.mcnemar, found.holm)),
+        Cell(_seeds_better(found)),
+    ]
+
+
+def _p_cell(p: float | None) -> Cell:
+    if p is None:
+        return _NOTHING
+    return Cell("< 0.001" if p < 0.001 else f"{p:.3f}", value=p)
+
+
+def _seeds_better(found: Comparison) -> str:
+    return f"{found.better} of {found.shared}" if found.shared else "none shared"
+
+
+def _long_result(study: Study, row: str, column: str) -> list[Cell]:
+    result = _result(study, row, column)
+    if result is None:
+        return [*(Cell(""),) * 4, Cell(MISSING), *(Cell(""),) * 4]
+    run = result.runs[0] if result.runs else None
+    low, high = result.interval or (None, None)
+    numbers = (result.spread.mean, result.spread.sd, low, high)
+    return [
+        Cell(run.metric if run else ""),
+        Cell(str(len(run.decisions.labels)) if run else ""),
+        Cell(" ".join(str(run.seed) for run in result.runs) or str(result.spread.n)),
+        Cell(" ".join(str(seed) for seed in result.missing)),
+        *(_number(None if value is None else 100 * value) for value in numbers),
+        Cell(_over(result)),
+    ]
+
+
+def _over(result: Result) -> str:
+    if result.interval is None:
+        return ""
+    return "seeds" if result.is_over_seeds else "examples"
+
+
+def _long_tests(study: Study, row: str, column: str) -> list[Cell]:
+    found = _comparison(study, row, column)
+    if found is None:
+        return [Cell("")] * 8
+    gap = found.gap
+    return [
+        Cell(study.baseline or ""),
+        *(_number(100 * value) for value in (gap.difference, gap.low, gap.high)),
+        *(_number(p) for p in (gap.p, found.mcnemar, found.holm)),
+        Cell(_seeds_better(found)),
+    ]
+
+
+def _number(value: float | None) -> Cell:
+    return _NOTHING if value is None else Cell(f"{value:.4g}", value=value)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
+    """Say what the numbers are, what stands out and why, and what a reader must know."""
+    metrics = {task: _metric(study, task) for task in study.tasks}
+    named = ", ".join(f"{task} {metric}" for task, metric in metrics.items())
+    notes = [f"In hundredths: {named}. ± is the standard deviation over seeds."]
+    if len(set(metrics.values())) > 1:
+        notes.append("The average mixes metrics, as the paper's does.")
+    notes.append(_bold_note(study))
+    if study.group.missing:
+        notes.append(f"{len(study.group.missing)} runs of the grid are missing.")
+    if reference is not None:
+        notes += [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
+    told = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
+    return [*notes, *dict.fromkeys(str(note) for note in told)]
+
+
+def _metric(study: Study, task: str) -> str:
+    return next(run.metric for run in study.group.runs if run.task == task)
+
+
+def _bold_note(study: Study) -> str:
+    if study.baseline is None:
+        return "No baseline, so nothing is tested and nothing stands out."
+    return (
+        f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is by "
+        f"a paired bootstrap over the examples (p <= {LEVEL} after Holm over the tasks; the "
+        "average by itself) and in each seed that both have."
+    )
+
+
+def _test_notes(study: Study) -> list[str]:
+    return [
+        "Differences of means over seeds, in hundredths; interval and p by a paired bootstrap "
+        f"over the test examples. Holm is over the {len(study.tasks)} task(s) of a row.",
+        "McNemar's test is exact; of several seeds the lower middle p counts, times seeds over "
+        "its place (Rueger 1978).",
+    ]
+
+
+def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
+    """Give the tables for people: results, and differences where there are any."""
+    tests = comparison_table(study, reference)
+    return [results_table(study, reference), *([tests] if tests is not None else [])]
