@@ -12,7 +12,6 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-_SYSTEM_AXIS = "runtime.system"
 _READERS = {"plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
@@ -111,11 +110,11 @@ def _refuse_twins(group: Group) -> None:
 def row_names(group: Group) -> list[str]:
     """Give the name of each run's row, in the order of the runs.
 
-    Of a grid it is the point's values; else the system's name, with the settings in which runs of
-    this system differ on one task.
+    Of a grid it is the point's name; else the system's, with the settings in which runs of this
+    system differ on one task.
     """
-    if group.axes:
-        return [point_name(group, run.point, run.system) for run in group.runs]
+    if group.points:
+        return [run.name for run in group.runs]
     settings = [_settings(run) for run in group.runs]
     kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
     for run, values in zip(group.runs, settings, strict=True):
@@ -127,24 +126,6 @@ def row_names(group: Group) -> list[str]:
         " ".join([run.system, *_told(values, sorted(varied[run.system]))])
         for run, values in zip(group.runs, settings, strict=True)
     ]
-
-
-def point_name(group: Group, point: Mapping[str, Json], system: str = "") -> str:
-    """Name a grid's point by its values but for the task's, which is a column.
-
-    Args:
-        group: The grid.
-        point: Values by axis.
-        system: What the row is named where only the task is varied.
-    """
-    words = []
-    for axis in group.axes:
-        if axis in point and axis not in (TASK_AXIS, _SYSTEM_AXIS):
-            short = group.labels.get(axis, axis.rpartition(".")[2])
-            words.append(f"{short}={_short(point[axis])}")
-    named = point.get(_SYSTEM_AXIS)
-    words = [str(named), *words] if named is not None else words
-    return " ".join(words) or system
 
 
 def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:

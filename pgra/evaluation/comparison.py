@@ -9,11 +9,10 @@ from pgra.evaluation.comparable import (
     TASKS,
     check_comparable,
     in_order,
-    point_name,
     row_names,
 )
 from pgra.evaluation.metrics import PairedDifference
-from pgra.evaluation.runs import TASK_AXIS, Group, Missing, Run
+from pgra.evaluation.runs import Group, Run
 from pgra.evaluation.statistics import (
     Gaps,
     Spread,
@@ -121,7 +120,8 @@ def compare_runs(group: Group, *, baseline: str | None = None) -> Study:
     check_comparable(group)
     results = _collect(group)
     rows = _rows(group)
-    tasks = in_order([run.task for run in group.runs], TASKS)
+    known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
+    tasks = in_order(known, TASKS)
     chosen = _choose_baseline(group, rows, baseline)
     averages = {
         row: _average([results[row, t] for t in tasks])
@@ -140,15 +140,11 @@ def compare_runs(group: Group, *, baseline: str | None = None) -> Study:
 def _rows(group: Group) -> list[str]:
     """Give the rows in order: a grid's as it lists them, else by system."""
     names, systems = row_names(group), [run.system for run in group.runs]
-    if group.axes:
-        return list(dict.fromkeys(point_name(group, p, systems[0]) for p in group.points))
+    if group.points:
+        return list(group.points)
     place = {name: i for i, name in enumerate(in_order(systems, SYSTEMS))}
     pairs = zip(names, systems, strict=True)
     return list(dict.fromkeys(name for name, _ in sorted(pairs, key=lambda p: place[p[1]])))
-
-
-def _missing_name(group: Group, missing: Missing) -> str:
-    return point_name(group, missing.point, group.runs[0].system)
 
 
 def _collect(group: Group) -> dict[tuple[str, str], Result]:
@@ -158,10 +154,8 @@ def _collect(group: Group) -> dict[tuple[str, str], Result]:
     missing: dict[tuple[str, str], list[int]] = {}
     tasks = {run.task for run in group.runs}
     for gone in group.missing:
-        task = gone.point.get(TASK_AXIS)
-        named = [str(task).rpartition("/")[2].removesuffix(".yaml")] if task else sorted(tasks)
-        for name in named:
-            missing.setdefault((_missing_name(group, gone), name), []).append(gone.seed)
+        for task in [gone.task] if gone.task else sorted(tasks):
+            missing.setdefault((gone.name, task), []).append(gone.seed)
     return {
         place: _result(sorted(runs, key=lambda run: run.seed), missing.get(place, []))
         for place, runs in found.items()
@@ -197,8 +191,13 @@ def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> st
             raise ConfigError(unknown_name("baseline", asked, rows))
         return asked
     if group.baseline is not None:
-        name = point_name(group, group.baseline, group.runs[0].system)
-        return name if name in rows else None
+        wanted = group.baseline.items()
+        fits = [
+            name
+            for name, values in group.points.items()
+            if all(axis in values and values[axis] == value for axis, value in wanted)
+        ]
+        return fits[0] if fits else None
     return next((name for name in _USUAL_BASELINES if name in rows), None)
 
 

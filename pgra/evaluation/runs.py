@@ -99,19 +99,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Missing:
-    """A point of a grid that is not there (yet).
+    """A run of a grid that is not there (yet).
 
     Attributes:
         name: The point's.
+        task: Its task; None if the grid does not say it.
         seed: Its seed.
         folder: Where it would be.
-        point: Its values by axis.
     """
 
     name: str
+    task: str | None
     seed: int
     folder: Path
-    point: Mapping[str, Json]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Group:
         labels: An axis' short name.
         reference: The paper's table that it stands beside; None if none is named.
         baseline: Values by axis of the point to compare with; None if none is named.
-        points: Of a grid: values by axis of all its points, in order.
+        points: Of a grid: values by axis of each of its points, by name, in order.
     """
 
     title: str
@@ -136,7 +136,7 @@ class Group:
     labels: Mapping[str, str] = field(default_factory=dict)
     reference: str | None = None
     baseline: Mapping[str, Json] | None = None
-    points: Sequence[Mapping[str, Json]] = ()
+    points: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,9 @@ def _check_value(run: Run) -> None:
 
 
 def load_grid(folder: Path) -> Group:
-    """Read a grid: the points that are there, and those that are missing.
+    """Read a grid: what is there of its points, and what is missing.
+
+    A point stands once for each task, under one name.
 
     Raises:
         ArtifactError: If `grid.json` or a point is damaged.
@@ -269,12 +271,14 @@ def load_grid(folder: Path) -> Group:
     try:
         for point in grid["points"]:
             name, values = str(point["name"]), dict(point["values"])
+            task = point.get("task") or values.get(TASK_AXIS)
+            task = str(task).rpartition("/")[2].removesuffix(".yaml") if task else None
             for seed, place in point["seeds"].items():
                 run = folder / place
                 if (run / METRICS_FILE).is_file():
                     runs.append(load_run(run, name=name, point=values))
                 else:
-                    missing.append(Missing(name, int(seed), run, values))
+                    missing.append(Missing(name, task, int(seed), run))
         return Group(
             str(grid.get("title") or grid["name"]),
             runs,
@@ -283,7 +287,7 @@ def load_grid(folder: Path) -> Group:
             dict(grid.get("labels") or {}),
             grid.get("reference"),
             grid.get("baseline"),
-            [dict(point["values"]) for point in grid["points"]],
+            {str(point["name"]): dict(point["values"]) for point in grid["points"]},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(folder / GRID_FILE, error) from None

@@ -8,7 +8,7 @@ from pgra.evaluation.reference import METRIC, ReferenceTable
 from pgra.evaluation.tables import Cell, Table
 
 MISSING = "missing"
-_AVERAGE = "average"
+AVERAGE = "average"
 _NOTHING = Cell("")
 
 
@@ -23,7 +23,7 @@ def results_table(study: Study, reference: ReferenceTable | None = None) -> Tabl
         ConfigError: If the paper's table holds no results of tasks.
     """
     _check_reference(reference)
-    columns = ["task" if not study.tasks else _head(study)]
+    columns = [_head(study)]
     for column in _columns(study):
         columns += [
             column,
@@ -74,13 +74,26 @@ def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
         reference: The paper's table.
     """
     columns = [
-        *("row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd", "low", "high"),
+        *(
+            "table",
+            "row",
+            "task",
+            "metric",
+            "n",
+            "seeds",
+            "missing_seeds",
+            "value",
+            "sd",
+            "low",
+            "high",
+        ),
         *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
         *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "paper"),
     ]
     rows = [
         [
-            *(Cell(row), Cell(column), *_long_result(study, row, column)),
+            *(Cell(study.group.title), Cell(row), Cell(column)),
+            *_long_result(study, row, column),
             *_long_tests(study, row, column),
             _paper_cell(study, reference, row, column),
         ]
@@ -88,6 +101,12 @@ def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
         for column in _columns(study)
     ]
     return Table(study.group.title, columns, rows)
+
+
+def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
+    """Give the tables for people: results, and differences where there are any."""
+    tests = comparison_table(study, reference)
+    return [results_table(study, reference), *([tests] if tests is not None else [])]
 
 
 def _check_reference(reference: ReferenceTable | None) -> None:
@@ -99,21 +118,21 @@ def _check_reference(reference: ReferenceTable | None) -> None:
 
 
 def _head(study: Study) -> str:
-    return "point" if study.group.axes else "system"
+    return "point" if study.group.points else "system"
 
 
 def _columns(study: Study) -> list[str]:
-    return [*study.tasks, *([_AVERAGE] if len(study.tasks) > 1 else [])]
+    return [*study.tasks, *([AVERAGE] if len(study.tasks) > 1 else [])]
 
 
 def _result(study: Study, row: str, column: str) -> Result | None:
-    if column == _AVERAGE:
+    if column == AVERAGE:
         return study.averages.get(row)
     return study.results.get((row, column))
 
 
 def _comparison(study: Study, row: str, column: str) -> Comparison | None:
-    if column == _AVERAGE:
+    if column == AVERAGE:
         return study.average_comparisons.get(row)
     return study.comparisons.get((row, column))
 
@@ -131,30 +150,18 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
 
 
-def _paper_value(
-    study: Study, reference: ReferenceTable | None, row: str, column: str
-) -> float | None:
-    run = study.first_run(row)
-    place = reference.find_row(run) if reference is not None and run is not None else None
-    if reference is None or place is None:
-        return None
-    if column == _AVERAGE:
-        return reference.average(place, study.tasks)
-    return reference.value(place, column)
-
-
 def _has_paper(reference: ReferenceTable | None, study: Study, column: str) -> bool:
-    return any(_paper_value(study, reference, row, column) is not None for row in study.rows)
+    return any(paper_value(study, reference, row, column) is not None for row in study.rows)
 
 
 def _paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
-    value = _paper_value(study, reference, row, column)
+    value = paper_value(study, reference, row, column)
     return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
 
 
 def _paper_gap(study: Study, reference: ReferenceTable, row: str, column: str) -> Cell:
-    own = _paper_value(study, reference, row, column)
-    base = _paper_value(study, reference, study.baseline or "", column)
+    own = paper_value(study, reference, row, column)
+    base = paper_value(study, reference, study.baseline or "", column)
     if own is None or base is None:
         return _NOTHING
     return Cell(f"{own - base:+.1f}", value=own - base)
@@ -226,7 +233,7 @@ def _percent(value: float) -> str:
 
 def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
     """Say what the numbers are, what stands out and why, and what a reader must know."""
-    metrics = {task: _metric(study, task) for task in study.tasks}
+    metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(f"{task} {metric}" for task, metric in metrics.items())
     notes = [f"In hundredths: {named}. ± is the standard deviation over seeds."]
     if len(set(metrics.values())) > 1:
@@ -238,10 +245,6 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
         notes += [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
     told = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
     return [*notes, *dict.fromkeys(str(note) for note in told)]
-
-
-def _metric(study: Study, task: str) -> str:
-    return next(run.metric for run in study.group.runs if run.task == task)
 
 
 def _bold_note(study: Study) -> str:
@@ -263,7 +266,21 @@ def _test_notes(study: Study) -> list[str]:
     ]
 
 
-def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
-    """Give the tables for people: results, and differences where there are any."""
-    tests = comparison_table(study, reference)
-    return [results_table(study, reference), *([tests] if tests is not None else [])]
+def paper_value(
+    study: Study, reference: ReferenceTable | None, row: str, column: str
+) -> float | None:
+    """Give what the paper prints for a row's runs, in hundredths; None where it prints nothing.
+
+    Args:
+        study: The runs.
+        reference: The paper's table; None gives None.
+        row: Of the study.
+        column: A task, or "average": over the study's tasks.
+    """
+    run = study.first_run(row)
+    place = reference.find_row(run) if reference is not None and run is not None else None
+    if reference is None or place is None:
+        return None
+    if column == AVERAGE:
+        return reference.average(place, study.tasks)
+    return reference.value(place, column)

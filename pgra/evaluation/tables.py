@@ -15,9 +15,6 @@ _LATEX = {
     ">": r"$>$",
     "|": r"$|$",
     "±": r"$\pm$",
-    "×": r"$\times$",
-    "−": "$-$",
-    "–": "--",
 }
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~])")
 
@@ -63,12 +60,15 @@ class Table:
 
     def to_text(self) -> str:
         """Write it for a terminal: columns aligned, bold cells with a star."""
-        rows = [list(self.columns)]
-        rows += [[_one_line(_starred(cell)) for cell in row] for row in self.rows]
+        # The place of the star is kept free beside the others, so that digits stay in line.
+        free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
+        rows = [[name + free for name in self.columns]]
+        rows += [[_one_line(c.text) + ("*" if c.is_bold else free) for c in r] for r in self.rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
-        lines = [_aligned(row, widths) for row in rows]
+        lines = [_aligned(row, widths).rstrip() for row in rows]
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-        return "\n".join([self.title, "", *lines, *self._told("")])
+        notes = [_one_line(note) for note in self.notes]
+        return "\n".join([self.title, "", *lines, *_below(notes, "")])
 
     def to_markdown(self) -> str:
         """Write it for GitHub's Markdown; cells are padded, so that it reads well as text too."""
@@ -113,9 +113,6 @@ class Table:
             writer.writerow([c.text if c.value is None else repr(c.value) for c in row])
         return text.getvalue().rstrip("\n")
 
-    def _told(self, mark: str) -> list[str]:
-        return _below([_one_line(note) for note in self.notes], mark)
-
 
 FORMATS: dict[str, Callable[[Table], str]] = {
     "text": Table.to_text,
@@ -134,10 +131,6 @@ def _aligned(row: Sequence[str], widths: Sequence[int], between: str = "  ") -> 
     first, *others = row
     cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
     return between.join([first.ljust(widths[0]), *cells])
-
-
-def _starred(cell: Cell) -> str:
-    return f"{cell.text}*" if cell.is_bold else cell.text
 
 
 def _bold(text: str, cell: Cell, pattern: str) -> str:
