@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         [ReportArguments],
         _name_leading_paths(argv),
         prog="pgra report",
-        description="Put finished runs into one table: spread over seeds, tests, the paper's values.",
+        description="Put finished runs into one table, with tests and the paper's values.",
         epilog=EXAMPLE,
     )
     from pgra.evaluation.runs import load_collection
@@ -129,27 +129,20 @@ def _compare(groups: "Sequence[Group]", args: ReportArguments) -> list[_Compared
     from pgra.evaluation.comparable import row_names
     from pgra.evaluation.comparison import compare_runs
 
-    full = [group for group in groups if group.runs]
+    rows: dict[str, None] = {}
+    compared = []
     for group in groups:
         if not group.runs:
-            logger.warning(
-                "report: all %d runs of '%s' are missing", len(group.missing), group.title
-            )
-    rows = {name for group in full for name in (*row_names(group), *group.points)}
+            logger.warning("report: '%s' has no finished run yet", group.title)
+            continue
+        names = {**dict.fromkeys(row_names(group)), **dict.fromkeys(group.points)}
+        rows.update(names)
+        asked = args.baseline if args.baseline in names else None
+        study = compare_runs(group, baseline=asked)
+        compared.append(_Compared(study, _find_reference(group, args.reference)))
     if args.baseline is not None and args.baseline not in rows:
         raise ConfigError(unknown_name("baseline", args.baseline, rows))
-    return [
-        _Compared(
-            compare_runs(
-                group,
-                baseline=args.baseline
-                if args.baseline in {*row_names(group), *group.points}
-                else None,
-            ),
-            _find_reference(group, args.reference),
-        )
-        for group in full
-    ]
+    return compared
 
 
 def _find_reference(group: "Group", asked: str | None) -> "ReferenceTable | None":

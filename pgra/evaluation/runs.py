@@ -5,7 +5,6 @@ A folder counts as a run when it holds `metrics.json`, and as a grid when it hol
 other runs are looked for.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +14,15 @@ from typing import Any
 from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import METRICS
 from pgra.evaluation.results import METRICS_FILE, PREDICTIONS_FILE
-from pgra.io import MANIFEST, digest
+from pgra.evaluation.run_files import (
+    Decisions,
+    damaged,
+    read_decisions,
+    read_lines,
+    read_object,
+    read_optional,
+)
+from pgra.io import MANIFEST
 from pgra.types import Json
 
 GRID_FILE = "grid.json"
@@ -25,28 +32,6 @@ _IDENTITY_FILE = "run.json"
 # Runs from before `--system` tell their method only.
 _METHODS = {"t5": "plain", "fid": "fid", "pgra": "pgra", "pgra-exhaustive": "exhaustive"}
 _ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class Decisions:
-    """What a run decided, without evidence and probabilities.
-
-    Attributes:
-        labels: The true label of each example.
-        predicted: The decided one, in the same order.
-        names: The task's labels.
-        examples: Digest of ids, texts and true labels, in order: equal for one test set only.
-    """
-
-    labels: Sequence[str]
-    predicted: Sequence[str]
-    names: Sequence[str]
-    examples: str
-
-    @property
-    def correct(self) -> list[bool]:
-        """Say of each example whether it was decided rightly."""
-        return [a == b for a, b in zip(self.labels, self.predicted, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,7 @@ class Run:
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
         """Give the lines of `predictions.jsonl`: read when asked for, evidence is long."""
-        return list(_read_lines(self.folder / PREDICTIONS_FILE))
+        return list(read_lines(self.folder / PREDICTIONS_FILE))
 
     def setting(self, name: str) -> Json:
         """Give an argument by "section.name"; None where it is unknown."""
@@ -220,8 +205,8 @@ def load_run(
         ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
             `predictions.jsonl`.
     """
-    metrics = _read_json(folder / METRICS_FILE)
-    arguments = _read_optional(folder / _ARGUMENTS_FILE)
+    metrics = read_object(folder / METRICS_FILE)
+    arguments = read_optional(folder / _ARGUMENTS_FILE)
     try:
         system = str(metrics.get("system") or _old_system(folder))
         run = Run(
@@ -232,17 +217,17 @@ def load_run(
             folder,
             arguments,
             metrics,
-            _read_decisions(folder / PREDICTIONS_FILE),
+            read_decisions(folder / PREDICTIONS_FILE),
             dict(point or {}),
         )
         _check_value(run)
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder / METRICS_FILE, error) from None
+        raise damaged(folder / METRICS_FILE, error) from None
     return run
 
 
 def _old_system(folder: Path) -> str:
-    method = str(_read_optional(folder / _IDENTITY_FILE).get("method", folder.name))
+    method = str(read_optional(folder / _IDENTITY_FILE).get("method", folder.name))
     return _METHODS.get(method, method)
 
 
@@ -266,7 +251,7 @@ def load_grid(folder: Path) -> Group:
     Raises:
         ArtifactError: If `grid.json` or a point is damaged.
     """
-    grid = _read_json(folder / GRID_FILE)
+    grid = read_object(folder / GRID_FILE)
     runs, missing = [], []
     try:
         for point in grid["points"]:
@@ -290,52 +275,4 @@ def load_grid(folder: Path) -> Group:
             {str(point["name"]): dict(point["values"]) for point in grid["points"]},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder / GRID_FILE, error) from None
-
-
-def _read_decisions(path: Path) -> Decisions:
-    labels, predicted, examples = [], [], []
-    names: dict[str, None] = {}
-    for line in _read_lines(path):
-        try:
-            labels.append(str(line["label"]))
-            predicted.append(str(line["prediction"]))
-            examples.append([line["id"], line.get("text"), line["label"]])
-            names.update(dict.fromkeys(line.get("scores") or ()))
-        except KeyError as error:
-            raise _damaged(path, f"line {len(labels)} has no {error}") from None
-    names.update(dict.fromkeys(sorted({*labels, *predicted})))
-    return Decisions(labels, predicted, list(names), digest(examples))
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, 1):
-                line = json.loads(text)
-                if not isinstance(line, dict):
-                    raise _damaged(path, f"line {number} is no object")
-                yield line
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(values, dict):
-        raise _damaged(path, f"a {type(values).__name__}, not an object")
-    return values
-
-
-def _damaged(path: Path, why: object) -> ArtifactError:
-    said = f"no {why}" if isinstance(why, KeyError) else why
-    return ArtifactError(
-        f"{path} is damaged ({said}): leave {path.parent} out, or delete it and run it again"
-    )
+        raise damaged(folder / GRID_FILE, error) from None

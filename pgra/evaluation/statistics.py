@@ -166,7 +166,7 @@ def paired_gaps(
     sides = [METRICS[metric](labels, side, names) for side in (*a, *b)]
     gaps = np.mean(values[: len(a)], axis=0) - np.mean(values[len(a) :], axis=0)
     return Gaps(
-        round(float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])), _DIGITS),
+        float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])),
         np.round(gaps, _DIGITS),
     )
 
@@ -197,5 +197,5 @@ def average_gaps(gaps: Sequence[Gaps]) -> Gaps:
         raise ValueError("there are no tasks to take the mean of")
     return Gaps(
         float(np.mean([gap.difference for gap in gaps])),
-        np.mean([gap.draws for gap in gaps], axis=0),
+        np.round(np.mean([gap.draws for gap in gaps], axis=0), _DIGITS),
     )

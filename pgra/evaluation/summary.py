@@ -40,30 +40,29 @@ def results_table(study: Study, reference: ReferenceTable | None = None) -> Tabl
     return Table(study.group.title, columns, rows, _notes(study, reference))
 
 
-def comparison_table(study: Study, reference: ReferenceTable | None = None) -> Table | None:
-    """Give every difference to the baseline with its interval and its tests; None without any.
+def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table:
+    """Give every value with its interval, and its difference to the baseline with all tests.
 
     Args:
         study: The runs.
         reference: The paper's table, whose own difference is printed too.
     """
-    if study.baseline is None or not study.comparisons:
-        return None
-    columns = [
-        *(_head(study), "task", "difference", "95 % interval", "bootstrap p"),
-        *("McNemar p", "Holm p", "seeds better"),
-    ]
-    columns += ["paper"] if reference is not None else []
+    has_paper = any(_has_paper(reference, study, column) for column in _columns(study))
+    columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
+    if study.comparisons:
+        columns += ["difference", "its 95 % interval", "bootstrap p", "McNemar p", "Holm p"]
+        columns += ["seeds better", *(["paper's difference"] if has_paper else [])]
     rows = []
     for row in study.rows:
         for column in _columns(study):
-            found = _comparison(study, row, column)
-            if found is not None:
-                cells = [Cell(row), Cell(column), *_test_cells(found)]
-                cells += [_paper_gap(study, reference, row, column)] if reference else []
-                rows.append(cells)
-    title = f"{study.group.title}: difference to {study.baseline}"
-    return Table(title, columns, rows, _test_notes(study))
+            cells = [Cell(row), Cell(column), *_interval_cells(_result(study, row, column))]
+            if study.comparisons:
+                cells += _test_cells(_comparison(study, row, column))
+                cells += [_paper_gap(study, reference, row, column)] if has_paper else []
+            rows.append(cells)
+    against = f", and its difference to {study.baseline}" if study.comparisons else ""
+    title = f"{study.group.title}: every value{against}"
+    return Table(title, columns, rows, _detail_notes(study))
 
 
 def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
@@ -104,9 +103,8 @@ def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
 
 
 def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
-    """Give the tables for people: results, and differences where there are any."""
-    tests = comparison_table(study, reference)
-    return [results_table(study, reference), *([tests] if tests is not None else [])]
+    """Give the tables for people: results, then every value with its interval and tests."""
+    return [results_table(study, reference), detail_table(study, reference)]
 
 
 def _check_reference(reference: ReferenceTable | None) -> None:
@@ -159,7 +157,7 @@ def _paper_cell(study: Study, reference: ReferenceTable | None, row: str, column
     return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
 
 
-def _paper_gap(study: Study, reference: ReferenceTable, row: str, column: str) -> Cell:
+def _paper_gap(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
     own = paper_value(study, reference, row, column)
     base = paper_value(study, reference, study.baseline or "", column)
     if own is None or base is None:
@@ -167,7 +165,23 @@ def _paper_gap(study: Study, reference: ReferenceTable, row: str, column: str) -
     return Cell(f"{own - base:+.1f}", value=own - base)
 
 
-def _test_cells(found: Comparison) -> list[Cell]:
+def _interval_cells(result: Result | None) -> list[Cell]:
+    if result is None:
+        return [Cell(MISSING), *(_NOTHING,) * 3]
+    spread = result.spread
+    low, high = result.interval or (None, None)
+    has_ends = low is not None and high is not None
+    return [
+        Cell(_percent(spread.mean)),
+        _NOTHING if spread.sd is None else Cell(_percent(spread.sd)),
+        Cell(f"{_percent(low)} to {_percent(high)}") if has_ends else _NOTHING,
+        Cell(_over(result)),
+    ]
+
+
+def _test_cells(found: Comparison | None) -> list[Cell]:
+    if found is None:
+        return [_NOTHING] * 6
     gap = found.gap
     return [
         Cell(f"{100 * gap.difference:+.1f}", is_bold=found.is_win, value=100 * gap.difference),
@@ -235,16 +249,24 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
     """Say what the numbers are, what stands out and why, and what a reader must know."""
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(f"{task} {metric}" for task, metric in metrics.items())
-    notes = [f"In hundredths: {named}. ± is the standard deviation over seeds."]
+    notes = [f"In hundredths: {named}."]
+    if any(result.spread.sd is not None for result in study.results.values()):
+        notes.append("± is the standard deviation over seeds.")
     if len(set(metrics.values())) > 1:
         notes.append("The average mixes metrics, as the paper's does.")
     notes.append(_bold_note(study))
     if study.group.missing:
-        notes.append(f"{len(study.group.missing)} runs of the grid are missing.")
+        notes.append(f"Missing: {len(study.group.missing)} run(s) of the grid.")
     if reference is not None:
-        notes += [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
+        notes += _paper_notes(study, reference)
     told = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
     return [*notes, *dict.fromkeys(str(note) for note in told)]
+
+
+def _paper_notes(study: Study, reference: ReferenceTable) -> list[str]:
+    if not any(_has_paper(reference, study, column) for column in _columns(study)):
+        return [f"The paper has no value for these rows and tasks ({reference.title})."]
+    return [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
 
 
 def _bold_note(study: Study) -> str:
@@ -252,35 +274,23 @@ def _bold_note(study: Study) -> str:
         return "No baseline, so nothing is tested and nothing stands out."
     return (
         f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is by "
-        f"a paired bootstrap over the examples (p <= {LEVEL} after Holm over the tasks; the "
+        f"a paired bootstrap over the examples (p at most {LEVEL} after Holm over the tasks; the "
         "average by itself) and in each seed that both have."
     )
 
 
-def _test_notes(study: Study) -> list[str]:
-    return [
-        "Differences of means over seeds, in hundredths; interval and p by a paired bootstrap "
-        f"over the test examples. Holm is over the {len(study.tasks)} task(s) of a row.",
-        "McNemar's test is exact; of several seeds the lower middle p counts, times seeds over "
-        "its place (Rueger 1978).",
+def _detail_notes(study: Study) -> list[str]:
+    notes = [
+        "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed over the test "
+        "examples by the bootstrap."
     ]
-
-
-def paper_value(
-    study: Study, reference: ReferenceTable | None, row: str, column: str
-) -> float | None:
-    """Give what the paper prints for a row's runs, in hundredths; None where it prints nothing.
-
-    Args:
-        study: The runs.
-        reference: The paper's table; None gives None.
-        row: Of the study.
-        column: A task, or "average": over the study's tasks.
-    """
-    run = study.first_run(row)
-    place = reference.find_row(run) if reference is not None and run is not None else None
-    if reference is None or place is None:
-        return None
-    if column == AVERAGE:
-        return reference.average(place, study.tasks)
-    return reference.value(place, column)
+    if not study.comparisons:
+        return notes
+    return [
+        *notes,
+        "Differences are of means over the seeds that both have; their interval and p are of a "
+        "paired bootstrap over the test examples, given the readers as they were trained. Holm is "
+        f"over the {len(study.tasks)} task(s) of a row.",
+        "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over its "
+        "place (Rueger 1978).",
+    ]

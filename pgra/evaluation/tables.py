@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ _LATEX = {
     "|": r"$|$",
     "±": r"$\pm$",
 }
+_WIDTH = 100
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~])")
 
 
@@ -67,7 +69,7 @@ class Table:
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
         lines = [_aligned(row, widths).rstrip() for row in rows]
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-        notes = [_one_line(note) for note in self.notes]
+        notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
         return "\n".join([self.title, "", *lines, *_below(notes, "")])
 
     def to_markdown(self) -> str:
