@@ -8,7 +8,7 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.comparison import Result, Study
 from pgra.evaluation.reference import METRIC, ReferenceTable
 from pgra.evaluation.runs import TASK_AXIS
-from pgra.evaluation.summary import AVERAGE, paper_value
+from pgra.evaluation.summary import AVERAGE, has_paper, paper_value
 from pgra.io import write_aside
 from pgra.types import Json
 
@@ -85,7 +85,7 @@ def draw_study(study: Study, reference: ReferenceTable | None = None) -> "Figure
             _draw_line(axes, study, panel, along, reference)
         else:
             _draw_dots(axes, study, panel, reference)
-        axes.set_title(panel)
+        axes.set_title(f"{panel}, {_measure(study, panel)}", fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
@@ -93,9 +93,15 @@ def draw_study(study: Study, reference: ReferenceTable | None = None) -> "Figure
     return figure
 
 
+def _measure(study: Study, panel: str) -> str:
+    metric = next((run.metric for run in study.group.runs if run.task == panel), "")
+    return f"{metric} in hundredths".strip()
+
+
 def _title(study: Study, reference: ReferenceTable | None) -> str:
     lines = [study.group.title]
-    lines += [f"hollow: the paper's values ({reference.title})"] if reference is not None else []
+    if reference is not None and any(has_paper(reference, study, t) for t in study.tasks):
+        lines.append(f"hollow: the paper's values ({reference.title})")
     absent = [
         f"{row} ({task})"
         for row in study.rows

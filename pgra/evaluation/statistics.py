@@ -197,5 +197,5 @@ def average_gaps(gaps: Sequence[Gaps]) -> Gaps:
         raise ValueError("there are no tasks to take the mean of")
     return Gaps(
         float(np.mean([gap.difference for gap in gaps])),
-        np.round(np.mean([gap.draws for gap in gaps], axis=0), _DIGITS),
+        np.round(np.stack([gap.draws for gap in gaps]).mean(axis=0), _DIGITS),
     )

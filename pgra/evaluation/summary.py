@@ -27,14 +27,14 @@ def results_table(study: Study, reference: ReferenceTable | None = None) -> Tabl
     for column in _columns(study):
         columns += [
             column,
-            *([f"{column} (paper)"] if _has_paper(reference, study, column) else []),
+            *([f"{column} (paper)"] if has_paper(reference, study, column) else []),
         ]
     rows = []
     for row in study.rows:
         cells = [Cell(row)]
         for column in _columns(study):
             cells.append(_value_cell(study, row, column))
-            if _has_paper(reference, study, column):
+            if has_paper(reference, study, column):
                 cells.append(_paper_cell(study, reference, row, column))
         rows.append(cells)
     return Table(study.group.title, columns, rows, _notes(study, reference))
@@ -47,7 +47,7 @@ def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table
         study: The runs.
         reference: The paper's table, whose own difference is printed too.
     """
-    has_paper = any(_has_paper(reference, study, column) for column in _columns(study))
+    has_paper = any(has_paper(reference, study, column) for column in _columns(study))
     columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
     if study.comparisons:
         columns += ["difference", "its 95 % interval", "bootstrap p", "McNemar p", "Holm p"]
@@ -107,6 +107,31 @@ def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]
     return [results_table(study, reference), detail_table(study, reference)]
 
 
+def paper_value(
+    study: Study, reference: ReferenceTable | None, row: str, column: str
+) -> float | None:
+    """Give what the paper prints for a row's runs, in hundredths; None where it prints nothing.
+
+    Args:
+        study: The runs.
+        reference: The paper's table; None gives None.
+        row: Of the study.
+        column: A task, or "average": over the study's tasks.
+    """
+    run = study.first_run(row)
+    place = reference.find_row(run) if reference is not None and run is not None else None
+    if reference is None or place is None:
+        return None
+    if column == AVERAGE:
+        return reference.average(place, study.tasks)
+    return reference.value(place, column)
+
+
+def has_paper(reference: ReferenceTable | None, study: Study, column: str) -> bool:
+    """Say whether the paper prints a value for any row of a column."""
+    return any(paper_value(study, reference, row, column) is not None for row in study.rows)
+
+
 def _check_reference(reference: ReferenceTable | None) -> None:
     if reference is not None and reference.measure != METRIC:
         raise ConfigError(
@@ -148,10 +173,6 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
     return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
 
 
-def _has_paper(reference: ReferenceTable | None, study: Study, column: str) -> bool:
-    return any(paper_value(study, reference, row, column) is not None for row in study.rows)
-
-
 def _paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
     value = paper_value(study, reference, row, column)
     return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
@@ -169,12 +190,11 @@ def _interval_cells(result: Result | None) -> list[Cell]:
     if result is None:
         return [Cell(MISSING), *(_NOTHING,) * 3]
     spread = result.spread
-    low, high = result.interval or (None, None)
-    has_ends = low is not None and high is not None
+    ends = result.interval
     return [
         Cell(_percent(spread.mean)),
         _NOTHING if spread.sd is None else Cell(_percent(spread.sd)),
-        Cell(f"{_percent(low)} to {_percent(high)}") if has_ends else _NOTHING,
+        _NOTHING if ends is None else Cell(f"{_percent(ends[0])} to {_percent(ends[1])}"),
         Cell(_over(result)),
     ]
 
@@ -264,7 +284,7 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
 
 
 def _paper_notes(study: Study, reference: ReferenceTable) -> list[str]:
-    if not any(_has_paper(reference, study, column) for column in _columns(study)):
+    if not any(has_paper(reference, study, column) for column in _columns(study)):
         return [f"The paper has no value for these rows and tasks ({reference.title})."]
     return [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
 
