@@ -158,7 +158,8 @@ def _find_reference(group: "Group", asked: str | None) -> "ReferenceTable | None
 
 
 def _write(compared: Sequence[_Compared], kind: str) -> str:
-    from pgra.evaluation.summary import long_table, summarise
+    from pgra.evaluation.long_table import long_table
+    from pgra.evaluation.summary import summarise
     from pgra.evaluation.tables import FORMATS
 
     if kind == "csv":

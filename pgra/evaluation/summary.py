@@ -24,7 +24,7 @@ def results_table(study: Study, reference: ReferenceTable | None = None) -> Tabl
     """
     _check_reference(reference)
     columns = [_head(study)]
-    for column in _columns(study):
+    for column in columns_of(study):
         columns += [
             column,
             *([f"{column} (paper)"] if has_paper(reference, study, column) else []),
@@ -32,10 +32,10 @@ def results_table(study: Study, reference: ReferenceTable | None = None) -> Tabl
     rows = []
     for row in study.rows:
         cells = [Cell(row)]
-        for column in _columns(study):
+        for column in columns_of(study):
             cells.append(_value_cell(study, row, column))
             if has_paper(reference, study, column):
-                cells.append(_paper_cell(study, reference, row, column))
+                cells.append(paper_cell(study, reference, row, column))
         rows.append(cells)
     return Table(study.group.title, columns, rows, _notes(study, reference))
 
@@ -47,59 +47,22 @@ def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table
         study: The runs.
         reference: The paper's table, whose own difference is printed too.
     """
-    has_paper = any(has_paper(reference, study, column) for column in _columns(study))
+    is_beside = any(has_paper(reference, study, column) for column in columns_of(study))
     columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
     if study.comparisons:
         columns += ["difference", "its 95 % interval", "bootstrap p", "McNemar p", "Holm p"]
-        columns += ["seeds better", *(["paper's difference"] if has_paper else [])]
+        columns += ["seeds better", *(["paper's difference"] if is_beside else [])]
     rows = []
     for row in study.rows:
-        for column in _columns(study):
-            cells = [Cell(row), Cell(column), *_interval_cells(_result(study, row, column))]
+        for column in columns_of(study):
+            cells = [Cell(row), Cell(column), *_interval_cells(result_of(study, row, column))]
             if study.comparisons:
-                cells += _test_cells(_comparison(study, row, column))
-                cells += [_paper_gap(study, reference, row, column)] if has_paper else []
+                cells += _test_cells(comparison_of(study, row, column))
+                cells += [_paper_gap(study, reference, row, column)] if is_beside else []
             rows.append(cells)
     against = f", and its difference to {study.baseline}" if study.comparisons else ""
     title = f"{study.group.title}: every value{against}"
     return Table(title, columns, rows, _detail_notes(study))
-
-
-def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
-    """Give a row for each row and task with all numbers, unrounded in CSV.
-
-    Args:
-        study: The runs.
-        reference: The paper's table.
-    """
-    columns = [
-        *(
-            "table",
-            "row",
-            "task",
-            "metric",
-            "n",
-            "seeds",
-            "missing_seeds",
-            "value",
-            "sd",
-            "low",
-            "high",
-        ),
-        *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
-        *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "paper"),
-    ]
-    rows = [
-        [
-            *(Cell(study.group.title), Cell(row), Cell(column)),
-            *_long_result(study, row, column),
-            *_long_tests(study, row, column),
-            _paper_cell(study, reference, row, column),
-        ]
-        for row in study.rows
-        for column in _columns(study)
-    ]
-    return Table(study.group.title, columns, rows)
 
 
 def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
@@ -144,24 +107,27 @@ def _head(study: Study) -> str:
     return "point" if study.group.points else "system"
 
 
-def _columns(study: Study) -> list[str]:
+def columns_of(study: Study) -> list[str]:
+    """Give the tasks, and "average" where there are several."""
     return [*study.tasks, *([AVERAGE] if len(study.tasks) > 1 else [])]
 
 
-def _result(study: Study, row: str, column: str) -> Result | None:
+def result_of(study: Study, row: str, column: str) -> Result | None:
+    """Give what a row has in a column; None where it is missing."""
     if column == AVERAGE:
         return study.averages.get(row)
     return study.results.get((row, column))
 
 
-def _comparison(study: Study, row: str, column: str) -> Comparison | None:
+def comparison_of(study: Study, row: str, column: str) -> Comparison | None:
+    """Give a row's comparison with the baseline in a column; None where there is none."""
     if column == AVERAGE:
         return study.average_comparisons.get(row)
     return study.comparisons.get((row, column))
 
 
 def _value_cell(study: Study, row: str, column: str) -> Cell:
-    result = _result(study, row, column)
+    result = result_of(study, row, column)
     if result is None:
         return Cell(MISSING)
     text = _percent(result.spread.mean)
@@ -169,11 +135,12 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
         text += f" ± {_percent(result.spread.sd)}"
     if result.missing:
         text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
-    found = _comparison(study, row, column)
+    found = comparison_of(study, row, column)
     return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
 
 
-def _paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
+def paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
+    """Give the paper's value as a cell; an empty one where it has none."""
     value = paper_value(study, reference, row, column)
     return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
 
@@ -195,7 +162,7 @@ def _interval_cells(result: Result | None) -> list[Cell]:
         Cell(_percent(spread.mean)),
         _NOTHING if spread.sd is None else Cell(_percent(spread.sd)),
         _NOTHING if ends is None else Cell(f"{_percent(ends[0])} to {_percent(ends[1])}"),
-        Cell(_over(result)),
+        Cell(told_over(result)),
     ]
 
 
@@ -207,7 +174,7 @@ def _test_cells(found: Comparison | None) -> list[Cell]:
         Cell(f"{100 * gap.difference:+.1f}", is_bold=found.is_win, value=100 * gap.difference),
         Cell(f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"),
         *(_p_cell(p) for p in (gap.p, found.mcnemar, found.holm)),
-        Cell(_seeds_better(found)),
+        Cell(told_seeds(found)),
     ]
 
 
@@ -217,48 +184,16 @@ def _p_cell(p: float | None) -> Cell:
     return Cell("< 0.001" if p < 0.001 else f"{p:.3f}", value=p)
 
 
-def _seeds_better(found: Comparison) -> str:
+def told_seeds(found: Comparison) -> str:
+    """Say in how many shared seeds the row is better."""
     return f"{found.better} of {found.shared}" if found.shared else "none shared"
 
 
-def _long_result(study: Study, row: str, column: str) -> list[Cell]:
-    result = _result(study, row, column)
-    if result is None:
-        return [*(Cell(""),) * 4, Cell(MISSING), *(Cell(""),) * 4]
-    run = result.runs[0] if result.runs else None
-    low, high = result.interval or (None, None)
-    numbers = (result.spread.mean, result.spread.sd, low, high)
-    return [
-        Cell(run.metric if run else ""),
-        Cell(str(len(run.decisions.labels)) if run else ""),
-        Cell(" ".join(str(run.seed) for run in result.runs) or str(result.spread.n)),
-        Cell(" ".join(str(seed) for seed in result.missing)),
-        *(_number(None if value is None else 100 * value) for value in numbers),
-        Cell(_over(result)),
-    ]
-
-
-def _over(result: Result) -> str:
+def told_over(result: Result) -> str:
+    """Say what an interval is over."""
     if result.interval is None:
         return ""
     return "seeds" if result.is_over_seeds else "examples"
-
-
-def _long_tests(study: Study, row: str, column: str) -> list[Cell]:
-    found = _comparison(study, row, column)
-    if found is None:
-        return [Cell("")] * 8
-    gap = found.gap
-    return [
-        Cell(study.baseline or ""),
-        *(_number(100 * value) for value in (gap.difference, gap.low, gap.high)),
-        *(_number(p) for p in (gap.p, found.mcnemar, found.holm)),
-        Cell(_seeds_better(found)),
-    ]
-
-
-def _number(value: float | None) -> Cell:
-    return _NOTHING if value is None else Cell(f"{value:.4g}", value=value)
 
 
 def _percent(value: float) -> str:
@@ -284,7 +219,7 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
 
 
 def _paper_notes(study: Study, reference: ReferenceTable) -> list[str]:
-    if not any(has_paper(reference, study, column) for column in _columns(study)):
+    if not any(has_paper(reference, study, column) for column in columns_of(study)):
         return [f"The paper has no value for these rows and tasks ({reference.title})."]
     return [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
 
