@@ -10,14 +10,16 @@ from pgra.config import at_least
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
-  python train.py --task sst2 --num_evidence 0 --output_dir runs/plain
-  python train.py --task sst2 --reranker none --output_dir runs/fid
+  python train.py --task sst2 --system plain --output_dir runs/plain
+  python train.py --task sst2 --system fid --output_dir runs/fid
   python train.py --task sst2 --output_dir runs/pgra
   python ablations/label_consistency.py --labeler runs/plain --runs runs/pgra runs/fid \\
       --output_dir runs/consistency
+  pgra ablate label_consistency --output_dir runs/grid
+  python ablations/label_consistency.py --runs runs/grid --output_dir runs/grid/consistency
 
 The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-whose label that is. The paper's Table 10 and Figures 2 and 4. Several tasks take a labeler each.
+whose label that is. The paper's Table 10 and Figures 2 and 4.
 """
 
 
@@ -25,16 +27,20 @@ whose label that is. The paper's Table 10 and Figures 2 and 4. Several tasks tak
 class ConsistencyArguments:
     """Whose evidence, and who labels it."""
 
-    labeler: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Finished runs of --num_evidence 0, one for each task of the runs."},
-    )
     runs: list[str] = field(
         default_factory=list,
+        metadata={"help": "Finished runs, folders of them, or a grid of pgra ablate."},
+    )
+    labeler: list[str] = field(
+        default_factory=list,
         metadata={
-            "help": "Finished runs with evidence, or folders of such. Of each task the first one "
-            "is what the others are compared with."
+            "help": "Finished runs of --num_evidence 0, one for each task; default: the plain runs "
+            "among --runs."
         },
+    )
+    baseline: str | None = field(
+        default=None,
+        metadata={"help": "Row to compare with; default: the grid's, else fid, else the first."},
     )
     output_dir: str | None = field(
         default=None, metadata={"help": "Where labels, tables and plots go."}
@@ -49,8 +55,6 @@ class ConsistencyArguments:
 
     def __post_init__(self) -> None:
         """Refuse to do nothing."""
-        if not self.labeler:
-            raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
         if not self.runs:
             raise ConfigError("--runs is missing: give the folders of finished runs with evidence")
         if self.output_dir is None:
@@ -71,13 +75,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.pipelines.consistency import TABLES_FILE, report_consistency
 
     report = report_consistency(
-        [Path(name) for name in args.labeler],
         [Path(name) for name in args.runs],
         Path(args.output_dir),
+        labelers=[Path(name) for name in args.labeler],
+        baseline=args.baseline,
         depth=args.depth,
         device=args.device,
         plots=args.plots,
     )
-    say(report.tables)
-    say(f"{report.num_read} texts were read. Written: {report.folder / TABLES_FILE}")
+    say("\n\n".join(table.to_text() for table in report.tables))
+    say(f"\n{report.num_read} texts were read. Written: {report.folder / TABLES_FILE}")
     return 0

@@ -15,7 +15,7 @@ labels' shares of the queries times their shares of the evidence, added up.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pgra.errors import ConfigError, DataError
 from pgra.evaluation.metrics import Interval, PairedDifference
+from pgra.evaluation.statistics import Gaps
 from pgra.types import Json
 
 _SEED = 0
@@ -36,8 +37,8 @@ class CountBin:
 
     Attributes:
         consistent: That number.
-        queries: How many there are.
-        right: How many of them were decided rightly.
+        queries: How many there are, of all seeds.
+        right: How many of them were decided rightly, of all seeds.
     """
 
     consistent: int
@@ -52,18 +53,19 @@ class CountBin:
 
 @dataclass(frozen=True)
 class Consistency:
-    """What label consistency says of one run.
+    """What label consistency says of one run, or of one with several seeds.
 
     Attributes:
         name: The run's, in tables.
         task: Its task.
         ids: Of the queries that have evidence, in the run's order.
-        shares: Share of consistent evidence of each of these queries, in 0..1.
+        shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
         bins: Queries by their number of consistent evidence, from 0 to d.
         majority: Share of the queries that have the commonest label.
         chance: The score if evidence had nothing to do with its query.
         pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
         without_evidence: Queries that have none and count nowhere.
+        seeds: Runs that were put together.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Consistency:
     chance: float
     pseudo_labels: Mapping[str, float]
     without_evidence: int
+    seeds: int = 1
 
     @property
     def depth(self) -> int:
@@ -97,6 +100,7 @@ class Consistency:
         return {
             "name": self.name,
             "task": self.task,
+            "seeds": self.seeds,
             "queries": len(self.shares),
             "without_evidence": self.without_evidence,
             "depth": self.depth,
@@ -158,6 +162,35 @@ def measure_consistency(
     )
 
 
+def merge_seeds(runs: Sequence[Consistency]) -> Consistency:
+    """Put the seeds of one run together: shares are averaged by query, counts are added up.
+
+    Seeds of the reader have the same evidence, so that what differs is the accuracy alone.
+
+    Raises:
+        DataError: If they have evidence for different queries, or another number of it.
+    """
+    first = runs[0]
+    for run in runs:
+        if list(run.ids) != list(first.ids) or run.depth != first.depth:
+            raise DataError(f"the seeds of {first.name} have evidence for different queries")
+    pairs = [[run.bins[number] for run in runs] for number in range(first.depth + 1)]
+    return replace(
+        first,
+        shares=np.mean([run.shares for run in runs], axis=0),
+        bins=[
+            CountBin(number, sum(one.queries for one in bins), sum(one.right for one in bins))
+            for number, bins in enumerate(pairs)
+        ],
+        chance=float(np.mean([run.chance for run in runs])),
+        pseudo_labels={
+            label: float(np.mean([run.pseudo_labels[label] for run in runs]))
+            for label in first.pseudo_labels
+        },
+        seeds=len(runs),
+    )
+
+
 def _bins(
     lines: Sequence[Mapping[str, Any]], counts: Sequence[int], depth: int
 ) -> Sequence[CountBin]:
@@ -181,11 +214,7 @@ def compare_consistency(one: Consistency, other: Consistency) -> PairedDifferenc
     if list(one.ids) != list(other.ids):
         raise ValueError(f"{one.name} and {other.name} have evidence for different queries")
     gaps = one.shares - other.shares
-    means = _resampled_means(gaps)
-    low, high = np.percentile(means, [2.5, 97.5])
-    other_side = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (other_side + 1) / (_DRAWS + 1))
-    return PairedDifference(float(gaps.mean()), float(low), float(high), p)
+    return Gaps(float(gaps.mean()), _resampled_means(gaps)).summarise()
 
 
 def _resampled_means(values: _Values) -> _Values:
@@ -195,59 +224,3 @@ def _resampled_means(values: _Values) -> _Values:
     drawn = generator.multinomial(len(values), counts / len(values), size=_DRAWS)
     means: _Values = drawn @ distinct / len(values)
     return means
-
-
-def score_table(runs: Sequence[Consistency]) -> str:
-    """Write the scores as Markdown (the paper's Table 10); of each task the first run is compared.
-
-    Values are percentages. A difference whose interval holds 0 is none.
-    """
-    lines = [
-        "| task | run | d | queries | consistency | 95 % interval | majority rate | chance |"
-        " difference to the task's first | p |",
-        "|:--|:--|--:|--:|--:|:-:|--:|--:|:-:|--:|",
-    ]
-    firsts: dict[str, Consistency] = {}
-    for run in runs:
-        first = firsts.setdefault(run.task, run)
-        cells = [run.task, run.name, str(run.depth), str(len(run.shares)), as_percent(run.score)]
-        cells += [f"{as_percent(run.interval.low)} to {as_percent(run.interval.high)}"]
-        cells += [as_percent(run.majority), as_percent(run.chance), *_difference(run, first)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _difference(run: Consistency, first: Consistency) -> list[str]:
-    if run is first:
-        return ["", ""]
-    if list(run.ids) != list(first.ids):
-        return ["other queries have evidence", ""]
-    gap = compare_consistency(run, first)
-    low, high = 100 * gap.low, 100 * gap.high
-    return [f"{100 * gap.difference:+.1f} ({low:+.1f} to {high:+.1f})", f"{gap.p:.3f}"]
-
-
-def count_table(runs: Sequence[Consistency]) -> str:
-    """Write queries and accuracy by number of consistent evidence (the paper's Figure 2).
-
-    Args:
-        runs: Of one task. Where a run has no query with a number, its accuracy is a dash.
-    """
-    head = "".join(f" {run.name}: queries | accuracy |" for run in runs)
-    lines = [f"| consistent |{head}", f"|--:|{'--:|--:|' * len(runs)}"]
-    for number in range(max(run.depth for run in runs) + 1):
-        cells = [cell for run in runs for cell in _count_cells(run, number)]
-        lines.append(f"| {' | '.join([str(number), *cells])} |")
-    return "\n".join(lines)
-
-
-def _count_cells(run: Consistency, number: int) -> list[str]:
-    if number > run.depth:
-        return ["", ""]
-    found = run.bins[number]
-    return [str(found.queries), "-" if found.accuracy is None else as_percent(found.accuracy)]
-
-
-def as_percent(value: float) -> str:
-    """Write a share as a percentage with one digit, without its sign."""
-    return f"{100 * value:.1f}"

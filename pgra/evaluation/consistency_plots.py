@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from pgra.errors import ConfigError
-from pgra.evaluation.consistency import Consistency, as_percent
+from pgra.evaluation.consistency import Consistency
+from pgra.evaluation.consistency_tables import as_percent
+from pgra.io import write_aside
 
 
 def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
@@ -22,17 +24,19 @@ def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
     figure, panels = plt.subplots(
         1, len(runs), figsize=(4.4 * len(runs), 3.4), squeeze=False, layout="constrained"
     )
-    most = max(one.queries for run in runs for one in run.bins)
+    most = max(one.queries / run.seeds for run in runs for one in run.bins)
     for axes, run in zip(panels[0], runs, strict=True):
         numbers = [one.consistent for one in run.bins]
-        axes.bar(numbers, [one.queries for one in run.bins], color="0.8")
+        axes.bar(numbers, [one.queries / run.seeds for one in run.bins], color="0.8")
         axes.set(ylim=(0, 1.05 * most), xlabel=f"consistent evidence of {run.depth}")
         axes.set(ylabel="queries (bars)", title=f"{run.name}: {as_percent(run.score)} % consistent")
         right = axes.twinx()
         seen = [(one.consistent, one.accuracy) for one in run.bins if one.accuracy is not None]
         right.plot(*zip(*seen, strict=True), "o-", color="black", markersize=4)
-        right.axhline(run.majority, color="0.4", linestyle="--", linewidth=1)
-        right.set(ylim=(0, 1.05), ylabel="accuracy (line); dashed: always the majority label")
+        line = right.axhline(run.majority, color="0.4", linestyle="--", linewidth=1)
+        line.set_label("majority rate")
+        right.legend(loc="lower right", fontsize="small", frameon=False)
+        right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
     _save(figure, path)
 
 
@@ -86,6 +90,6 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with write_aside(path) as aside:
+        figure.savefig(aside, format=path.suffix.removeprefix("."), dpi=150)
     _pyplot().close(figure)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from pgra.errors import ArtifactError, ConfigError
-from pgra.evaluation.report import System
 from pgra.evaluation.results import METRICS_FILE
 from pgra.io import file_checksum, write_lines
 from pgra.pipelines.run_folder import read_json
@@ -45,6 +44,15 @@ class Labeler:
     def checksum(self) -> str:
         """Give the checksum of its record, which holds those of its weights."""
         return file_checksum(self.home / RECORD_FILE)
+
+    @property
+    def note(self) -> str:
+        """Word how good it is, as far as that is known."""
+        told = f"{self.record.task}: pseudo-labels are those of {self.folder}"
+        if not self.measured:
+            return f"{told}."
+        metric, value = self.measured["metric"], float(self.measured["value"])
+        return f"{told}, whose {metric} on test queries is {value:.3f}; on evidence it is unknown."
 
     def describe(self) -> dict[str, Json]:
         """Say which it is, and how good."""
@@ -125,10 +133,17 @@ def label_texts(
     return PseudoLabels(known, len(missing))
 
 
-def distinct_evidence(systems: Sequence[System], depth: int | None = None) -> list[str]:
-    """Give the texts of all evidence (or of each query's best), each once, in the order met."""
-    lines = [line for system in systems for line in system.predictions]
-    return list(dict.fromkeys(seen["text"] for line in lines for seen in line["evidence"][:depth]))
+def distinct_evidence(
+    runs: Sequence[Sequence[Mapping[str, Any]]], depth: int | None = None
+) -> list[str]:
+    """Give the texts of all evidence (or of each query's best), each once, in the order met.
+
+    Args:
+        runs: The lines of each one's `predictions.jsonl`.
+        depth: How many of a query's best; None is all.
+    """
+    seen = (text for lines in runs for line in lines for text in line["evidence"][:depth])
+    return list(dict.fromkeys(str(text["text"]) for text in seen))
 
 
 def _read_labels(path: Path) -> dict[str, str]:

@@ -7,11 +7,11 @@ from pgra.errors import ConfigError, DataError
 from pgra.evaluation.consistency import (
     CountBin,
     compare_consistency,
-    count_table,
     measure_consistency,
-    score_table,
+    merge_seeds,
 )
 from pgra.evaluation.consistency_plots import plot_scores
+from pgra.evaluation.consistency_tables import count_table, score_table
 
 LABELS = ["neg", "pos"]
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
@@ -133,20 +133,46 @@ def test_other_queries_are_not_compared():
     other = measure(RUN[:3])
     with pytest.raises(ValueError, match="pgra and fid have evidence for different queries"):
         compare_consistency(measure(), measure(RUN[:3], name="fid"))
-    assert "other queries have evidence" in score_table([measure(), other])
+    table = score_table([measure(name="fid"), other], baseline="fid", paper={})
+    assert table.rows[1][-3].text == "other queries"
 
 
 def test_tables_show_what_is_missing_as_missing():
     table = count_table([measure(), measure(name="fid", depth=2)])
-    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
-    assert rows[0] == ["consistent", *["pgra: queries", "accuracy"], *["fid: queries", "accuracy"]]
-    assert rows[2] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
-    assert rows[3] == ["1", "2", "50.0", "1", "100.0"]
-    assert rows[6] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
-    scores = score_table([measure(), measure(name="fid", depth=1)]).splitlines()
-    assert scores[2].startswith("| sst2 | pgra | 4 | 4 | 56.2 |")
-    assert "| 75.0 | 59.4 |" in scores[2]
-    assert "| +18.8 (" in scores[3]
+    assert table.columns[1:] == ["pgra: queries", "pgra: accuracy", "fid: queries", "fid: accuracy"]
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
+    assert rows[1] == ["1", "2", "50.0", "1", "100.0"]
+    assert rows[4] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
+
+
+def test_scores_stand_beside_both_lines_the_paper_and_the_baseline():
+    runs = [measure(name="fid", depth=1), measure()]
+    table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
+    rows = [dict(zip(table.columns, (c.text for c in row), strict=True)) for row in table.rows]
+    assert rows[1]["consistency"] == "56.2"
+    assert rows[1]["majority rate"] == "75.0"
+    assert rows[1]["chance"] == "59.4"
+    assert rows[1]["paper"] == "75.2"
+    assert rows[1]["difference to fid"] == "-18.8"
+    assert (rows[0]["paper"], rows[0]["difference to fid"], rows[0]["p"]) == ("", "", "")
+    assert table.notes[-1] == "A note."
+    assert "paper" not in score_table(runs, baseline="fid", paper={}).columns
+
+
+def test_seeds_are_put_together_by_query():
+    wrong = [{**one, "prediction": "pos"} for one in RUN]
+    both = merge_seeds([measure(), measure(wrong)])
+    assert both.score == measure().score
+    assert both.seeds == 2
+    # with one consistent piece: two queries a seed, of four one is right, then one more
+    assert both.bins[1] == CountBin(1, 4, 2)
+    assert [cell.text for cell in count_table([both]).rows[1]] == ["1", "2", "50.0"]
+    assert [cell.text for cell in count_table([both]).rows[3]] == ["3", "1", "100.0"]
+    one = merge_seeds([measure()])
+    assert (one.score, list(one.bins), one.seeds) == (measure().score, list(measure().bins), 1)
+    with pytest.raises(DataError, match="the seeds of pgra have evidence for different queries"):
+        merge_seeds([measure(), measure(RUN[:3])])
 
 
 def test_a_missing_matplotlib_names_the_way_out(tmp_path, monkeypatch):

@@ -54,7 +54,9 @@ def labeler(t5_dir, tmp_path_factory):
     return folder
 
 
-def write_run(folder, queries, evidence, *, task="reviews", labels=LABELS, train="digest-of-train"):
+def write_run(
+    folder, queries, evidence, *, task="reviews", labels=LABELS, train="digest-of-train", seed=0
+):
     """Write a run whose reader is right but for the last query."""
     examples = [Example(f"test-{i}", {"text": q}, labels[i % 2]) for i, q in enumerate(queries)]
     said = [example.label for example in examples]
@@ -67,11 +69,12 @@ def write_run(folder, queries, evidence, *, task="reviews", labels=LABELS, train
         [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
         for texts in evidence
     ]
-    record = RunRecord(task, "test", "accuracy", labels, 0, {}, {"train": train})
+    record = RunRecord(task, "test", "accuracy", labels, seed, {}, {"train": train})
     write_results(folder, record, examples, predictions, lines)
     return folder
 
 
+QUIET = {"device": "cpu", "plots": False}
 QUERIES = ["query one", "query two", "query three"]
 
 
@@ -98,24 +101,24 @@ def read(monkeypatch):
 
 def test_each_distinct_text_is_read_once_over_queries_runs_and_calls(labeler, runs, read, tmp_path):
     out = tmp_path / "out"
-    first = report_consistency([labeler], runs[:1], out, device="cpu", plots=False)
+    first = report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
     assert read == TEXTS[:4]
     assert first.num_read == 4
-    both = report_consistency([labeler], runs, out, device="cpu", plots=False)
+    both = report_consistency(runs, out, labelers=[labeler], **QUIET)
     assert sorted(read) == sorted(TEXTS)
     assert both.num_read == 2
-    again = report_consistency([labeler], runs, out, device="cpu", plots=False)
+    again = report_consistency(runs, out, labelers=[labeler], **QUIET)
     assert len(read) == len(TEXTS)
     assert again.num_read == 0
     assert again.tables == both.tables
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
-    report = report_consistency([labeler], runs, tmp_path / "out", device="cpu", plots=False)
+    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
     reader = Reader.load(labeler, device="cpu")
     said = {text: reader.predict([text])[0].label for text in TEXTS}
     assert set(said.values()) == set(LABELS)  # else nothing could be told
-    for name, run in zip(("pgra", "fid"), report.runs, strict=True):
+    for name, run in zip(("fid", "pgra"), report.runs, strict=True):
         lines = [
             json.loads(x) for x in (tmp_path / name / "predictions.jsonl").read_text().splitlines()
         ]
@@ -127,32 +130,46 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs,
         assert run.shares.tolist() == shares
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())
     assert [run["score"] for run in written["runs"]] == [run.score for run in report.runs]
-    assert (tmp_path / "out" / "consistency.md").read_text() == report.tables
+    assert written["baseline"] == "fid"
+    markdown = (tmp_path / "out" / "consistency.md").read_text()
+    assert all(table.to_markdown() in markdown for table in report.tables)
+    assert (tmp_path / "out" / "consistency.csv").read_text().startswith("run,task,seeds,d,")
 
 
 def test_another_labelers_labels_are_never_mixed_in(labeler, runs, read, tmp_path):
     out = tmp_path / "out"
-    report_consistency([labeler], runs[:1], out, device="cpu", plots=False)
+    report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
     other = shutil.copytree(labeler, tmp_path / "other")
     layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
     write_record(other / "reader", replace(RECORD, layout=layout))
-    report = report_consistency([other], runs[:1], out, device="cpu", plots=False)
+    report = report_consistency(runs[:1], out, labelers=[other], **QUIET)
     assert report.num_read == 4
     assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
 
 
 def test_only_the_evidence_looked_at_is_read(labeler, runs, read, tmp_path):
-    report_consistency([labeler], runs, tmp_path / "out", depth=1, device="cpu", plots=False)
+    report_consistency(runs, tmp_path / "out", depth=1, labelers=[labeler], **QUIET)
     assert sorted(read) == sorted([TEXTS[0], TEXTS[1], TEXTS[3], TEXTS[2]])
 
 
-def test_a_folder_of_runs_gives_those_with_evidence(labeler, runs, tmp_path):
-    grid = tmp_path / "grid"
-    for seed, run in enumerate(runs):
-        shutil.copytree(run, grid / "k=8" / f"seed-{seed}")
-    write_run(grid / "plain", QUERIES, [[], [], []])
-    report = report_consistency([labeler], [grid], tmp_path / "out", device="cpu", plots=False)
-    assert [run.name for run in report.runs] == ["grid/k=8/seed-0", "grid/k=8/seed-1"]
+def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
+    labeler, runs, tmp_path, caplog
+):
+    folder = tmp_path / "all"
+    write_run(folder / "plain", QUERIES, [[], [], []])
+    shutil.copytree(labeler / "reader", folder / "plain" / "reader")
+    for seed in (0, 1):
+        evidence = [TEXTS[:3], TEXTS[1:4], TEXTS[:3]]
+        (folder / f"seed-{seed}").mkdir()
+        (folder / f"seed-{seed}" / "run.json").write_text('{"method": "pgra"}')
+        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed)
+    with caplog.at_level("INFO", "pgra"):
+        report = report_consistency([folder], tmp_path / "out", **QUIET)
+    (both,) = report.runs
+    assert (both.name, both.seeds, sum(one.queries for one in both.bins)) == ("pgra", 2, 6)
+    alone = report_consistency(runs[:1], tmp_path / "two", labelers=[labeler], **QUIET)
+    assert both.score == alone.runs[0].score
+    assert "plain on reviews has no evidence: left out" in caplog.text
 
 
 def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
@@ -160,7 +177,8 @@ def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
     words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
     assert main([*words, "--device", "cpu"]) == 0
     told = capsys.readouterr().out
-    assert "| reviews | pgra | 3 | 3 |" in told
+    assert "Label consistency of evidence" in told
+    assert "reviews: by number of consistent evidence" in told
     assert "6 texts were read." in told
     for kind in ("png", "svg"):
         for name in ("counts", "scores"):
@@ -169,31 +187,37 @@ def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
             assert path.stat().st_size > 2000
 
 
+def told(report):
+    return " ".join(note for table in report.tables for note in table.notes)
+
+
 def test_what_was_trained_on_other_examples_is_noted(labeler, runs, tmp_path):
-    write_run(tmp_path / "odd", QUERIES, [TEXTS[:2]] * 3, train="other")
-    report = report_consistency(
-        [labeler], [*runs, tmp_path / "odd"], tmp_path / "out", device="cpu", plots=False
-    )
-    assert f"{tmp_path / 'odd'} was trained on other examples than its labeler" in report.tables
-    assert f"{runs[0]} was trained on other" not in report.tables
+    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
+    assert "trained on other examples" not in told(report)
+    odd = [write_run(tmp_path / "odd", QUERIES, [TEXTS[:2]] * 3, train="other")]
+    report = report_consistency(odd, tmp_path / "two", labelers=[labeler], **QUIET)
+    assert "odd was trained on other examples than its labeler, task reviews" in told(report)
 
 
-def test_runs_that_cannot_be_used_are_all_named(labeler, runs, tmp_path):
-    bad = [
-        write_run(tmp_path / "other-test", ["else", *QUERIES[1:]], [TEXTS[:2]] * 3),
-        write_run(tmp_path / "other-task", QUERIES, [TEXTS[:2]] * 3, task="trec"),
-        write_run(tmp_path / "other-labels", QUERIES, [TEXTS[:2]] * 3, labels=("no", "yes")),
-        write_run(tmp_path / "plain", QUERIES, [[], [], []]),
-    ]
+def test_runs_that_cannot_be_used_are_named(labeler, runs, tmp_path):
+    other = write_run(tmp_path / "other", ["else", *QUERIES[1:]], [TEXTS[:2]] * 3)
+    task = write_run(tmp_path / "task", QUERIES, [TEXTS[:2]] * 3, task="trec")
+    labels = write_run(tmp_path / "labels", QUERIES, [TEXTS[:2]] * 3, labels=("no", "yes"))
+    plain = write_run(tmp_path / "plain", QUERIES, [[], [], []])
     out = tmp_path / "out"
-    with pytest.raises(DataError, match="4 of 6 runs cannot be used") as caught:
-        report_consistency([labeler], [*runs, *bad], out, device="cpu", plots=False)
-    told = str(caught.value)
-    assert f"{bad[0]}: it was measured on other examples than {runs[0]}" in told
-    assert f"{bad[1]}: it is of task 'trec', and no labeler is" in told
-    assert f"{bad[2]}: its labels are no, yes, the labeler's negative, positive" in told
-    assert f"{bad[3]}: it has no evidence" in told
-    assert "\n" not in told
+    how = {"labelers": [labeler], **QUIET}
+    with pytest.raises(ArtifactError, match="pgra and .*other cannot stand in one table.*test set"):
+        report_consistency([*runs, other], out, **how)
+    with pytest.raises(ConfigError, match="no labeler is of task 'trec': give a finished run of"):
+        report_consistency([*runs, task], out, **how)
+    with pytest.raises(
+        DataError, match="labels has the labels no, yes, its labeler .*negative, po"
+    ):
+        report_consistency([labels], out, **how)
+    with pytest.raises(DataError, match="no run has evidence to be consistent with"):
+        report_consistency([plain], out, **how)
+    with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
+        report_consistency(runs, out, baseline="fud", **how)
     assert not out.exists()
 
 
@@ -203,14 +227,14 @@ def test_a_labeler_that_reads_evidence_is_refused(labeler, runs, tmp_path):
     with pytest.raises(ConfigError, match="reads 2 evidence texts a query.*--num_evidence 0"):
         open_labeler(reads)
     with pytest.raises(ConfigError, match="two labelers are of the same task"):
-        report_consistency([labeler, labeler], runs, tmp_path / "out", plots=False)
+        report_consistency(runs, tmp_path / "out", labelers=[labeler] * 2, **QUIET)
     with pytest.raises(ArtifactError, match="does not exist"):
         open_labeler(tmp_path / "none")
 
 
 def test_an_unfinished_run_is_refused(labeler, tmp_path):
-    with pytest.raises(ArtifactError, match="is no finished run"):
-        report_consistency([labeler], [tmp_path / "none"], tmp_path / "out", plots=False)
+    with pytest.raises(ArtifactError, match="none is no folder"):
+        report_consistency([tmp_path / "none"], tmp_path / "out", labelers=[labeler], plots=False)
 
 
 def test_damaged_labels_are_refused(labeler, tmp_path):
@@ -225,13 +249,9 @@ def test_damaged_labels_are_refused(labeler, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "--labeler is missing"),
-        (["--labeler", "a"], "--runs is missing"),
-        (["--labeler", "a", "--runs", "b"], "--output_dir is missing"),
-        (
-            ["--labeler", "a", "--runs", "b", "--output_dir", "c", "--depth", "0"],
-            "depth is 0: it must be at least 1",
-        ),
+        ([], "--runs is missing"),
+        (["--runs", "b"], "--output_dir is missing"),
+        (["--runs", "b", "--output_dir", "c", "--depth", "0"], "depth is 0: it must be at least 1"),
     ],
 )
 def test_a_command_with_nothing_to_do_is_refused(words, message):
