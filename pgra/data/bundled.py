@@ -288,7 +288,7 @@ BUNDLED_DATA: dict[str, BundledData] = {
     "wikipedia-articles": BundledData(
         name="wikipedia-articles",
         kind="corpus",
-        about="the same sentences as wikipedia-19k, an article a line, for --passage_words",
+        about="104 articles, a line each: the sentences of wikipedia-19k, for --passage_words",
         licence="CC BY-SA (text), LGPL (package)",
         note="Whole articles, mostly under A. A line is far too long to be a passage: cut it.",
         file=_ARTICLES,

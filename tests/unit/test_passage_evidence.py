@@ -8,6 +8,7 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import CorpusArguments
+from pgra.data.bundled import bundled_corpus_file
 from pgra.data.corpus import cut_words, open_corpus
 from pgra.data.tasks import load_task, task_names
 from pgra.errors import ConfigError
@@ -104,22 +105,20 @@ def test_cut_on_the_right_it_would_have_taken_both(tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_real_tokens_of_100_words_do_not_fit_128_with_a_query_and_fit_256(order):
+def test_real_passages_fill_128_tokens_alone_and_fit_256_with_a_query(order):
+    """Of 3,939 passages T5 makes 147 tokens each on average, and 127 or more of 93 %."""
     tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
-    text = (
-        "The river Main flows through the city of Frankfurt and past the old town where the "
-        "council voted against the new railway line in March of that year. "
-    )
-    passage = cut_words(text * 4, 100)[0]
+    article = bundled_corpus_file("wikipedia-articles").read_text().splitlines()[0]
+    found = cut_words(article, 100)[:20]
     task = load_task("sst2")
     query = Example("q", {"text": "a warm , funny and moving film by the sea ."}, "positive")
     verbalizer = Verbalizer(task.verbalizer, task.reader_template)
     cut = []
     for limit in (128, 256):
         layout = SegmentLayout(task.reader_template, order, limit)
-        built = build_inputs([query], [[passage]], tokenizer, verbalizer, layout=layout)
-        (segment,) = built.inputs[0].segments
-        assert tokenizer.convert_tokens_to_ids(SLOT) in segment
-        assert "moving film by the sea" in tokenizer.decode(segment)
+        built = build_inputs([query], [found], tokenizer, verbalizer, layout=layout)
+        for segment in built.inputs[0].segments:
+            assert tokenizer.convert_tokens_to_ids(SLOT) in segment
+            assert "a warm , funny and moving film by the sea ." in tokenizer.decode(segment)
         cut.append(built.evidence_cut)
-    assert cut == [1, 0]
+    assert cut == [20, 0]
