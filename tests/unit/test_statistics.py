@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
 from pgra.evaluation.metrics import METRICS, paired_bootstrap
@@ -12,7 +13,6 @@ from pgra.evaluation.statistics import (
     mean_sd_interval,
     paired_gaps,
 )
-from planted_runs import NAMES, decided, labels_of, places
 
 CASES = [[0.5, 0.75], [1.0, 2.0, 4.0], [0.939, 0.944, 0.935, 0.94, 0.931]]
 
