@@ -41,7 +41,7 @@ class Table:
     """A table; its first column names the rows.
 
     Attributes:
-        title: Above it.
+        title: Above it; may be empty for Markdown.
         columns: Their names.
         rows: A cell for each column.
         notes: Below it, a line each.
@@ -84,7 +84,8 @@ class Table:
         rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
         lines.insert(1, f"| {' | '.join(rule)} |")
         notes = [_markdown(note) for note in self.notes]
-        return "\n".join([f"**{_markdown(self.title)}**", "", *lines, *_below(notes, "- ")])
+        title = [f"**{_markdown(self.title)}**", ""] if self.title else []
+        return "\n".join([*title, *lines, *_below(notes, "- ")])
 
     def to_latex(self) -> str:
         """Write it for LaTeX with `booktabs`."""

@@ -23,7 +23,7 @@ def test_a_terminal_gets_columns_in_line_and_stars():
         "system       sst2        cr",
         "----------------------------",
         "fid_16  9.0 ± 0.1   missing",
-        "a|b*        93.9*",
+        "a|b*         93.9*",
         "",
         "p < 0.05, 100 %",
     ]
