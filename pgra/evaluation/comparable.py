@@ -63,7 +63,7 @@ def _other_test(a: Run, b: Run) -> str | None:
     if set(a.decisions.names) != set(b.decisions.names):
         return f"other labels ({_listed(a.decisions.names)}; {_listed(b.decisions.names)})"
     if a.decisions.examples != b.decisions.examples:
-        return f"another test set (fingerprint {_test_mark(a)}, {_test_mark(b)})"
+        return f"another test set (fingerprint {_test_mark(a)}; {_test_mark(b)})"
     return None
 
 

@@ -41,7 +41,7 @@ class Table:
     """A table; its first column names the rows.
 
     Attributes:
-        title: Above it.
+        title: Above it; may be empty for Markdown.
         columns: Their names.
         rows: A cell for each column.
         notes: Below it, a line each.
@@ -64,8 +64,11 @@ class Table:
         """Write it for a terminal: columns aligned, bold cells with a star."""
         # The place of the star is kept free beside the others, so that digits stay in line.
         free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
-        rows = [[name + free for name in self.columns]]
-        rows += [[_one_line(c.text) + ("*" if c.is_bold else free) for c in r] for r in self.rows]
+        rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
+        for first, *others in self.rows:
+            stars = ["*" if cell.is_bold else free for cell in others]
+            texts = [_one_line(c.text) + star for c, star in zip(others, stars, strict=True)]
+            rows.append([_one_line(first.text), *texts])
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
         lines = [_aligned(row, widths).rstrip() for row in rows]
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
@@ -81,7 +84,8 @@ class Table:
         rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
         lines.insert(1, f"| {' | '.join(rule)} |")
         notes = [_markdown(note) for note in self.notes]
-        return "\n".join([f"**{_markdown(self.title)}**", "", *lines, *_below(notes, "- ")])
+        title = [f"**{_markdown(self.title)}**", ""] if self.title else []
+        return "\n".join([*title, *lines, *_below(notes, "- ")])
 
     def to_latex(self) -> str:
         """Write it for LaTeX with `booktabs`."""
