@@ -3,50 +3,36 @@
 Every default stands once, here; a YAML in `configs/` holds what differs (`pgra.arguments`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
-from pgra.errors import ConfigError, unknown_name
+from pgra.checks import argument as _arg
+from pgra.checks import at_least as at_least
+from pgra.checks import choose as choose
+from pgra.checks import config_root as config_root
+from pgra.checks import read_yaml as read_yaml
+from pgra.errors import ConfigError
+from pgra.retriever_arguments import DTYPES as DTYPES
+from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
 
 PROFILES = ("official", "paper", "pgra")
 SIMILARITIES = ("cosine", "dot")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
-
-
-def config_root() -> Path:
-    """Give the folder of shipped YAMLs: the checkout's `configs/`, or the installed copy."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
-
-
-def choose(kind: str, name: str, known: Sequence[str]) -> None:
-    """Refuse a name that is not in a table.
-
-    Raises:
-        ConfigError: If it is not, with the nearest that is.
-    """
-    if name not in known:
-        raise ConfigError(unknown_name(kind, name, known))
-
-
-def at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse a number that is too small; None passes.
-
-    Raises:
-        ConfigError: If it is.
-    """
-    if value is not None and value < least:
-        raise ConfigError(f"{name} is {value}: it must be at least {least}")
-
-
-def _arg(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+READER_SYSTEMS = ("exhaustive", "fid", "pgra", "plain", "random")
+SYSTEMS: Mapping[str, Mapping[str, Any]] = {
+    "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
+    "fid": {"reranker": "none"},
+    "icl": {"num_evidence": 0},
+    "knn": {"num_evidence": 0},
+    "pgra": {},
+    "plain": {"num_evidence": 0},
+    "random": {"retriever": "random", "reranker": "none"},
+}
+"""What each system decides, whatever the defaults are; with pgra the arguments decide."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +43,16 @@ class RuntimeArguments:
         "artifacts", "Folder of indexes, candidates, banks and evidence, shared by all runs."
     )
     device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    system: str = _arg(
+        "pgra",
+        "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
+        "stage), fid (the first stage's best), random (random passages), plain (no evidence). "
+        "Without training: icl (the LM scores the label words), knn (nearest training examples).",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no system."""
+        choose("system", self.system, sorted(SYSTEMS))
 
 
 @dataclass(kw_only=True)
@@ -123,54 +119,6 @@ class CorpusArguments:
         at_least("passage_words", self.passage_words, 1)
 
 
-@dataclass(kw_only=True)
-class RetrieverArguments:
-    """First stage: k candidates a query."""
-
-    retriever: str = _arg(
-        "dense",
-        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), or exhaustive (none: "
-        "the LM reads the whole corpus once, and evidence is the best of all of it).",
-    )
-    num_candidates: int = _arg(
-        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
-    )
-    encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
-    pooling: str = _arg(
-        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
-    )
-    normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
-    encoder_dtype: str = _arg(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
-    )
-    encoder_batch_tokens: int = _arg(
-        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
-    )
-    index_factory: str = _arg(
-        "Flat",
-        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
-        "LM's states, and Flat compares them all.",
-    )
-    index_dir: str | None = _arg(
-        None, "A built index to use; default: found or built under artifacts_dir."
-    )
-    shard_rows: int = _arg(
-        8192, "Passages in one shard, the unit that a stopped job does not repeat."
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("retriever", self.retriever, ("bm25", "dense", "exhaustive", "hybrid"))
-        choose("pooling", self.pooling, ("auto", "cls", "cls_before_pooler", "mean", "pooler"))
-        choose("encoder_dtype", self.encoder_dtype, DTYPES)
-        at_least("num_candidates", self.num_candidates, 1)
-        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
-        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
-        at_least("shard_rows", self.shard_rows, 1)
-
-
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 QUANTIZATIONS = ("4bit", "8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
@@ -306,15 +254,28 @@ class ReaderArguments:
                 raise ConfigError(f"{name} needs adapters: add --lora_rank 8, or leave it out")
 
 
+Section = TypeVar("Section", RetrieverArguments, RerankArguments)
+
+
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    """Refuse d > k, and a search by the LM's states without the LM.
+    """Refuse d > k, a search by the LM's states without the LM, and an index that nobody reads.
 
     Raises:
         ConfigError: If more evidence is asked for than the first stage returns, or there is no
             first stage and something asks for one.
     """
-    if retriever.retriever == "exhaustive":
-        _check_exhaustive(retriever, rerank)
+    name = retriever.retriever
+    if name in ("exhaustive", "random") and retriever.index_dir is not None:
+        raise ConfigError(
+            f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
+            f"'{name}' has none: leave it out, or use another --retriever"
+        )
+    if name == "exhaustive":
+        if rerank.reranker == "none" and rerank.num_evidence:
+            raise ConfigError(
+                "retriever 'exhaustive' searches by the LM's states, and reranker 'none' has none: "
+                "use --reranker prompted, or another --retriever"
+            )
     elif rerank.num_evidence > retriever.num_candidates:
         raise ConfigError(
             f"num_evidence ({rerank.num_evidence}) exceeds num_candidates "
@@ -322,22 +283,16 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         )
 
 
-def _check_exhaustive(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    if rerank.reranker == "none" and rerank.num_evidence:
-        raise ConfigError(
-            "retriever 'exhaustive' searches by the LM's states, and reranker 'none' has none: "
-            "use --reranker prompted, or another --retriever"
-        )
-    if retriever.index_dir is not None:
-        raise ConfigError(
-            f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
-            "'exhaustive' has no first stage: leave it out, or use another --retriever"
-        )
+def _settle(part: Section, system: str) -> Section:
+    """Give a section as the system decides it."""
+    decided = SYSTEMS[system].items()
+    changes = {name: value for name, value in decided if getattr(part, name, value) != value}
+    return replace(part, **changes) if changes else part
 
 
 @dataclass(frozen=True, kw_only=True)
 class PgraArguments:
-    """Everything but the reader's training."""
+    """Everything but the reader's training; what the system decides stands in its sections."""
 
     runtime: RuntimeArguments
     data: DataArguments
@@ -347,8 +302,24 @@ class PgraArguments:
     reader: ReaderArguments
 
     def __post_init__(self) -> None:
-        """Refuse contradictions between the stages."""
+        """Let the system decide, and refuse contradictions between the stages."""
+        object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.system))
+        object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.system))
         check_depths(self.retriever, self.rerank)
+        self._check_system()
+
+    def _check_system(self) -> None:
+        asked = self.runtime.system
+        if asked in ("exhaustive", "fid", "random") and not self.rerank.num_evidence:
+            raise ConfigError(
+                f"system '{asked}' reads evidence, and num_evidence is 0: ask for at least 1, or "
+                "use --system plain"
+            )
+        if asked == "fid" and self.retriever.retriever == "random":
+            raise ConfigError(
+                "system 'fid' with retriever 'random' is a system of its own: use --system random, "
+                "or another --retriever"
+            )
 
     @property
     def artifacts(self) -> Path:
@@ -362,26 +333,16 @@ class PgraArguments:
 
     @property
     def method(self) -> str:
-        """Name the method: t5 (no evidence), fid (first stage's order), pgra, pgra-exhaustive."""
+        """Name the method as run folders do: a system, but t5 for plain, pgra-exhaustive."""
+        if self.runtime.system not in READER_SYSTEMS:
+            return self.runtime.system
         if self.rerank.num_evidence == 0:
             return "t5"
         if self.rerank.reranker == "none":
-            return "fid"
+            return "random" if self.retriever.retriever == "random" else "fid"
         return "pgra-exhaustive" if self.is_exhaustive else "pgra"
 
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML that must be a mapping.
-
-    Raises:
-        ConfigError: If it is missing, not YAML, or not a mapping.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must be a mapping of names to values")
-    return values
+    @property
+    def system(self) -> str:
+        """Name the system as --system does, also where only the other arguments tell it."""
+        return {"t5": "plain", "pgra-exhaustive": "exhaustive"}.get(self.method, self.method)

@@ -2,13 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pgra.arguments import parse_arguments
-from pgra.config import PgraArguments
+from pgra.config import SYSTEMS, PgraArguments
+from pgra.errors import ConfigError
 from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
@@ -84,7 +85,21 @@ def _parse(
         epilog=epilog,
     )
     sections = dict(zip(SECTIONS, parsed, strict=False))  # what is over is of `more`
+    _refuse_contradictions(words, sections)
     return PgraArguments(**sections), parsed[len(SECTIONS) :], training, processes
+
+
+def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
+    """Refuse flags that contradict the system; what a YAML says of them gives way to it."""
+    given = {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
+    system = sections["runtime"].system
+    for name, decided in SYSTEMS[system].items():
+        asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
+        if name in given and asked != decided:
+            raise ConfigError(
+                f"{name} is {asked}, and system '{system}' is the one with {name} {decided}: leave "
+                "it out, or choose another --system"
+            )
 
 
 def say(text: str) -> None:

@@ -25,12 +25,14 @@ EXAMPLE = """examples:
       --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
   python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
   python train.py --task sst2 --seeds 0 1 2
+  python train.py --task sst2 --system fid
   python train.py --task sst2 --search grid --report_to tensorboard
   python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
   python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
 
---num_evidence 0 trains the plain reader, --reranker none Fusion-in-Decoder on the first stage's
-best. A stopped run goes on when the same command is given again.
+--system fid trains Fusion-in-Decoder on the first stage's best, plain the reader without evidence,
+random on random passages; icl and knn train nothing. What tells them apart may be given as flags
+too (--reranker none, --num_evidence 0). A stopped run goes on when the same command is given again.
 """
 
 
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     pattern = _output_dir(args, training)
     folder = series_folder(pattern, series.seed_list() or [training.seed])
-    target = _take_target(training, series, folder, processes)
+    target = _take_target(args, training, series, folder=folder, processes=processes)
     # Several seeds without a search have a folder each, which the pattern tells.
     has_pattern = series.seeds is not None and series.search == "none"
     training.output_dir = pattern if has_pattern else str(folder)
@@ -66,18 +68,19 @@ def _train(
     processes: "Processes",
 ) -> "Path":
     """Train what is asked for, show what came out, and give the run that counts."""
-    from pgra.pipelines.run import train_run
     from pgra.pipelines.search import search_runs
     from pgra.pipelines.seeds import train_seeds
+    from pgra.pipelines.systems import refuse_own, run_system
 
     if series.search != "none":
+        refuse_own(args, f"search '{series.search}'")
         found = search_runs(args, training, series, processes)
         told, run = _show_search(found), found.outcome.folder
     elif series.seeds is not None:
         summary = train_seeds(args, training, series.seed_list(), processes)
         told, run = _show_summary(summary), summary.folder
     else:
-        outcome = train_run(args, training, processes)
+        outcome = run_system(args, training, processes)
         told, run = show_metrics(outcome), outcome.folder
     if processes.worker.is_main:
         say(told)
@@ -85,14 +88,19 @@ def _train(
 
 
 def _take_target(
+    args: "PgraArguments",
     training: "ReaderTrainingArguments",
     series: "SeriesArguments",
+    *,
     folder: "Path",
     processes: "Processes",
 ) -> "HubTarget | None":
     """See before any work that the reader can be pushed where it shall go."""
     from pgra.pipelines.publish import open_target, take_target
+    from pgra.pipelines.systems import refuse_own
 
+    if training.push_to_hub:
+        refuse_own(args, "push_to_hub")
     if training.push_to_hub and series.seeds is not None:
         raise ConfigError(
             "push_to_hub with several seeds: which reader is meant? Leave it out, and push one "
@@ -117,12 +125,13 @@ def _show_summary(summary: "Summary") -> str:
     notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
     seeds = " ".join(str(seed) for seed in summary.outcomes)
     sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
+    of_reader = " of the reader" if "of the reader" in values["seeds_are"] else ""
     return "\n".join(
         [
             *(text.splitlines()[0] for text in lines),
             *notes,
             f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
-            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds of the reader: "
+            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
             f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
         ]
     )

@@ -67,6 +67,7 @@ class RunRecord:
         fingerprints: Of all inputs, by stage.
         notes: What a reader of the numbers must know.
         calibration: The temperature, and what it changed on this split; None without one.
+        system: What decided, as --system names it.
     """
 
     task: str
@@ -78,6 +79,7 @@ class RunRecord:
     fingerprints: Mapping[str, Json]
     notes: Sequence[str] = ()
     calibration: Mapping[str, Json] | None = None
+    system: str = "pgra"
 
 
 def write_results(
@@ -127,6 +129,7 @@ def _summarise(
         record.metric, labels, decided, record.labels, seed=_BOOTSTRAP_SEED
     )
     return {
+        "system": record.system,
         "task": record.task,
         "split": record.split,
         "n": len(examples),

@@ -38,7 +38,7 @@ _NO_LIMIT = 1 << 20
 
 @dataclass(frozen=True)
 class CausalLM:
-    """A decoder-only LM without its head: OPT, GPT-2, Llama, Qwen and their kin.
+    """A decoder-only LM, without its head or with it: OPT, GPT-2, Llama, Qwen and their kin.
 
     The weights are loaded when they are first needed: a run whose states are all in the bank
     never reads them.
@@ -51,6 +51,7 @@ class CausalLM:
         dtype: Of its weights and states; quantized weights are made this for each product.
         quantization: "none", or "8bit" or "4bit" weights.
         device_map: "none", or how the weights are spread over all GPUs.
+        with_head: Whether what turns states into words is loaded too (`pgra.models.lm_head`).
     """
 
     source: ModelSource
@@ -60,6 +61,7 @@ class CausalLM:
     dtype: torch.dtype
     quantization: str = "none"
     device_map: str = "none"
+    with_head: bool = False
 
     @classmethod
     def from_name(
@@ -70,6 +72,7 @@ class CausalLM:
         device: str = "auto",
         quantization: str = "none",
         device_map: str = "none",
+        with_head: bool = False,
     ) -> Self:
         """Find by hub id, folder or `bundled:NAME`.
 
@@ -95,7 +98,8 @@ class CausalLM:
             raise ModelError(
                 f"'{name}' is a {config.model_type}, not a causal LM: give a GPT, OPT, Llama, ..."
             )
-        return cls(source, config, load_tokenizer(source), place, kind, quantization, device_map)
+        tokenizer = load_tokenizer(source)
+        return cls(source, config, tokenizer, place, kind, quantization, device_map, with_head)
 
     @cached_property
     def model(self) -> Any:
@@ -105,25 +109,36 @@ class CausalLM:
             ModelError: If it cannot be loaded, does not fit or cannot be quantized, or later
                 tokens change earlier states.
         """
+        model = self.whole.base_model if self.with_head else self.whole
+        self._check_causal(model)
+        return model
+
+    @cached_property
+    def whole(self) -> Any:
+        """Load what there is to load: the base model, or the one around it that has the head.
+
+        Raises:
+            ModelError: As `model`; also if the head's weights are missing.
+        """
         model = self._load()
         if self.device_map != "none":
             check_placement(model, self.source, self.device)
         if self.quantization == "8bit":
             check_8bit(model, self.source)
         settle_4bit(model, self.source)
-        model = model.eval().requires_grad_(False)
-        self._check_causal(model)
-        return model
+        return model.eval().requires_grad_(False)
 
     def _load(self) -> Any:
-        from transformers import AutoModel
+        from transformers import AutoModel, AutoModelForCausalLM
 
+        kind = AutoModelForCausalLM if self.with_head else AutoModel
         try:
-            return load_pretrained(
-                AutoModel.from_pretrained,
+            model, report = load_pretrained(
+                kind.from_pretrained,
                 self.source,
                 dtype=self.dtype,
                 device_map=placement(self.device, self.device_map),
+                output_loading_info=True,
                 **quantization_kwargs(self.quantization, self.dtype),
             )
         except torch.OutOfMemoryError as error:
@@ -139,6 +154,13 @@ class CausalLM:
                 f"{str(error).rstrip('.! ')}. In {self.quantization} an LM must lie on its GPUs "
                 "whole: where it does not fit, use more (--lm_device_map auto), or a smaller LM"
             ) from error
+        missing = sorted(report["missing_keys"]) if self.with_head else []
+        if missing:  # transformers fills them with random numbers
+            raise ModelError(
+                f"'{self.source.name}' lacks {len(missing)} weights, such as {missing[0]}: it "
+                "cannot write words. Give an LM with its head"
+            )
+        return model
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

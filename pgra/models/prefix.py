@@ -160,6 +160,22 @@ class PromptedEncoder:
                 self.num_cut += 1
         return Prompts(fields, ids)
 
+    def continued(self, prompts: Prompts, written: Sequence[int]) -> Prompts:
+        """Give prompts with the same tokens behind each, such as the beginning of an answer.
+
+        Raises:
+            ConfigError: If one is then longer than the LM's window.
+        """
+        ids = [[*prompt, *written] for prompt in prompts.ids]
+        longest = max(map(len, ids), default=0)
+        if longest > self.lm.window:
+            raise ConfigError(
+                f"a prompt has {longest} tokens with the beginning of its answer, and "
+                f"'{self.lm.source.name}' reads {self.lm.window}: use --max_prompt_tokens "
+                f"{self.lm.window - len(written)}"
+            )
+        return Prompts(prompts.fields, ids)
+
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
         """Give the states of tokenised prompts; see `encode`."""
         states = torch.empty(len(prompts.ids), self.lm.width, dtype=self.lm.dtype)

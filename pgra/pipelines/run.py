@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pgra.config import PgraArguments
-from pgra.data.bundled import BUNDLED_DATA
 from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import measure
 from pgra.evaluation.results import (
@@ -28,18 +27,13 @@ from pgra.evaluation.results import (
     write_results,
 )
 from pgra.io import digest, write_json, write_text
-from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.fid import FusionReader
-from pgra.models.loading import (
-    BUNDLED,
-    choose_device,
-    find_model,
-    load_tokenizer,
-)
+from pgra.models.loading import choose_device, find_model, load_tokenizer
 from pgra.models.lora import AdaptedReader, add_adapters
 from pgra.pipelines.card import write_card
 from pgra.pipelines.found import Found, timed
 from pgra.pipelines.inputs import label_decision, read_inputs, task_verbalizer
+from pgra.pipelines.notes import evidence_models, run_notes
 from pgra.pipelines.pgra import find_evidence, open_stages, read_task
 from pgra.pipelines.prepare import Prepared, check_run, prepare_runs
 from pgra.pipelines.run_folder import (
@@ -201,7 +195,7 @@ def _begin(
 ) -> None:
     """Say in the run's folder what it is."""
     write_json(folder / IDENTITY_FILE, identity)
-    write_json(folder / ARGUMENTS_FILE, _resolved(args, training))
+    write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
     shown = found.prompt.prefix + found.prompt.suffix(found.splits.test[0].fields)
     write_text(folder / "prompt.txt", shown)
 
@@ -308,6 +302,7 @@ def _measure(
     attention = args.reader.evidence_attention and found.depth > 0
     with timed(found, "evaluation"):
         decided = trained.decide(inputs, processes, attention=attention)
+    models = [args.reader.model_name_or_path, *evidence_models(args)]
     record = RunRecord(
         task=found.task.name,
         split=split,
@@ -316,8 +311,9 @@ def _measure(
         seed=trained.seed,
         seconds=found.seconds,
         fingerprints=found.fingerprints,
-        notes=[*_notes(args, found), *trained.notes],
+        notes=[*run_notes(args, found, models), *trained.notes],
         calibration=decided.calibration,
+        system=args.system,
     )
     examples, lines = found.examples(split), found.evidence_lines(split)
     if decided.shares is not None:
@@ -328,23 +324,6 @@ def _measure(
     return read_json(folder / METRICS_FILE)
 
 
-def _notes(args: PgraArguments, found: Found) -> list[str]:
-    """Gather what a reader of the numbers must know: bundled models and data, leaks."""
-    notes = []
-    models = [args.reader.model_name_or_path]
-    if found.depth:
-        models += [] if args.is_exhaustive else [args.retriever.encoder]
-        models += [args.rerank.lm]
-    for name in models:
-        model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {model.note}"] if model and model.note else []
-    for name in (args.data.dataset_name or "", args.corpus.corpus if found.depth else ""):
-        data = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {data.note}"] if data and data.note else []
-    shared = found.splits.notes.get("test_rows_in_train")
-    notes += [f"{shared} test texts also stand in the training file"] if shared else []
-    return notes
-
-
-def _resolved(args: PgraArguments, training: ReaderTrainingArguments) -> dict[str, Json]:
+def resolved_arguments(args: PgraArguments, training: ReaderTrainingArguments) -> dict[str, Json]:
+    """Give what `arguments.json` holds: all arguments by section, the Trainer's too."""
     return {**asdict(args), "training": training.to_dict()}

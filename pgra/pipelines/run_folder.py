@@ -94,8 +94,9 @@ def check_same_run(folder: Path, identity: Mapping[str, Json], *, is_whole: bool
         ArtifactError: If the folder holds another run; the first difference is named.
     """
     path = folder / IDENTITY_FILE
-    is_trained = (folder / READER_FOLDER).is_dir() or last_checkpoint(folder) is not None
-    if not path.is_file() or not is_trained:
+    has_begun = (folder / READER_FOLDER).is_dir() or last_checkpoint(folder) is not None
+    has_begun = has_begun or (folder / METRICS_FILE).is_file()  # a system that trains nothing
+    if not path.is_file() or not has_begun:
         return
     made = _known(read_json(path), identity, is_whole=is_whole)
     _compare(folder, made, identity, "choose another --output_dir, or delete it")

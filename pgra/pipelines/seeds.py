@@ -4,13 +4,13 @@
     NAME/summary.json       mean and spread
 
 The seeds are those of the reader: the order of examples, dropout, and what LoRA starts from. Data,
-prompt and evidence are the same for all.
+prompt and evidence are the same for all. What they are of another system, `summary.json` tells.
 """
 
 import copy
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pgra.io import write_json
 from pgra.pipelines.prepare import Prepared, prepare_runs
 from pgra.pipelines.run import Outcome, run_reader
 from pgra.pipelines.run_folder import IDENTITY_FILE
+from pgra.pipelines.systems import OWN_SYSTEMS, run_system, seeds_meaning
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.types import Json
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 SUMMARY_FILE = "summary.json"
 SEED_PLACE = "{seed}"
-_MEANING = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,9 @@ def train_seeds(
     root = series_folder(pattern, seeds)
     check_series(training, root)
     runs = {s: variant(training, seed_folder(pattern, s), seed=s) for s in seeds}
+    if args.runtime.system in OWN_SYSTEMS:
+        outcomes = _run_each(runs, lambda mine: run_system(args, mine, processes))
+        return _sum_up(outcomes, root, seeds_meaning(args), processes)
     prepared = prepare_runs(args, list(runs.values()), processes)
     return run_seeds(prepared, runs, root)
 
@@ -136,19 +139,34 @@ def run_seeds(
         root: Where `summary.json` goes.
         done: What this command has run already.
     """
+    known = done or {}
+    outcomes = _run_each(runs, lambda mine: known.get(mine.seed) or run_reader(prepared, mine))
+    return _sum_up(outcomes, root, seeds_meaning(prepared.args), prepared.processes)
+
+
+def _run_each(
+    runs: Mapping[int, ReaderTrainingArguments],
+    run: Callable[[ReaderTrainingArguments], Outcome],
+) -> dict[int, Outcome]:
     outcomes: dict[int, Outcome] = {}
     for seed, mine in runs.items():
         logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
-        outcomes[seed] = (done or {}).get(seed) or run_reader(prepared, mine)
-    values = _summarise(outcomes)
-    if prepared.processes.worker.is_main:
+        outcomes[seed] = run(mine)
+    return outcomes
+
+
+def _sum_up(
+    outcomes: Mapping[int, Outcome], root: Path, meaning: str, processes: Processes
+) -> Summary:
+    values = _summarise(outcomes, meaning)
+    if processes.worker.is_main:
         root.mkdir(parents=True, exist_ok=True)
         write_json(root / SUMMARY_FILE, values)
-    prepared.processes.barrier()
+    processes.barrier()
     return Summary(root, outcomes, values)
 
 
-def _summarise(outcomes: Mapping[int, Outcome]) -> dict[str, Json]:
+def _summarise(outcomes: Mapping[int, Outcome], meaning: str) -> dict[str, Json]:
     first = next(iter(outcomes.values())).metrics
     test = [float(outcome.metrics["value"]) for outcome in outcomes.values()]
     dev = [
@@ -157,7 +175,7 @@ def _summarise(outcomes: Mapping[int, Outcome]) -> dict[str, Json]:
     return {
         **{name: first[name] for name in ("task", "split", "metric")},
         "num_examples": first["n"],
-        "seeds_are": _MEANING,
+        "seeds_are": meaning,
         "runs": [
             {
                 "seed": seed,

@@ -12,35 +12,68 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
 
-__all__ = ["RERANKERS", "FirstStageOrder", "PromptedReranker", "Reranker", "Work", "open_reranker"]
+__all__ = [
+    "RERANKERS",
+    "FirstStageOrder",
+    "PromptedReranker",
+    "Reranker",
+    "Work",
+    "bank_name",
+    "open_prompted_encoder",
+    "open_reranker",
+]
 
 Opener = Callable[[RerankArguments, FewShotPrompt, Corpus, Path, str], Reranker]
 
 
-def _open_prompted(
-    args: RerankArguments, prompt: FewShotPrompt, corpus: Corpus, artifacts: Path, device: str
-) -> Reranker:
+def open_prompted_encoder(
+    args: RerankArguments, prompt: FewShotPrompt, *, device: str = "auto", with_head: bool = False
+) -> PromptedEncoder:
+    """Open an LM under a prompt; its weights are loaded when they are first needed.
+
+    Args:
+        args: Which LM.
+        prompt: The task's prompt.
+        device: Where it runs.
+        with_head: Whether it shall write words too.
+
+    Raises:
+        ConfigError: If the prompt leaves no room for a text.
+        ModelError: If the LM cannot be used.
+    """
     lm = CausalLM.from_name(
         args.lm,
         dtype=args.lm_dtype,
         device=device,
         quantization=args.lm_quantization,
         device_map=args.lm_device_map,
+        with_head=with_head,
     )
-    encoder = PromptedEncoder(
+    return PromptedEncoder(
         lm,
         prompt,
         sharing=args.prefix_sharing,
         batch_tokens=args.lm_batch_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
     )
+
+
+def bank_name(args: RerankArguments) -> str:
+    """Give how the folders of an LM's banks begin."""
+    return args.lm.removeprefix("bundled:").rstrip("/").split("/")[-1]
+
+
+def _open_prompted(
+    args: RerankArguments, prompt: FewShotPrompt, corpus: Corpus, artifacts: Path, device: str
+) -> Reranker:
+    encoder = open_prompted_encoder(args, prompt, device=device)
     return PromptedReranker(
         encoder,
         corpus,
         artifacts,
         similarity=args.similarity,
-        shard_rows=batch_budget(args.bank_shard_rows, lm.device),
-        name=args.lm.removeprefix("bundled:").rstrip("/").split("/")[-1],
+        shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
+        name=bank_name(args),
         full=args.bank == "full",
         bank_dtype=args.bank_dtype,
     )

@@ -69,8 +69,7 @@ class PromptedReranker:
         dtype = "auto" if as_they_come else bank_dtype
         fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": dtype}
         self.bank = _open_bank(artifacts, name, fields, dtype=dtype)
-        fields = {**encoder.fingerprint, "bank_dtype": "auto"}
-        self.query_bank = _open_bank(artifacts, f"{name}-queries", fields)
+        self.query_bank = open_query_bank(encoder, artifacts, name)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -101,7 +100,14 @@ class PromptedReranker:
             len(self.corpus),
             len(self.bank.missing(wanted)),
         )
-        new = self._fill_queries(examples, processes, progress=progress)
+        new = fill_queries(
+            self.query_bank,
+            self.encoder,
+            examples,
+            shard_rows=self.shard_rows,
+            processes=processes,
+            progress=progress,
+        )
         new += self._fill_passages(wanted, processes, progress=progress)
         return Work(
             len(wanted),
@@ -109,20 +115,6 @@ class PromptedReranker:
             self.encoder.num_tokens - tokens,
             self.encoder.num_cut - cut,
             time.perf_counter() - start,
-        )
-
-    def _fill_queries(
-        self, examples: Sequence[Example], processes: Processes, *, progress: bool
-    ) -> int:
-        by_key = {query_key(example): example for example in examples}
-        return self.query_bank.fill(
-            np.array(list(by_key), np.int64),
-            lambda keys: self.encoder.tokenize([by_key[int(key)].fields for key in keys]),
-            self._encode,
-            shard_rows=self.shard_rows,
-            processes=processes,
-            progress=progress,
-            title="LM reads queries",
         )
 
     def _fill_passages(self, rows: Rows, processes: Processes, *, progress: bool) -> int:
@@ -169,11 +161,76 @@ class PromptedReranker:
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
 
-def query_key(example: Example) -> int:
-    """Give the key of a query's state: a 64-bit hash of its fields."""
-    text = canonical_json(dict(example.fields))
+def query_key(example: Example, written: Sequence[int] = ()) -> int:
+    """Give the key of a query's state: a 64-bit hash of its fields, and of what follows its prompt.
+
+    Args:
+        example: The query.
+        written: Token ids behind its prompt: the beginning of an answer.
+    """
+    fields = dict(example.fields)
+    text = canonical_json({"fields": fields, "written": list(written)} if written else fields)
     unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
     return int(unsigned.astype(np.int64))
+
+
+def open_query_bank(encoder: PromptedEncoder, artifacts: Path, name: str) -> Bank:
+    """Open the bank of an LM's states of queries, whatever the corpus.
+
+    Args:
+        encoder: Gives the states.
+        artifacts: Root of all products.
+        name: How the folders of the LM's banks begin.
+
+    Raises:
+        ArtifactError: If it is damaged.
+    """
+    fields = {**encoder.fingerprint, "bank_dtype": "auto"}
+    return _open_bank(artifacts, f"{name}-queries", fields)
+
+
+def fill_queries(
+    bank: Bank,
+    encoder: PromptedEncoder,
+    examples: Sequence[Example],
+    *,
+    shard_rows: int,
+    written: Sequence[int] = (),
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    progress: bool = False,
+) -> int:
+    """Let the LM read the queries that it has not read yet.
+
+    Args:
+        bank: As `open_query_bank` gives it.
+        encoder: Gives the states.
+        examples: The queries; equal ones are read once.
+        shard_rows: Texts in one shard.
+        written: Token ids that follow each prompt.
+        processes: Who shares the work.
+        progress: Whether to show a bar.
+
+    Returns:
+        How many were read.
+
+    Raises:
+        ConfigError: If a prompt with what follows it is longer than the LM's window.
+    """
+    by_key = {query_key(example, written): example for example in examples}
+
+    def read(keys: Rows) -> Prompts:
+        prompts = encoder.tokenize([by_key[int(key)].fields for key in keys])
+        return encoder.continued(prompts, written) if written else prompts
+
+    return bank.fill(
+        np.array(list(by_key), np.int64),
+        read,
+        lambda prompts, advance: encoder.encode_prompts(prompts, advance=advance),
+        shard_rows=shard_rows,
+        processes=processes,
+        progress=progress,
+        title="LM reads queries",
+    )
 
 
 def _open_bank(

@@ -15,6 +15,7 @@ from pgra.retrieval.base import (
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.dense import DenseRetriever
 from pgra.retrieval.hybrid import HybridRetriever
+from pgra.retrieval.random import RandomRetriever
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -33,6 +34,7 @@ RETRIEVERS: dict[str, type[Retriever]] = {
     "bm25": BM25Retriever,
     "dense": DenseRetriever,
     "hybrid": HybridRetriever,
+    "random": RandomRetriever,
 }
 
 

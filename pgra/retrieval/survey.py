@@ -26,6 +26,7 @@ from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.factory import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
+from pgra.retrieval.random import random_fingerprint
 from pgra.retrieval.store import candidates_fields
 from pgra.types import MISSING_ROW, Example, Json, Rows
 
@@ -97,7 +98,7 @@ class Survey:
         Raises:
             PgraError: As `open_retriever`, a wrong index_factory too.
         """
-        has_encoder = self.args.retriever != "bm25"
+        has_encoder = self.args.retriever in ("dense", "hybrid")
         encoder = load_encoder(self.args, self.device) if has_encoder else None
         parts = self._parts(encoder)
         folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
@@ -123,11 +124,11 @@ class Survey:
         return found or replace(base, num_texts=self._guess())
 
     def _parts(self, encoder: Encoder | None) -> Mapping[str, Mapping[str, Json]]:
-        """Give what determines each index of the retriever."""
+        """Give what determines each index of the retriever; a random one has none."""
         parts: dict[str, Mapping[str, Json]] = {}
         if encoder is not None:
             parts["dense"] = dense_fingerprint(self.corpus, encoder, self.args.index_factory)
-        if self.args.retriever != "dense":
+        if self.args.retriever in ("bm25", "hybrid"):
             parts["bm25"] = bm25_fingerprint(self.corpus)
         return parts
 
@@ -151,11 +152,7 @@ class Survey:
 
     def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
         """Read the candidates of all splits, if all are there."""
-        made_of: Mapping[str, Json] = (
-            hybrid_fingerprint(parts["dense"], parts["bm25"])
-            if self.args.retriever == "hybrid"
-            else next(iter(parts.values()))
-        )
+        made_of = self._made_of(parts)
         rows = [np.empty(0, np.int64)]
         for split, examples in self.splits.items():
             args = self.args
@@ -167,6 +164,14 @@ class Survey:
                 return None
             rows.append(np.unique(read_array(folder / "rows.npy")))
         return _distinct(np.concatenate(rows))
+
+    def _made_of(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Json]:
+        """Give the retriever's fingerprint."""
+        if self.args.retriever == "random":
+            return random_fingerprint(self.corpus)
+        if self.args.retriever == "hybrid":
+            return hybrid_fingerprint(parts["dense"], parts["bm25"])
+        return parts[self.args.retriever]
 
     def _search(self, base: FirstStage) -> FirstStage:
         retriever = open_retriever(

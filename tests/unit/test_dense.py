@@ -37,7 +37,8 @@ def test_every_retriever_keeps_the_contract(name, encoder_dir, corpus, tmp_path)
         np.testing.assert_array_equal(alone.rows[0], found.rows[line])
         present = found.rows[line][found.rows[line] >= 0]
         assert len(set(present.tolist())) == len(present)
-    assert found.rows[2, 0] == 2  # a passage finds itself
+    if name != "random":  # which looks at no passage
+        assert found.rows[2, 0] == 2  # a passage finds itself
     np.testing.assert_array_equal(retriever.retrieve(queries, 2).rows, found.rows[:, :2])
     assert len(retriever.retrieve([], 5)) == 0
     again = open_one(arguments(encoder_dir, retriever=name), corpus, tmp_path)

@@ -49,6 +49,7 @@ WAYS = {
     "dense": {},
     "bm25": {"retriever": "bm25"},
     "exhaustive": {"retriever": "exhaustive"},
+    "random": {"retriever": "random"},
 }
 
 

@@ -1,0 +1,37 @@
+"""What a reader of a run's numbers must know beside them: bundled models and data, leaks."""
+
+from collections.abc import Sequence
+
+from pgra.config import PgraArguments
+from pgra.data.bundled import BUNDLED_DATA
+from pgra.models.bundled import BUNDLED_MODELS
+from pgra.models.loading import BUNDLED
+from pgra.pipelines.found import Found
+
+
+def evidence_models(args: PgraArguments) -> list[str]:
+    """Name the models that find the reader's evidence; none without any."""
+    if args.rerank.num_evidence == 0:
+        return []
+    models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
+    return [*models, args.rerank.lm] if args.rerank.reranker == "prompted" else models
+
+
+def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:
+    """Gather what a reader of the numbers must know.
+
+    Args:
+        args: Which data and corpus.
+        found: The examples.
+        models: Names of all models that the run used, as the user wrote them.
+    """
+    notes = []
+    for name in models:
+        model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        notes += [f"{name}: {model.note}"] if model and model.note else []
+    for name in (args.data.dataset_name or "", args.corpus.corpus if found.depth else ""):
+        data = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        notes += [f"{name}: {data.note}"] if data and data.note else []
+    shared = found.splits.notes.get("test_rows_in_train")
+    notes += [f"{shared} test texts also stand in the training file"] if shared else []
+    return notes

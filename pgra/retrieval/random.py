@@ -1,0 +1,82 @@
+"""First stage by chance: the control that tells what reading any passages is worth.
+
+Guo et al. 2023 have no such row; without it a gain of Fusion-in-Decoder over the plain reader may
+be the extra text's alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import xxhash
+
+from pgra.errors import ConfigError
+from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
+from pgra.types import Candidates, Json, Rows
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+
+_SEED = 0
+_BLOCK = 256  # rows drawn at a time: a fixed number, so that a larger k begins with a smaller one's
+_SMALL = 1 << 15  # a corpus of at most so many rows is shuffled whole: it may be drawn to its end
+
+
+class RandomRetriever:
+    """Draws passages uniformly without repeats, seeded by the query's text alone."""
+
+    def __init__(self, num_passages: int, fingerprint: Mapping[str, Json]) -> None:
+        self.fingerprint = fingerprint
+        self._num_passages = num_passages
+
+    @classmethod
+    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
+        """Refuse to build an index: there is none.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            f"retriever '{request.args.retriever}' draws passages by chance and has no index: "
+            "there is nothing to build"
+        )
+
+    @classmethod
+    def open(cls, request: IndexRequest) -> Self:
+        """Take the size of the corpus; nothing is built or loaded."""
+        return cls(len(request.corpus), random_fingerprint(request.corpus))
+
+    def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
+        """Give each query k passages by chance.
+
+        Args:
+            queries: Texts; equal ones get equal passages.
+            k: Candidates a query.
+
+        Returns:
+            (B, k) in the order drawn; scores are 0, -1, -2, ..., the place in that order. The first
+            passages of a larger k are those of a smaller one.
+
+        Raises:
+            ConfigError: If k exceeds the corpus.
+        """
+        check_num_candidates(k, self._num_passages)
+        rows = np.empty((len(queries), k), dtype=np.int64)
+        for line, query in enumerate(queries):
+            rows[line] = self._draw(query, k)
+        places = np.arange(0, -k, -1, dtype=np.float32)
+        return Candidates(rows, np.tile(places, (len(queries), 1)))
+
+    def _draw(self, query: str, k: int) -> Rows:
+        rng = np.random.default_rng([_SEED, xxhash.xxh3_64_intdigest(query.encode())])
+        if self._num_passages <= _SMALL:
+            return rng.permutation(self._num_passages)[:k]
+        drawn: dict[int, None] = {}  # keeps the order
+        while len(drawn) < k:
+            drawn.update(dict.fromkeys(rng.integers(self._num_passages, size=_BLOCK).tolist()))
+        return np.array(list(drawn)[:k], dtype=np.int64)
+
+
+def random_fingerprint(corpus: "Corpus") -> dict[str, Json]:
+    """Give all that determines what is drawn for a text."""
+    return {**corpus.fingerprint, "drawn": "uniformly, by the query's text", "seed": _SEED}

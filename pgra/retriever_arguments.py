@@ -1,0 +1,70 @@
+"""Arguments of the first stage; `pgra.config` gives them with the others."""
+
+from dataclasses import dataclass
+
+from pgra.checks import argument as _arg
+from pgra.checks import at_least, choose
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+NEIGHBOR_ENCODERS = ("encoder", "reader")
+POOLINGS = ("auto", "cls", "cls_before_pooler", "mean", "pooler")
+RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments:
+    """First stage: k candidates a query."""
+
+    retriever: str = _arg(
+        "dense",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
+        "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
+        "best of all of it).",
+    )
+    num_candidates: int = _arg(
+        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
+    )
+    encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = _arg(
+        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
+    )
+    normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
+    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
+    encoder_dtype: str = _arg(
+        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    )
+    encoder_batch_tokens: int = _arg(
+        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
+    )
+    index_factory: str = _arg(
+        "Flat",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
+        "LM's states, and Flat compares them all.",
+    )
+    index_dir: str | None = _arg(
+        None, "A built index to use; default: found or built under artifacts_dir."
+    )
+    shard_rows: int = _arg(
+        8192, "Passages in one shard, the unit that a stopped job does not repeat."
+    )
+    num_neighbors: int | None = _arg(
+        None,
+        "Training examples that vote, with --system knn; default: as many as suit the dev set.",
+    )
+    neighbor_encoder: str = _arg(
+        "encoder",
+        "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: "
+        "the encoder of the T5, untrained, the mean of its states).",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("retriever", self.retriever, RETRIEVERS)
+        choose("pooling", self.pooling, POOLINGS)
+        choose("encoder_dtype", self.encoder_dtype, DTYPES)
+        choose("neighbor_encoder", self.neighbor_encoder, NEIGHBOR_ENCODERS)
+        at_least("num_neighbors", self.num_neighbors, 1)
+        at_least("num_candidates", self.num_candidates, 1)
+        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
+        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
+        at_least("shard_rows", self.shard_rows, 1)
