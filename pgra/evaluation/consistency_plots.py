@@ -9,13 +9,15 @@ from pgra.evaluation.consistency import Consistency
 from pgra.evaluation.consistency_tables import as_percent
 from pgra.io import write_aside
 
+SUFFIXES = (".png", ".svg")
+
 
 def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
     """Draw accuracy and count by number of consistent evidence, a panel a run (Figure 2).
 
     Args:
         runs: Of one task.
-        path: A .png or .svg.
+        path: Without suffix: a .png and an .svg are written.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -45,7 +47,7 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
 
     Args:
         runs: Of one task: the lines are its own.
-        path: A .png or .svg.
+        path: Without suffix: a .png and an .svg are written.
 
     Raises:
         ConfigError: If matplotlib is not installed.
@@ -90,6 +92,7 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> None:
-    with write_aside(path) as aside:
-        figure.savefig(aside, format=path.suffix.removeprefix("."), dpi=150)
+    for suffix in SUFFIXES:
+        with write_aside(path.with_name(path.name + suffix)) as aside:
+            figure.savefig(aside, format=suffix.removeprefix("."), dpi=150)
     _pyplot().close(figure)

@@ -243,6 +243,5 @@ def _notes(
 def _draw(folder: Path, measured: Sequence[Consistency]) -> None:
     for task in dict.fromkeys(run.task for run in measured):
         own = [run for run in measured if run.task == task]
-        for kind in ("png", "svg"):
-            plot_counts(own, folder / f"counts-{task}.{kind}")
-            plot_scores(own, folder / f"scores-{task}.{kind}")
+        plot_counts(own, folder / f"counts-{task}")
+        plot_scores(own, folder / f"scores-{task}")

@@ -178,4 +178,4 @@ def test_seeds_are_put_together_by_query():
 def test_a_missing_matplotlib_names_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"matplotlib is missing: pip install 'pgra\[demo\]'"):
-        plot_scores([measure()], tmp_path / "a.png")
+        plot_scores([measure()], tmp_path / "a")

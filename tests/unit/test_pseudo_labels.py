@@ -26,7 +26,7 @@ RECORD = ReaderRecord(
     task="reviews",
     inputs=("text",),
     metric="accuracy",
-    words={"negative": "warm", "positive": "old"},  # random weights say now one, now the other
+    words={"negative": "warm", "positive": "old"},
     layout=SegmentLayout("{text} It was <extra_id_0> .", "query_first", 64),
     decode="verbalizer",
     length_normalize=False,
@@ -42,20 +42,39 @@ RECORD = ReaderRecord(
 TEXTS = ["the red sea", "a film", "an old house", "apples in the garden", "plot", "a warm cast"]
 
 
+def random_reader(t5_dir, seed):
+    reader = FusionReader.from_name(str(t5_dir))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in reader.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
+    return reader.eval()
+
+
 @pytest.fixture(scope="module")
 def labeler(t5_dir, tmp_path_factory):
-    model = FusionReader.from_name(str(t5_dir))
-    generator = torch.Generator().manual_seed(4)
-    for parameter in model.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
+    """The first reader of random weights that does not say one label of all texts."""
+    tokenizer = load_tokenizer(find_model(str(t5_dir)))
+    for seed in range(100):
+        model = random_reader(t5_dir, seed)
+        said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
+        if 2 <= said.count("positive") <= 4:
+            break
     folder = tmp_path_factory.mktemp("runs") / "plain"
-    save_reader(model, load_tokenizer(find_model(str(t5_dir))), folder / "reader")
+    save_reader(model, tokenizer, folder / "reader")
     write_record(folder / "reader", RECORD)
     return folder
 
 
 def write_run(
-    folder, queries, evidence, *, task="reviews", labels=LABELS, train="digest-of-train", seed=0
+    folder,
+    queries,
+    evidence,
+    *,
+    task="reviews",
+    labels=LABELS,
+    train="digest-of-train",
+    seed=0,
+    system=None,
 ):
     """Write a run whose reader is right but for the last query."""
     examples = [Example(f"test-{i}", {"text": q}, labels[i % 2]) for i, q in enumerate(queries)]
@@ -69,7 +88,8 @@ def write_run(
         [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
         for texts in evidence
     ]
-    record = RunRecord(task, "test", "accuracy", labels, seed, {}, {"train": train})
+    marks, system = {"train": train}, system or folder.name
+    record = RunRecord(task, "test", "accuracy", labels, seed, {}, marks, system=system)
     write_results(folder, record, examples, predictions, lines)
     return folder
 
@@ -160,9 +180,7 @@ def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
     shutil.copytree(labeler / "reader", folder / "plain" / "reader")
     for seed in (0, 1):
         evidence = [TEXTS[:3], TEXTS[1:4], TEXTS[:3]]
-        (folder / f"seed-{seed}").mkdir()
-        (folder / f"seed-{seed}" / "run.json").write_text('{"method": "pgra"}')
-        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed)
+        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed, system="pgra")
     with caplog.at_level("INFO", "pgra"):
         report = report_consistency([folder], tmp_path / "out", **QUIET)
     (both,) = report.runs
@@ -170,6 +188,26 @@ def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
     alone = report_consistency(runs[:1], tmp_path / "two", labelers=[labeler], **QUIET)
     assert both.score == alone.runs[0].score
     assert "plain on reviews has no evidence: left out" in caplog.text
+
+
+def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_path):
+    grid, points = tmp_path / "grid", []
+    evidence = {"T5": [], "FiD": TEXTS[:2], "PGRA": TEXTS[2:4]}
+    for name, system in (("T5", "plain"), ("FiD", "fid"), ("PGRA", "pgra")):
+        folders = {str(seed): f"{name}/seed-{seed}" for seed in (0, 1)}
+        points.append({"name": name, "values": {"system": system}, "seeds": folders})
+        for seed in (0, 1)[: 1 if name == "PGRA" else 2]:
+            run = write_run(grid / folders[str(seed)], QUERIES, [evidence[name]] * 3, seed=seed)
+            values = json.loads((run / "metrics.json").read_text())
+            (run / "metrics.json").write_text(json.dumps({**values, "system": system}))
+    shutil.copytree(labeler / "reader", grid / "T5" / "seed-0" / "reader")
+    told_of = {"name": "mine", "title": "Mine", "axes": ["system"], "seeds": [0, 1]}
+    rows = {"labels": {}, "reference": None, "baseline": {"system": "fid"}, "points": points}
+    (grid / "grid.json").write_text(json.dumps({**told_of, **rows}))
+    report = report_consistency([grid], tmp_path / "out", **QUIET)
+    assert [(run.name, run.seeds) for run in report.runs] == [("FiD", 2), ("PGRA", 1)]
+    assert "difference to FiD" in report.tables[0].columns
+    assert "Missing: PGRA (seed 1)." in told(report)
 
 
 def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
