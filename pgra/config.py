@@ -105,6 +105,9 @@ class CorpusArguments:
         "hub dataset/file; or bundled:NAME.",
     )
     corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    passage_words: int | None = _arg(
+        None, "Cut each line, a document, into passages of so many words (DPR: 100)."
+    )
     max_passages: int | None = _arg(None, "Keep the first so many passages.")
     drop_duplicates: bool = _arg(
         True, "Keep only the first of equal passages (their number is reported either way)."
@@ -113,6 +116,7 @@ class CorpusArguments:
     def __post_init__(self) -> None:
         """Refuse contradictions."""
         at_least("max_passages", self.max_passages, 1)
+        at_least("passage_words", self.passage_words, 1)
 
 
 QUANTIZATIONS = ("4bit", "8bit", "none")

@@ -1,4 +1,4 @@
-"""Real text that comes inside packages of the index: two sentiment tasks and a small corpus.
+"""Real text that comes inside packages of the index: two sentiment tasks, a corpus in two forms.
 
 Each is written once into the cache folder (`pgra.data.packages.cache_dir`), never into a
 repository: their licences let one use them, and most do not let one pass them on.
@@ -72,6 +72,9 @@ def bundled_task_files(name: str) -> dict[str, Path]:
 
 def bundled_corpus_file(name: str) -> Path:
     """Give a bundled corpus: one sentence a line, distinct, in the order of the articles.
+
+    Of `wikipedia-articles` a line is an article: its sentences side by side, to be cut into
+    passages (`--passage_words`).
 
     Kept are sentences of 5 to 60 words that begin with a capital or a digit, end with a full stop
     or the like, and show no trace of markup or of a template that was cut out. Lists of works,
@@ -172,26 +175,38 @@ _MARKUP = re.compile(r"[|{}<>\[\]=*#\\_]|''|https?:|www\.|&\w+;|\b(?:File|Image|
 _CUT_OUT = re.compile(r"\s[,.;:)]|\(\s*[,;)]|,,")
 
 
-def _write_wikipedia(path: Path, folder: Path) -> Mapping[str, Json]:
+def _articles(path: Path) -> Iterator[list[str]]:
+    """Give each article's sentences."""
     try:
         from gensim.corpora.wikicorpus import extract_pages, filter_wiki
     except ImportError as error:
         raise DataError(
-            f"bundled:wikipedia-19k needs gensim with its own dependencies ({error}): "
+            f"the bundled Wikipedia needs gensim with its own dependencies ({error}): "
             "pip install gensim==4.4.0"
         ) from None
-    sentences: dict[str, None] = {}
-    articles = 0
     with bz2.open(path) as file:
         for _, wikitext, _ in extract_pages(file, ("0",)):
             if wikitext.lstrip()[:9].lower() == "#redirect":
                 continue
-            articles += 1
-            for paragraph in _paragraphs(filter_wiki(wikitext)):
-                sentences.update(dict.fromkeys(filter(_is_sentence, _split(paragraph))))
+            paragraphs = _paragraphs(filter_wiki(wikitext))
+            yield [s for text in paragraphs for s in _split(text) if _is_sentence(s)]
+
+
+def _write_wikipedia(path: Path, folder: Path) -> Mapping[str, Json]:
+    sentences: dict[str, None] = {}
+    articles = 0
+    for found in _articles(path):
+        articles += 1
+        sentences.update(dict.fromkeys(found))
     text = "".join(f"{sentence}\n" for sentence in sentences)
     (folder / _CORPUS).write_text(text, encoding="utf-8")
     return {"rows": len(sentences), "articles": articles}
+
+
+def _write_articles(path: Path, folder: Path) -> Mapping[str, Json]:
+    articles = [" ".join(dict.fromkeys(found)) for found in _articles(path) if found]
+    (folder / _CORPUS).write_text("".join(f"{a}\n" for a in articles), encoding="utf-8")
+    return {"rows": len(articles)}
 
 
 def _paragraphs(text: str) -> Iterator[str]:
@@ -269,5 +284,14 @@ BUNDLED_DATA: dict[str, BundledData] = {
         note="Whole articles, mostly under A, so its subjects are few: for trying things out.",
         file=_ARTICLES,
         write=_write_wikipedia,
+    ),
+    "wikipedia-articles": BundledData(
+        name="wikipedia-articles",
+        kind="corpus",
+        about="104 articles, a line each: the sentences of wikipedia-19k, for --passage_words",
+        licence="CC BY-SA (text), LGPL (package)",
+        note="Whole articles, mostly under A. A line is far too long to be a passage: cut it.",
+        file=_ARTICLES,
+        write=_write_articles,
     ),
 }

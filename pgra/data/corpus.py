@@ -1,7 +1,9 @@
 """The searched collection: passages from a file, memory-mapped and fetched by row.
 
 A passage is one line: white space around it is dropped, and a line break inside a JSON value
-becomes a space. Blank lines are dropped. Of equal passages the first stays. Both are counted.
+becomes a space. With `passage_words` a line is a document, and its passages are blocks of so many
+words that do not overlap (Karpukhin et al. 2020, section 4.1), the last as long as what is left.
+Blank lines are dropped. Of equal passages the first stays. Both are counted.
 """
 
 import hashlib
@@ -121,6 +123,8 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
         "max_passages": args.max_passages,
         "drop_duplicates": args.drop_duplicates,
     }
+    if args.passage_words is not None:  # folders of corpora made without it keep their names
+        fields["passage_words"] = args.passage_words
     name = Path(args.corpus.removeprefix(BUNDLED)).name.split(".")[0]
     folder = artifact_dir(artifacts / "corpora", name, fields)
     manifest = build_once(
@@ -163,7 +167,7 @@ class _CorpusWriter:
         self.source = source
         self.seen: set[bytes] = set()
         self.sha256 = hashlib.sha256()
-        self.rows = self.blank = self.duplicates = 0
+        self.rows = self.blank = self.duplicates = self.cut = 0
 
     def write(self, folder: Path) -> Mapping[str, Json]:
         with pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
@@ -175,6 +179,13 @@ class _CorpusWriter:
             self._flush(sink, batch)
         if not self.rows:
             raise DataError(f"{self.source} holds no passage: all of its lines are blank")
+        if self.args.passage_words is not None and not self.cut:
+            logger.warning(
+                "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
+                "must be a document",
+                self.source,
+                self.args.passage_words,
+            )
         logger.log(
             self._level,
             "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
@@ -200,11 +211,7 @@ class _CorpusWriter:
 
     def _kept(self) -> Iterator[str]:
         kept = 0
-        for text in _raw_passages(self.source, self.args.corpus_field):
-            passage = text.strip()
-            if not passage:
-                self.blank += 1
-                continue
+        for passage in self._passages():
             key = xxhash.xxh3_128_digest(passage.encode())
             if key in self.seen:
                 self.duplicates += 1
@@ -215,6 +222,25 @@ class _CorpusWriter:
             kept += 1
             if kept == self.args.max_passages:
                 return
+
+    def _passages(self) -> Iterator[str]:
+        for text in _raw_passages(self.source, self.args.corpus_field):
+            document = text.strip()
+            if not document:
+                self.blank += 1
+            elif self.args.passage_words is None:
+                yield document
+            else:
+                blocks = cut_words(document, self.args.passage_words)
+                self.cut += len(blocks) > 1
+                yield from blocks
+
+
+def cut_words(text: str, num_words: int) -> list[str]:
+    """Cut a text into blocks of so many words, one space between two; the last holds the rest."""
+    words = text.split()
+    starts = range(0, len(words), num_words)
+    return [" ".join(words[start : start + num_words]) for start in starts]
 
 
 def _raw_passages(source: Path, field: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ character). All may end in .gz. csv and tsv need a header. Other columns are ign
 import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pgra.data.bundled import bundled_task_files
@@ -34,12 +34,14 @@ class SplitRows:
         blank: How many rows had no text and were dropped.
         where: The source, in words.
         is_standard: Whether it stands where the task's own split stands, so that its size is known.
+        ignored: How many rows had a label that the task does without, and were dropped.
     """
 
     examples: list[Example]
     blank: int
     where: str
     is_standard: bool = False
+    ignored: int = 0
 
 
 def load_examples(
@@ -108,7 +110,7 @@ def read_dataset(
         if path is None:
             return None
         rows = read_file(task, path, split, require_labels=require_labels)
-        return SplitRows(rows.examples, rows.blank, rows.where, task.local_splits is not None)
+        return replace(rows, is_standard=task.local_splits is not None)
     return _read_hub(task, name, split, require_labels=require_labels)
 
 
@@ -151,18 +153,28 @@ class _RowReader:
     require_labels: bool
 
     def read(self, rows: Iterable[Row], split: str, where: str) -> SplitRows:
-        examples, blank = [], 0
+        examples, blank, ignored = [], 0, 0
         for number, row in enumerate(rows):
             fields = {name: self._field(row, name) for name in self.task.inputs}
             if not any(fields.values()):
                 blank += 1
                 continue
+            if self._is_ignored(row):
+                ignored += 1
+                continue
             examples.append(Example(f"{split}-{number}", fields, self._label(row)))
         if not examples:
-            raise DataError(f"{where} holds no example ({blank} blank rows)")
+            raise DataError(f"{where} holds no example ({blank} blank rows{_told(ignored)})")
         if blank:
             logger.warning("%s: %d rows without text were dropped", where, blank)
-        return SplitRows(examples, blank, where)
+        if ignored:
+            names = ", ".join(self.task.ignored_labels)
+            logger.info("%s: %d rows labelled %s were left out", where, ignored, names)
+        return SplitRows(examples, blank, where, ignored=ignored)
+
+    def _is_ignored(self, row: Row) -> bool:
+        value = row.values.get(self.columns[LABEL])
+        return isinstance(value, str) and value.strip() in self.task.ignored_labels
 
     def _field(self, row: Row, name: str) -> str:
         column = self.columns[name]
@@ -200,6 +212,10 @@ class _RowReader:
         raise DataError(f"{row.place}: {message} Numbers 0 to {len(self.names) - 1} are read too.")
 
 
+def _told(ignored: int) -> str:
+    return f", {ignored} with a label that the task does without" if ignored else ""
+
+
 def _refuse_unclean(row: Row, column: str, text: str) -> None:
     if not is_utf8(text):
         raise DataError(f"{row.place}: '{column}' holds a NUL or half a surrogate pair")
@@ -233,7 +249,7 @@ def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> Spl
     rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(table))
     reader = _RowReader(task, hub.columns, names, require_labels=require_labels)
     found = reader.read(rows, split, where)
-    return SplitRows(found.examples, found.blank, found.where, own)
+    return replace(found, is_standard=own)
 
 
 def _class_names(table: object, column: str, labels: Sequence[str]) -> Sequence[str]:

@@ -63,6 +63,7 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         "rule": divided.rule,
         "sources": {split: rows.where for split, rows in present.items()},
         "blank_rows": {split: rows.blank for split, rows in present.items()},
+        "ignored_rows": {split: rows.ignored for split, rows in present.items()},
         "train": len(kept),
         "dev": len(divided.dev),
         "test": len(tested),
@@ -140,7 +141,8 @@ def _read_split(task: Task, args: DataArguments, split: str) -> SplitRows | None
 
 
 def _check_size(task: Task, split: str, rows: SplitRows) -> None:
-    expected, found = task.sizes.get(split), len(rows.examples) + rows.blank
+    expected = task.sizes.get(split)
+    found = len(rows.examples) + rows.blank + rows.ignored
     if rows.is_standard and expected is not None and found != expected:
         logger.warning(
             "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",

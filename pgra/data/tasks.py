@@ -16,7 +16,9 @@ LABEL = "label"
 SPLITS = ("train", "validation", "test")
 TASK_METRICS = ("accuracy", "macro_f1", "mcc")
 _NEEDED = ("labels", "prompt", "reader_template", "verbalizer")
-_OPTIONAL = ("inputs", "answer", "prompt_words", "metric", "hub", "local", "sizes")
+_OPTIONAL = (
+    *("inputs", "answer", "prompt_words", "metric", "hub", "local", "sizes", "ignored_labels"),
+)
 _HUB_KEYS = ("id", "config", "revision", "columns", "labels", "splits")
 
 
@@ -47,7 +49,8 @@ class Task:
 
     Attributes:
         name: The YAML's name.
-        inputs: Fields every example has, in the order they are searched with.
+        inputs: Fields every example has, in the order they are searched with. A passage fills the
+            first one when the LM reads it, so the first is the one that is most like a passage.
         labels: Names; their order is that of ids.
         prompt: P(x) of the second stage, with the inputs in braces.
         answer: What follows P(x), on a line of its own, before the word.
@@ -59,6 +62,7 @@ class Task:
         local_splits: File name (without suffix) by split, in a local folder; None: train,
             validation if there is one, and test.
         sizes: Rows the papers' splits have; empty where unknown.
+        ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Task:
     hub: HubSource | None
     local_splits: Mapping[str, str] | None
     sizes: Mapping[str, int]
+    ignored_labels: tuple[str, ...] = ()
 
 
 def task_names() -> list[str]:
@@ -122,7 +127,7 @@ class _TaskReader:
             name=self.path.stem,
             inputs=inputs,
             labels=labels,
-            prompt=self._template("prompt", inputs),
+            prompt=self._prompt(inputs),
             answer=self._text("answer", self.values.get("answer", "The answer is")),
             prompt_words=self._words("prompt_words", labels, same),
             reader_template=self._template("reader_template", inputs),
@@ -131,6 +136,7 @@ class _TaskReader:
             hub=self._hub(inputs, labels),
             local_splits=self._local(),
             sizes=self._sizes(),
+            ignored_labels=self._ignored(labels),
         )
 
     def _check_keys(self, values: Mapping[Any, Any], known: Sequence[str]) -> None:
@@ -162,12 +168,11 @@ class _TaskReader:
     def _template(self, key: str, inputs: Sequence[str]) -> str:
         text = self._text(key, self.values[key])
         try:
-            parts = list(string.Formatter().parse(text))
+            fields = _fields(text)
         except ValueError as error:
             raise ConfigError(
                 f"{self.path}: {key} has a stray brace ({error}); write {{{{ for a plain one"
             ) from None
-        fields = [field for _, field, _, _ in parts if field is not None]
         for field in fields:
             if field not in inputs:
                 message = unknown_name(f"field in {key}", field, inputs)
@@ -175,6 +180,25 @@ class _TaskReader:
         if not fields:
             raise ConfigError(f"{self.path}: {key} holds no field; put {{{inputs[0]}}} into it")
         return text
+
+    def _prompt(self, inputs: Sequence[str]) -> str:
+        prompt = self._template("prompt", inputs)
+        if inputs[0] not in _fields(prompt):
+            raise ConfigError(
+                f"{self.path}: prompt does not hold {{{inputs[0]}}}, the first input, which a "
+                "passage fills: all passages would look alike to the LM; put it in, or list "
+                "another first"
+            )
+        return prompt
+
+    def _ignored(self, labels: Sequence[str]) -> tuple[str, ...]:
+        if self.values.get("ignored_labels") is None:
+            return ()
+        ignored = self._names("ignored_labels", self.values["ignored_labels"])
+        for name in ignored:
+            if name in labels:
+                raise ConfigError(f"{self.path}: '{name}' is in labels and in ignored_labels too")
+        return ignored
 
     def _words(
         self, key: str, labels: Sequence[str], default: Mapping[str, str]
@@ -245,3 +269,8 @@ class _TaskReader:
             if not isinstance(rows, int) or isinstance(rows, bool):
                 raise ConfigError(f"{self.path}: sizes.{split} is {rows!r}; it must be a number")
         return sizes
+
+
+def _fields(template: str) -> list[str]:
+    parts = string.Formatter().parse(template)
+    return [field for _, field, _, _ in parts if field is not None]

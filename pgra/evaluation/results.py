@@ -105,6 +105,7 @@ def write_results(
         {
             "id": example.id,
             "text": example.text,
+            **({"fields": dict(example.fields)} if len(example.fields) > 1 else {}),
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),

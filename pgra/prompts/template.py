@@ -5,6 +5,7 @@ a task; the suffix is the text under the template. They are split before the bla
 them, because byte-pair merges do not reach across that place but do reach across the one after it.
 """
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pgra.errors import ConfigError, unknown_name
 
 INSTRUCTION = "Follow the demonstrations:\n"
 SEPARATOR = "\n\n"
+_BREAKS = re.compile(r"\n{2,}")
 
 
 def template_fields(template: str) -> list[str]:
@@ -54,7 +56,9 @@ class PromptTemplate:
     Attributes:
         body: P(x), with a slot for each input of the task.
         answer: What the LM completes, on a line of its own after P(x).
-        inputs: The task's inputs. A passage fills the first one; the others stay empty.
+        inputs: The task's inputs. A passage fills the first one, the others stay empty, and a line
+            that holds nothing else is left out: so a passage has one state, whatever query it is
+            compared with, and its prompt has no hole where the other inputs stand alone on theirs.
     """
 
     body: str
@@ -71,7 +75,7 @@ class PromptTemplate:
     def render(self, fields: Mapping[str, str]) -> str:
         """Fill P(x). Blank lines would look like the border between exemplars: they are closed."""
         values = {name: value.strip() for name, value in fields.items()}
-        return self.body.format_map(values).replace(SEPARATOR, "\n")
+        return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
 
     def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
         """Fill P(x) and say its answer."""

@@ -72,7 +72,11 @@ class Reader:
         return self.record.num_evidence
 
     def predict(
-        self, queries: Sequence[Query], evidence: Evidence | None = None
+        self,
+        queries: Sequence[Query],
+        evidence: Evidence | None = None,
+        *,
+        progress: bool = False,
     ) -> list[Prediction]:
         """Decide each query, with calibrated probabilities.
 
@@ -80,6 +84,7 @@ class Reader:
             queries: Texts, or mappings of the task's inputs to texts.
             evidence: Texts for each query, in any order and of any number; `[]` for no evidence at
                 all.
+            progress: Whether to show a bar.
 
         Raises:
             ConfigError: If a query is not what the task takes, or a reader that was trained with
@@ -92,6 +97,7 @@ class Reader:
             self.record.verbalizer,
             decision=self.record.decision,
             batch_tokens=self._batch_tokens,
+            progress=progress,
         )
 
     def attention(

@@ -9,6 +9,7 @@ import pytest
 
 from pgra.data import bundled as data_module
 from pgra.data.bundled import BUNDLED_DATA, bundled_corpus_file, bundled_task_files
+from pgra.data.corpus import cut_words
 from pgra.data.packages import PackageFile, cache_dir, package_file
 from pgra.errors import ArtifactError, DataError, ModelError
 from pgra.models.bundled import BUNDLED_MODELS, BundledModel, bundled_model_dir
@@ -165,6 +166,18 @@ def test_bundled_corpus_is_18455_clean_distinct_sentences():
     assert len(lines) == len(set(lines)) == 18_455
     assert not [s for s in lines if re.search(r"[|{}\[\]<>=*#]|''|https?:", s)]
     assert all(5 <= len(s.split()) <= 60 for s in lines)
+
+
+@pytest.mark.slow
+def test_bundled_articles_hold_the_same_sentences_an_article_a_line():
+    articles = bundled_corpus_file("wikipedia-articles").read_text().splitlines()
+    sentences = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
+    assert len(articles) == 104
+    joined = "\n".join(articles)
+    assert all(sentence in joined for sentence in sentences[::50])
+    passages = [block for article in articles for block in cut_words(article, 100)]
+    assert len(passages) == 4043
+    assert sum(len(block.split()) == 100 for block in passages) == 4043 - 104
 
 
 @pytest.mark.slow

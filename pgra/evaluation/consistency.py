@@ -1,0 +1,226 @@
+"""Label consistency: how often evidence has the label of its query (Guo et al. 2023, section 4.1).
+
+Evidence has no label of its own. A plain reader of the same task, trained without evidence, gives
+it one, its pseudo-label; evidence is *consistent* with a query if that is the query's true label.
+The consistency score of a query is the share of its evidence that is (section 4.3: 5 of 8 is
+62.5 %), that of a run the mean over its queries, which is what the paper's Table 10 and Figure 4
+report; its Figure 2 counts queries by their number of consistent evidence.
+
+Two lines belong beside every score. If all evidence had one label, the score would be that label's
+share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.4 % for
+all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
+LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
+labels' shares of the queries times their shares of the evidence, added up.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.errors import ConfigError, DataError
+from pgra.evaluation.metrics import Interval, PairedDifference
+from pgra.evaluation.statistics import Gaps
+from pgra.types import Json
+
+_SEED = 0
+_DRAWS = 2000
+_Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CountBin:
+    """The queries that have the same number of consistent evidence.
+
+    Attributes:
+        consistent: That number.
+        queries: How many there are, of all seeds.
+        right: How many of them were decided rightly, of all seeds.
+    """
+
+    consistent: int
+    queries: int
+    right: int
+
+    @property
+    def accuracy(self) -> float | None:
+        """Give the share decided rightly; None where there is no query."""
+        return self.right / self.queries if self.queries else None
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """What label consistency says of one run, or of one with several seeds.
+
+    Attributes:
+        name: The run's, in tables.
+        task: Its task.
+        ids: Of the queries that have evidence, in the run's order.
+        shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
+        bins: Queries by their number of consistent evidence, from 0 to d.
+        majority: Share of the queries that have the commonest label.
+        chance: The score if evidence had nothing to do with its query.
+        pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
+        without_evidence: Queries that have none and count nowhere.
+        seeds: Runs that were put together.
+    """
+
+    name: str
+    task: str
+    ids: Sequence[str]
+    shares: _Values
+    bins: Sequence[CountBin]
+    majority: float
+    chance: float
+    pseudo_labels: Mapping[str, float]
+    without_evidence: int
+    seeds: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Give the most evidence a query has, the paper's d."""
+        return len(self.bins) - 1
+
+    @property
+    def score(self) -> float:
+        """Give the mean share of consistent evidence, in 0..1."""
+        return float(self.shares.mean())
+
+    @property
+    def interval(self) -> Interval:
+        """Give the score's 95 % interval over resamples of the queries (Efron 1979)."""
+        low, high = np.percentile(_resampled_means(self.shares), [2.5, 97.5])
+        return Interval(float(low), float(high))
+
+    def as_json(self) -> dict[str, Json]:
+        """Give all of it but the single queries."""
+        return {
+            "name": self.name,
+            "task": self.task,
+            "seeds": self.seeds,
+            "queries": len(self.shares),
+            "without_evidence": self.without_evidence,
+            "depth": self.depth,
+            "score": self.score,
+            "interval_95": [self.interval.low, self.interval.high],
+            "majority": self.majority,
+            "chance": self.chance,
+            "pseudo_labels": dict(self.pseudo_labels),
+            "by_count": [{**asdict(one), "accuracy": one.accuracy} for one in self.bins],
+        }
+
+
+def measure_consistency(
+    name: str,
+    task: str,
+    predictions: Sequence[Mapping[str, Any]],
+    pseudo_labels: Mapping[str, str],
+    *,
+    labels: Sequence[str],
+    depth: int | None = None,
+) -> Consistency:
+    """Compare the pseudo-labels of a run's evidence with its queries' labels.
+
+    Args:
+        name: The run's, in tables.
+        task: Its task.
+        predictions: The lines of its `predictions.jsonl`.
+        pseudo_labels: Label by text; of texts that no query has, too.
+        labels: The task's, in order.
+        depth: Look at a query's best so many only; None is all that the run read.
+
+    Raises:
+        ConfigError: If more evidence is asked for than any query has.
+        DataError: If the run has no evidence.
+        KeyError: If a text has no pseudo-label.
+    """
+    most = max((len(line["evidence"]) for line in predictions), default=0)
+    if not most:
+        raise DataError(f"{name} has no evidence to be consistent with: leave it out of --runs")
+    if depth is not None and depth > most:
+        raise ConfigError(f"depth is {depth}, and {name} has at most {most} evidence a query")
+    depth = depth or most
+    told = [line for line in predictions if line["evidence"]]
+    found = [[pseudo_labels[seen["text"]] for seen in line["evidence"][:depth]] for line in told]
+    counts = [own.count(line["label"]) for line, own in zip(told, found, strict=True)]
+    truth = Counter(line["label"] for line in told)
+    pseudo = Counter(label for own in found for label in own)
+    texts = sum(pseudo.values())
+    return Consistency(
+        name,
+        task,
+        [line["id"] for line in told],
+        np.array([count / len(own) for count, own in zip(counts, found, strict=True)]),
+        _bins(told, counts, depth),
+        majority=max(truth.values()) / len(told),
+        chance=sum(truth[label] * pseudo[label] for label in labels) / (len(told) * texts),
+        pseudo_labels={label: pseudo[label] / texts for label in labels},
+        without_evidence=len(predictions) - len(told),
+    )
+
+
+def merge_seeds(runs: Sequence[Consistency]) -> Consistency:
+    """Put the seeds of one run together: shares are averaged by query, counts are added up.
+
+    Seeds of the reader have the same evidence, so that what differs is the accuracy alone.
+
+    Raises:
+        DataError: If they have evidence for different queries, or another number of it.
+    """
+    first = runs[0]
+    for run in runs:
+        if list(run.ids) != list(first.ids) or run.depth != first.depth:
+            raise DataError(f"the seeds of {first.name} have evidence for different queries")
+    pairs = [[run.bins[number] for run in runs] for number in range(first.depth + 1)]
+    return replace(
+        first,
+        shares=np.mean([run.shares for run in runs], axis=0),
+        bins=[
+            CountBin(number, sum(one.queries for one in bins), sum(one.right for one in bins))
+            for number, bins in enumerate(pairs)
+        ],
+        chance=float(np.mean([run.chance for run in runs])),
+        pseudo_labels={
+            label: float(np.mean([run.pseudo_labels[label] for run in runs]))
+            for label in first.pseudo_labels
+        },
+        seeds=len(runs),
+    )
+
+
+def _bins(
+    lines: Sequence[Mapping[str, Any]], counts: Sequence[int], depth: int
+) -> Sequence[CountBin]:
+    queries = Counter(counts)
+    right = Counter(
+        count
+        for line, count in zip(lines, counts, strict=True)
+        if line["prediction"] == line["label"]
+    )
+    return [CountBin(number, queries[number], right[number]) for number in range(depth + 1)]
+
+
+def compare_consistency(one: Consistency, other: Consistency) -> PairedDifference:
+    """Say how much more consistent one run's evidence is than another's, query by query.
+
+    The interval and p are those of `metrics.paired_bootstrap`, of the mean difference.
+
+    Raises:
+        ValueError: If they are of different queries.
+    """
+    if list(one.ids) != list(other.ids):
+        raise ValueError(f"{one.name} and {other.name} have evidence for different queries")
+    gaps = one.shares - other.shares
+    return Gaps(float(gaps.mean()), _resampled_means(gaps)).summarise()
+
+
+def _resampled_means(values: _Values) -> _Values:
+    """Give the mean of each resample of the queries; a resample is counts of distinct values."""
+    distinct, counts = np.unique(values, return_counts=True)
+    generator = np.random.default_rng(_SEED)
+    drawn = generator.multinomial(len(values), counts / len(values), size=_DRAWS)
+    means: _Values = drawn @ distinct / len(values)
+    return means

@@ -1,0 +1,181 @@
+"""Label consistency by hand."""
+
+import numpy as np
+import pytest
+
+from pgra.errors import ConfigError, DataError
+from pgra.evaluation.consistency import (
+    CountBin,
+    compare_consistency,
+    measure_consistency,
+    merge_seeds,
+)
+from pgra.evaluation.consistency_plots import plot_scores
+from pgra.evaluation.consistency_tables import count_table, score_table
+
+LABELS = ["neg", "pos"]
+PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
+
+
+def line(number, label, prediction, *texts):
+    evidence = [{"text": text} for text in texts]
+    return {"id": f"test-{number}", "label": label, "prediction": prediction, "evidence": evidence}
+
+
+RUN = [
+    line(0, "pos", "pos", "p1", "p2", "n1", "p3"),  # 3 of 4
+    line(1, "pos", "neg", "n1", "n2", "p1", "n1"),  # 1 of 4
+    line(2, "neg", "neg", "n1", "p1", "p2", "p3"),  # 1 of 4
+    line(3, "pos", "pos", "p1", "p2", "p3", "p1"),  # 4 of 4
+]
+
+
+def measure(lines=RUN, name="pgra", **how):
+    return measure_consistency(name, "sst2", lines, PSEUDO, labels=LABELS, **how)
+
+
+def test_the_papers_example_five_of_eight_is_62_5_percent():
+    """Section 4.3: a positive input, 5 consistent and 3 inconsistent pieces of evidence."""
+    texts = ["p1", "p2", "p3", "p1", "p2", "n1", "n2", "n1"]
+    found = measure([line(0, "pos", "pos", *texts)])
+    assert found.score == 0.625
+    assert measure([line(0, "neg", "pos", *texts)]).score == 0.375  # the control: the other label
+
+
+def test_score_and_lines_by_hand():
+    found = measure()
+    assert found.shares.tolist() == [0.75, 0.25, 0.25, 1.0]
+    assert found.score == 2.25 / 4
+    assert found.majority == 3 / 4
+    # 11 of the 16 pieces are pos, 3 of the 4 queries: 3/4 * 11/16 + 1/4 * 5/16
+    assert found.pseudo_labels == {"neg": 5 / 16, "pos": 11 / 16}
+    assert found.chance == pytest.approx(38 / 64)
+
+
+def test_queries_and_accuracy_by_number_of_consistent_evidence():
+    found = measure()
+    assert list(found.bins) == [
+        CountBin(0, 0, 0),
+        CountBin(1, 2, 1),
+        CountBin(2, 0, 0),
+        CountBin(3, 1, 1),
+        CountBin(4, 1, 1),
+    ]
+    assert [one.accuracy for one in found.bins] == [None, 0.5, None, 1.0, 1.0]
+    assert sum(one.queries for one in found.bins) == len(RUN)
+
+
+def test_one_label_for_all_evidence_scores_the_majority_rate():
+    """The paper's CoLA: every Wikipedia sentence is acceptable, and 69 % of the queries are."""
+    all_pos = [{**one, "evidence": [{"text": "p1"}] * 4} for one in RUN]
+    found = measure(all_pos)
+    assert found.score == found.majority == found.chance == 0.75
+    assert measure().score != measure().majority
+
+
+def test_the_depth_looks_at_the_best_only():
+    found = measure(depth=1)
+    assert found.shares.tolist() == [1.0, 0.0, 1.0, 1.0]
+    assert found.depth == 1
+    assert measure(depth=4).score == measure().score
+    with pytest.raises(ConfigError, match="depth is 5, and pgra has at most 4 evidence a query"):
+        measure(depth=5)
+
+
+def test_the_order_of_evidence_and_of_queries_does_not_matter():
+    turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
+    assert measure(turned).score == measure().score
+    assert list(measure(turned).bins) == list(measure().bins)
+    assert measure(turned, depth=1).score != measure(depth=1).score  # the best is another
+
+
+def test_fewer_evidence_than_others_counts_by_its_own_number():
+    lines = [*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")]
+    found = measure(lines)
+    assert found.shares.tolist()[4:] == [1.0]
+    assert found.bins[2] == CountBin(2, 1, 0)
+    assert found.without_evidence == 1
+    assert found.majority == 3 / 5
+
+
+def test_a_run_without_evidence_is_refused():
+    with pytest.raises(DataError, match="plain has no evidence to be consistent with"):
+        measure([line(0, "pos", "pos")], name="plain")
+
+
+def test_the_interval_holds_the_score_and_narrows_with_queries():
+    found = measure()
+    assert 0 <= found.interval.low <= found.score <= found.interval.high <= 1
+    many = measure([{**one, "id": f"{i}-{one['id']}"} for i in range(50) for one in RUN])
+    width = many.interval.high - many.interval.low
+    assert width < (found.interval.high - found.interval.low) / 4
+    # by hand: the shares' sd is sqrt(mean((x - 0.5625)^2)) = 0.3248, over sqrt(200) queries
+    assert width == pytest.approx(2 * 1.96 * 0.3248 / np.sqrt(200), rel=0.1)
+
+
+def test_equal_runs_differ_by_nothing_and_a_planted_gap_is_found():
+    same = compare_consistency(measure(), measure(name="fid"))
+    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+    rng = np.random.default_rng(0)
+    texts = [["p1" if chance < 0.5 else "n1" for chance in row] for row in rng.random((500, 8))]
+    base = [line(i, "pos", "pos", *row) for i, row in enumerate(texts)]
+    better = [
+        line(i, "pos", "pos", *row[:-1], "p1" if rng.random() < 0.4 else row[-1])
+        for i, row in enumerate(texts)
+    ]
+    gap = compare_consistency(measure(better), measure(base))
+    assert gap.difference == pytest.approx(0.2 / 8, abs=0.01)
+    assert gap.low > 0
+    assert gap.p < 0.01
+
+
+def test_other_queries_are_not_compared():
+    other = measure(RUN[:3])
+    with pytest.raises(ValueError, match="pgra and fid have evidence for different queries"):
+        compare_consistency(measure(), measure(RUN[:3], name="fid"))
+    table = score_table([measure(name="fid"), other], baseline="fid", paper={})
+    assert table.rows[1][-3].text == "other queries"
+
+
+def test_tables_show_what_is_missing_as_missing():
+    table = count_table([measure(), measure(name="fid", depth=2)])
+    assert table.columns[1:] == ["pgra: queries", "pgra: accuracy", "fid: queries", "fid: accuracy"]
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
+    assert rows[1] == ["1", "2", "50.0", "1", "100.0"]
+    assert rows[4] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
+
+
+def test_scores_stand_beside_both_lines_the_paper_and_the_baseline():
+    runs = [measure(name="fid", depth=1), measure()]
+    table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
+    rows = [dict(zip(table.columns, (c.text for c in row), strict=True)) for row in table.rows]
+    assert rows[1]["consistency"] == "56.2"
+    assert rows[1]["majority rate"] == "75.0"
+    assert rows[1]["chance"] == "59.4"
+    assert rows[1]["paper"] == "75.2"
+    assert rows[1]["difference to fid"] == "-18.8"
+    assert (rows[0]["paper"], rows[0]["difference to fid"], rows[0]["p"]) == ("", "", "")
+    assert table.notes[-1] == "A note."
+    assert "paper" not in score_table(runs, baseline="fid", paper={}).columns
+
+
+def test_seeds_are_put_together_by_query():
+    wrong = [{**one, "prediction": "pos"} for one in RUN]
+    both = merge_seeds([measure(), measure(wrong)])
+    assert both.score == measure().score
+    assert both.seeds == 2
+    # with one consistent piece: two queries a seed, of four one is right, then one more
+    assert both.bins[1] == CountBin(1, 4, 2)
+    assert [cell.text for cell in count_table([both]).rows[1]] == ["1", "2", "50.0"]
+    assert [cell.text for cell in count_table([both]).rows[3]] == ["3", "1", "100.0"]
+    one = merge_seeds([measure()])
+    assert (one.score, list(one.bins), one.seeds) == (measure().score, list(measure().bins), 1)
+    with pytest.raises(DataError, match="the seeds of pgra have evidence for different queries"):
+        merge_seeds([measure(), measure(RUN[:3])])
+
+
+def test_a_missing_matplotlib_names_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"matplotlib is missing: pip install 'pgra\[demo\]'"):
+        plot_scores([measure()], tmp_path / "a")

@@ -1,0 +1,215 @@
+"""Tasks of two fields, and what a passage is to them.
+
+The rule: stage 1 searches with both fields side by side, in the order of `inputs`; a passage fills
+the first input and leaves the other empty, so that it has one state for all queries.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import SENTENCES, with_rerank, write_jsonl
+
+from pgra.config import DataArguments
+from pgra.data.splits import load_splits
+from pgra.data.tasks import load_task
+from pgra.errors import ConfigError, DataError
+from pgra.evaluation.results import RunRecord, write_results
+from pgra.models.causal_lm import CausalLM
+from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
+from pgra.prompts.template import PromptTemplate
+from pgra.retrieval import open_retriever
+from pgra.types import Prediction
+
+PAIRS = ("mrpc", "qnli", "rte")
+PAIR = {
+    "sentence1": "The boats came home.",
+    "sentence2": "The sea was calm.",
+    "sentence": "Main flows through Frankfurt.",
+    "question": "What flows through Frankfurt?",
+}
+PASSAGE = "Red apples grow."
+SHOWN = {
+    "mrpc": (
+        'Are the following two sentences "equivalent" or "not equivalent"?\n'
+        "The boats came home.\nThe sea was calm."
+    ),
+    "qnli": (
+        'Does the sentence hold the answer to the question, "yes" or "no"?\n'
+        "Main flows through Frankfurt.\nWhat flows through Frankfurt?"
+    ),
+    "rte": (
+        'Does the second sentence follow from the first, "yes" or "no"?\n'
+        "The boats came home.\nThe sea was calm."
+    ),
+}
+
+
+def fields_of(task):
+    return {name: PAIR[name] for name in task.inputs}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
+    task = load_task(name)
+    template = prompt_template(task)
+    assert template.render(fields_of(task)) == SHOWN[name]
+    question = SHOWN[name].splitlines()[0]
+    passage = template.passage_fields(PASSAGE)
+    assert template.render_query(passage, after_prefix=True) == (
+        f"\n\n{question}\n{PASSAGE}\nThe answer is"
+    )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pairs_words_are_offered_and_its_source_is_named(name):
+    task = load_task(name)
+    assert all(f'"{word}"' in task.prompt for word in task.prompt_words.values())
+    assert set(task.verbalizer.values()) == {"No", "Yes"}
+    assert task.hub.id == "nyu-mll/glue"
+    assert task.hub.config == name
+    assert task.hub.splits == {"train": "train", "test": "validation"}
+    assert set(task.hub.labels) == set(task.labels)
+
+
+def test_the_sentence_of_a_question_is_what_a_passage_stands_for():
+    assert load_task("qnli").inputs == ("sentence", "question")
+
+
+def test_an_empty_field_leaves_no_blank_line_wherever_it_stands():
+    """A blank line is the border between exemplars."""
+    for body in ("{b}\nWhich?\n{a}", "Which?\n{b}\n{a}", "Which?\n{a}\n{b}\n{c}"):
+        template = PromptTemplate(body, inputs=("a", "b", "c"))
+        shown = template.render_query(template.passage_fields("x"), after_prefix=False)
+        assert shown == "Which?\nx\nThe answer is"
+    whole = PromptTemplate("Which?\n{a}\n{b}", inputs=("a", "b"))
+    assert whole.render({"a": "x", "b": "y"}) == "Which?\nx\ny"  # the control
+
+
+def test_a_prompt_that_hides_the_passage_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "inputs: [question, sentence]\nlabels: [a, b]\nprompt: 'Is it so? {sentence}'\n"
+        "reader_template: '{sentence}'\nverbalizer: {a: 'x', b: 'y'}\n"
+    )
+    with pytest.raises(ConfigError, match=r"prompt does not hold \{question\}, the first input"):
+        load_task(str(path))
+
+
+def pair_rows(count):
+    return [
+        {
+            "sentence1": SENTENCES[i % 12],
+            "sentence2": f"{SENTENCES[(i * 5 + 1) % 12]} Number {i}.",
+            "label": "entailment" if i % 2 else "not_entailment",
+        }
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def pair_args(args, tmp_path):
+    train = write_jsonl(tmp_path / "pairs.jsonl", pair_rows(30))
+    test = write_jsonl(tmp_path / "pairs-test.jsonl", pair_rows(37)[30:])
+    data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
+    return with_rerank(replace(args, data=data), num_exemplars=2)
+
+
+def test_stage_1_searches_once_with_both_fields(pair_args):
+    found = read_task(pair_args)
+    find_evidence(found, pair_args)
+    retriever = open_retriever(pair_args.retriever, found.corpus, pair_args.artifacts, device="cpu")
+    joined = [f"{e.fields['sentence1']} {e.fields['sentence2']}" for e in found.examples("test")]
+    rows = found.candidates["test"].candidates.rows
+    np.testing.assert_array_equal(retriever.retrieve(joined, 6).rows, rows)
+    firsts = [example.fields["sentence1"] for example in found.examples("test")]
+    assert (retriever.retrieve(firsts, 6).rows != rows).any()  # the control: one field alone
+
+
+def test_stage_2_compares_the_pair_with_each_passage_alone(pair_args):
+    found = read_task(pair_args)
+    find_evidence(found, pair_args)
+    encoder = PromptedEncoder(CausalLM.from_name(pair_args.rerank.lm), found.prompt)
+    examples = found.examples("test")
+    queries = encoder.encode_fields([example.fields for example in examples]).numpy()
+    passages = encoder.encode(SENTENCES).numpy()
+    best = found.evidence["test"].candidates
+    expected = np.take_along_axis(queries @ passages.T, best.rows, axis=1)
+    np.testing.assert_allclose(best.scores, expected, rtol=1e-4)
+    assert (np.diff(best.scores, axis=1) <= 0).all()
+    half = encoder.encode([example.fields["sentence1"] for example in examples]).numpy()
+    other = np.take_along_axis(half @ passages.T, best.rows, axis=1)
+    assert np.abs(other - expected).max() > 1e-3  # the control: the second field counts
+
+
+def test_predictions_of_a_pair_keep_its_fields(tmp_path):
+    task = load_task("rte")
+    rows = write_jsonl(tmp_path / "rte.jsonl", pair_rows(6))
+    splits = load_splits(task, DataArguments(train_file=str(rows), test_file=str(rows)))
+    said = [Prediction(e.id, "entailment", {"entailment": 1.0}) for e in splits.test]
+    record = RunRecord("rte", "test", "accuracy", task.labels, 0, {}, {})
+    write_results(tmp_path / "run", record, splits.test, said, [[] for _ in said])
+    lines = [json.loads(x) for x in (tmp_path / "run/predictions.jsonl").read_text().splitlines()]
+    assert [line["fields"] for line in lines] == [dict(e.fields) for e in splits.test]
+    assert lines[0]["text"] == " ".join(lines[0]["fields"].values())
+
+
+CLAIMS = [
+    {"id": 1, "claim": "The Main flows through Frankfurt.", "label": "SUPPORTS", "evidence": [[1]]},
+    {"id": 2, "claim": "Apples are blue.", "label": "REFUTES", "evidence": [[2]]},
+    {"id": 3, "claim": "Someone once sang.", "label": "NOT ENOUGH INFO", "evidence": [[3]]},
+    {"id": 4, "claim": "The sea is dry.", "label": "REFUTES", "evidence": [[4]]},
+]
+
+
+def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path, caplog):
+    write_jsonl(tmp_path / "train.jsonl", CLAIMS * 5)
+    write_jsonl(tmp_path / "shared_task_dev.jsonl", CLAIMS)
+    task = load_task("fever")
+    with caplog.at_level("INFO", "pgra"):
+        splits = load_splits(task, DataArguments(dataset_name=str(tmp_path)))
+    assert [(e.id, e.label) for e in splits.test] == [
+        ("test-0", "SUPPORTS"),
+        ("test-1", "REFUTES"),
+        ("test-3", "REFUTES"),  # its row, though one before it was left out
+    ]
+    assert len(splits.train) + len(splits.dev) == 15
+    assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}
+    assert "1 rows labelled NOT ENOUGH INFO were left out" in caplog.text
+
+
+def test_fever_is_sampled_as_the_paper_says(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", CLAIMS * 40)
+    args = DataArguments(
+        train_file=str(train), test_file=str(train), max_train_samples=50, max_test_samples=10
+    )
+    splits = load_splits(load_task("fever"), args)
+    assert (len(splits.train), len(splits.test)) == (50, 10)
+    assert load_splits(load_task("fever"), args).test == splits.test
+    other = load_splits(load_task("fever"), replace(args, split_seed=1))
+    assert other.test != splits.test
+
+
+def test_a_file_of_nothing_but_ignored_labels_is_refused(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", CLAIMS[2:3])
+    with pytest.raises(DataError, match="1 with a label that the task does without"):
+        load_splits(load_task("fever"), DataArguments(train_file=str(train), test_file=str(train)))
+
+
+def test_an_unknown_label_is_still_refused(tmp_path):
+    rows = [*CLAIMS, {"claim": "x", "label": "MAYBE"}]
+    path = write_jsonl(tmp_path / "train.jsonl", rows)
+    with pytest.raises(DataError, match="unknown label 'MAYBE'"):
+        load_splits(load_task("fever"), DataArguments(train_file=str(path), test_file=str(path)))
+
+
+def test_a_label_is_not_both_used_and_ignored(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "labels: [a, b]\nignored_labels: [b]\nprompt: '{text}'\nreader_template: '{text}'\n"
+        "verbalizer: {a: 'x', b: 'y'}\n"
+    )
+    with pytest.raises(ConfigError, match="'b' is in labels and in ignored_labels too"):
+        load_task(str(path))

@@ -1,0 +1,124 @@
+"""Passages of 100 words (the paper's Figure 5): cut from documents, read without losing the query.
+
+The released code puts the evidence first and cuts segments on the right, at 128 tokens, so a
+passage takes the question and the slot with it; here the evidence is what is cut.
+"""
+
+import pytest
+from conftest import write_jsonl
+
+from pgra.config import CorpusArguments
+from pgra.data.bundled import bundled_corpus_file
+from pgra.data.corpus import cut_words, open_corpus
+from pgra.data.tasks import load_task, task_names
+from pgra.errors import ConfigError
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.types import Example
+
+PASSAGE = " ".join(f"garden{'s' * (i % 2)} by the sea" for i in range(25))
+
+
+def passages(path, tmp_path, **rules):
+    corpus = open_corpus(CorpusArguments(corpus=str(path), **rules), tmp_path / "artifacts")
+    return corpus.slice(0, len(corpus))
+
+
+def test_blocks_hold_so_many_words_and_the_last_the_rest():
+    assert cut_words("a b  c d\te", 2) == ["a b", "c d", "e"]
+    assert cut_words("a b c d", 2) == ["a b", "c d"]
+    assert cut_words("a b", 5) == ["a b"]
+
+
+def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
+    path = tmp_path / "documents.txt"
+    path.write_text("a b c d e\n\nf g\nh i j\n")
+    assert passages(path, tmp_path, passage_words=3) == ["a b c", "d e", "f g", "h i j"]
+    assert passages(path, tmp_path) == ["a b c d e", "f g", "h i j"]  # the control
+    assert passages(path, tmp_path, passage_words=3, max_passages=2) == ["a b c", "d e"]
+
+
+def test_all_words_of_documents_stay_in_order(tmp_path):
+    rows = [{"text": f"{PASSAGE} number {i}\nand more"} for i in range(3)]
+    path = write_jsonl(tmp_path / "documents.jsonl", rows)
+    found = passages(path, tmp_path, passage_words=7, drop_duplicates=False)
+    assert " ".join(found) == " ".join(" ".join(row["text"].split()) for row in rows)
+    assert {len(text.split()) for text in found} <= {7, 104 % 7}
+
+
+def test_a_corpus_that_nothing_cuts_is_told(tmp_path, caplog):
+    path = tmp_path / "sentences.txt"
+    path.write_text("a b\nc d\n")
+    passages(path, tmp_path, passage_words=2)
+    assert "passage_words cuts nothing; a line must be a document" in caplog.text
+    caplog.clear()
+    passages(path, tmp_path, passage_words=1)
+    assert caplog.text == ""
+
+
+def test_no_words_are_no_passage():
+    with pytest.raises(ConfigError, match="passage_words is 0: it must be at least 1"):
+        CorpusArguments(passage_words=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(t5_dir):
+    return load_tokenizer(find_model(str(t5_dir)))
+
+
+def segments_of(tokenizer, name, order, limit):
+    """Give a short query of the task, its one segment with a passage, and what was cut."""
+    task = load_task(name)
+    query = Example("q", {field: f"A {field} by the sea." for field in task.inputs}, task.labels[0])
+    verbalizer = Verbalizer(task.verbalizer, task.reader_template)
+    layout = SegmentLayout(task.reader_template, order, limit)
+    built = build_inputs([query], [[PASSAGE]], tokenizer, verbalizer, layout=layout)
+    return task.reader_template.format_map(query.fields), built.inputs[0].segments[0], built
+
+
+def holds(ids, part):
+    ids, part = list(ids), list(part)
+    return any(ids[i : i + len(part)] == part for i in range(len(ids) - len(part) + 1))
+
+
+@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
+@pytest.mark.parametrize("limit", [128, 160])
+def test_a_long_passage_takes_neither_the_query_nor_its_slot(tokenizer, name, order, limit):
+    query, segment, built = segments_of(tokenizer, name, order, limit)
+    behind = "" if order == "query_first" else " "
+    assert holds(segment, tokenizer(behind + query, add_special_tokens=False).input_ids)
+    assert (SLOT in query) == (tokenizer.convert_tokens_to_ids(SLOT) in segment)
+    assert len(segment) == limit
+    assert segment[-1] == tokenizer.eos_token_id
+    assert (built.queries_cut, built.evidence_cut) == (0, 1)
+
+
+def test_cut_on_the_right_it_would_have_taken_both(tokenizer):
+    """What the released code does, and the control of the test above."""
+    query, _, _ = segments_of(tokenizer, "sst2", "evidence_first", 128)
+    cut = tokenizer(f"{PASSAGE} {query}", truncation=True, max_length=128).input_ids
+    assert tokenizer.convert_tokens_to_ids(SLOT) not in cut
+    assert not holds(cut, tokenizer(f" {query}", add_special_tokens=False).input_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
+def test_real_passages_fill_128_tokens_alone_and_fit_256_with_a_query(order):
+    """Of 3,939 passages T5 makes 147 tokens each on average, and 127 or more of 93 %."""
+    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
+    article = bundled_corpus_file("wikipedia-articles").read_text().splitlines()[0]
+    found = cut_words(article, 100)[:20]
+    task = load_task("sst2")
+    query = Example("q", {"text": "a warm , funny and moving film by the sea ."}, "positive")
+    verbalizer = Verbalizer(task.verbalizer, task.reader_template)
+    cut = []
+    for limit in (128, 256):
+        layout = SegmentLayout(task.reader_template, order, limit)
+        built = build_inputs([query], [found], tokenizer, verbalizer, layout=layout)
+        for segment in built.inputs[0].segments:
+            assert tokenizer.convert_tokens_to_ids(SLOT) in segment
+            assert "a warm , funny and moving film by the sea ." in tokenizer.decode(segment)
+        cut.append(built.evidence_cut)
+    assert cut == [20, 0]

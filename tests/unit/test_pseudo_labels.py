@@ -1,0 +1,297 @@
+"""Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pgra.commands.consistency import main
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.evaluation.results import EvidenceLine, RunRecord, write_results
+from pgra.models.fid import FusionReader
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.pipelines.consistency import report_consistency
+from pgra.pipelines.pseudo_labels import label_texts, open_labeler
+from pgra.reader.checkpoints import save_reader
+from pgra.reader.inputs import SegmentLayout
+from pgra.reader.record import ReaderRecord, write_record
+from pgra.reader.temperature import Calibration
+from pgra.reader.trained import Reader
+from pgra.types import Example, Prediction
+
+LABELS = ("negative", "positive")
+RECORD = ReaderRecord(
+    task="reviews",
+    inputs=("text",),
+    metric="accuracy",
+    words={"negative": "warm", "positive": "old"},
+    layout=SegmentLayout("{text} It was <extra_id_0> .", "query_first", 64),
+    decode="verbalizer",
+    length_normalize=False,
+    calibration=Calibration(),
+    num_evidence=0,
+    method="t5",
+    prompt=None,
+    base_model={"name": "tiny", "identity": "ab"},
+    seed=3,
+    arguments={},
+    fingerprints={"train": "digest-of-train"},
+)
+TEXTS = ["the red sea", "a film", "an old house", "apples in the garden", "plot", "a warm cast"]
+
+
+def random_reader(t5_dir, seed):
+    reader = FusionReader.from_name(str(t5_dir))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in reader.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
+    return reader.eval()
+
+
+@pytest.fixture(scope="module")
+def labeler(t5_dir, tmp_path_factory):
+    """The first reader of random weights that does not say one label of all texts."""
+    tokenizer = load_tokenizer(find_model(str(t5_dir)))
+    for seed in range(100):
+        model = random_reader(t5_dir, seed)
+        said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
+        if 2 <= said.count("positive") <= 4:
+            break
+    folder = tmp_path_factory.mktemp("runs") / "plain"
+    save_reader(model, tokenizer, folder / "reader")
+    write_record(folder / "reader", RECORD)
+    return folder
+
+
+def write_run(
+    folder,
+    queries,
+    evidence,
+    *,
+    task="reviews",
+    labels=LABELS,
+    train="digest-of-train",
+    seed=0,
+    system=None,
+):
+    """Write a run whose reader is right but for the last query."""
+    examples = [Example(f"test-{i}", {"text": q}, labels[i % 2]) for i, q in enumerate(queries)]
+    said = [example.label for example in examples]
+    said[-1] = labels[0] if said[-1] == labels[1] else labels[1]
+    predictions = [
+        Prediction(example.id, label, dict.fromkeys(labels, 0.5))
+        for example, label in zip(examples, said, strict=True)
+    ]
+    lines = [
+        [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
+        for texts in evidence
+    ]
+    marks, system = {"train": train}, system or folder.name
+    record = RunRecord(task, "test", "accuracy", labels, seed, {}, marks, system=system)
+    write_results(folder, record, examples, predictions, lines)
+    return folder
+
+
+QUIET = {"device": "cpu", "plots": False}
+QUERIES = ["query one", "query two", "query three"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    pgra = write_run(tmp_path / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
+    fid = write_run(tmp_path / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
+    return [pgra, fid]
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Gather the texts that readers read."""
+    seen = []
+    plain = Reader.predict
+
+    def spy(self, queries, *args, **kwargs):
+        seen.extend(queries)
+        return plain(self, queries, *args, **kwargs)
+
+    monkeypatch.setattr(Reader, "predict", spy)
+    return seen
+
+
+def test_each_distinct_text_is_read_once_over_queries_runs_and_calls(labeler, runs, read, tmp_path):
+    out = tmp_path / "out"
+    first = report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
+    assert read == TEXTS[:4]
+    assert first.num_read == 4
+    both = report_consistency(runs, out, labelers=[labeler], **QUIET)
+    assert sorted(read) == sorted(TEXTS)
+    assert both.num_read == 2
+    again = report_consistency(runs, out, labelers=[labeler], **QUIET)
+    assert len(read) == len(TEXTS)
+    assert again.num_read == 0
+    assert again.tables == both.tables
+
+
+def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
+    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
+    reader = Reader.load(labeler, device="cpu")
+    said = {text: reader.predict([text])[0].label for text in TEXTS}
+    assert set(said.values()) == set(LABELS)  # else nothing could be told
+    for name, run in zip(("fid", "pgra"), report.runs, strict=True):
+        lines = [
+            json.loads(x) for x in (tmp_path / name / "predictions.jsonl").read_text().splitlines()
+        ]
+        shares = [
+            sum(said[seen["text"]] == line["label"] for seen in line["evidence"]) / 3
+            for line in lines
+        ]
+        assert run.name == name
+        assert run.shares.tolist() == shares
+    written = json.loads((tmp_path / "out" / "consistency.json").read_text())
+    assert [run["score"] for run in written["runs"]] == [run.score for run in report.runs]
+    assert written["baseline"] == "fid"
+    markdown = (tmp_path / "out" / "consistency.md").read_text()
+    assert all(table.to_markdown() in markdown for table in report.tables)
+    assert (tmp_path / "out" / "consistency.csv").read_text().startswith("run,task,seeds,d,")
+
+
+def test_another_labelers_labels_are_never_mixed_in(labeler, runs, read, tmp_path):
+    out = tmp_path / "out"
+    report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
+    other = shutil.copytree(labeler, tmp_path / "other")
+    layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
+    write_record(other / "reader", replace(RECORD, layout=layout))
+    report = report_consistency(runs[:1], out, labelers=[other], **QUIET)
+    assert report.num_read == 4
+    assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
+
+
+def test_only_the_evidence_looked_at_is_read(labeler, runs, read, tmp_path):
+    report_consistency(runs, tmp_path / "out", depth=1, labelers=[labeler], **QUIET)
+    assert sorted(read) == sorted([TEXTS[0], TEXTS[1], TEXTS[3], TEXTS[2]])
+
+
+def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
+    labeler, runs, tmp_path, caplog
+):
+    folder = tmp_path / "all"
+    write_run(folder / "plain", QUERIES, [[], [], []])
+    shutil.copytree(labeler / "reader", folder / "plain" / "reader")
+    for seed in (0, 1):
+        evidence = [TEXTS[:3], TEXTS[1:4], TEXTS[:3]]
+        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed, system="pgra")
+    with caplog.at_level("INFO", "pgra"):
+        report = report_consistency([folder], tmp_path / "out", **QUIET)
+    (both,) = report.runs
+    assert (both.name, both.seeds, sum(one.queries for one in both.bins)) == ("pgra", 2, 6)
+    alone = report_consistency(runs[:1], tmp_path / "two", labelers=[labeler], **QUIET)
+    assert both.score == alone.runs[0].score
+    assert "plain on reviews has no evidence: left out" in caplog.text
+
+
+def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_path):
+    grid, points = tmp_path / "grid", []
+    evidence = {"T5": [], "FiD": TEXTS[:2], "PGRA": TEXTS[2:4]}
+    for name, system in (("T5", "plain"), ("FiD", "fid"), ("PGRA", "pgra")):
+        folders = {str(seed): f"{name}/seed-{seed}" for seed in (0, 1)}
+        points.append({"name": name, "values": {"system": system}, "seeds": folders})
+        for seed in (0, 1)[: 1 if name == "PGRA" else 2]:
+            run = write_run(grid / folders[str(seed)], QUERIES, [evidence[name]] * 3, seed=seed)
+            values = json.loads((run / "metrics.json").read_text())
+            (run / "metrics.json").write_text(json.dumps({**values, "system": system}))
+    shutil.copytree(labeler / "reader", grid / "T5" / "seed-0" / "reader")
+    told_of = {"name": "mine", "title": "Mine", "axes": ["system"], "seeds": [0, 1]}
+    rows = {"labels": {}, "reference": None, "baseline": {"system": "fid"}, "points": points}
+    (grid / "grid.json").write_text(json.dumps({**told_of, **rows}))
+    report = report_consistency([grid], tmp_path / "out", **QUIET)
+    assert [(run.name, run.seeds) for run in report.runs] == [("FiD", 2), ("PGRA", 1)]
+    assert "difference to FiD" in report.tables[0].columns
+    assert "Missing: PGRA (seed 1)." in told(report)
+
+
+def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
+    assert main([*words, "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert "Label consistency of evidence" in told
+    assert "reviews: by number of consistent evidence" in told
+    assert "6 texts were read." in told
+    for kind in ("png", "svg"):
+        for name in ("counts", "scores"):
+            path = out / f"{name}-reviews.{kind}"
+            assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+            assert path.stat().st_size > 2000
+
+
+def told(report):
+    return " ".join(note for table in report.tables for note in table.notes)
+
+
+def test_what_was_trained_on_other_examples_is_noted(labeler, runs, tmp_path):
+    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
+    assert "trained on other examples" not in told(report)
+    odd = [write_run(tmp_path / "odd", QUERIES, [TEXTS[:2]] * 3, train="other")]
+    report = report_consistency(odd, tmp_path / "two", labelers=[labeler], **QUIET)
+    assert "odd was trained on other examples than its labeler, task reviews" in told(report)
+
+
+def test_runs_that_cannot_be_used_are_named(labeler, runs, tmp_path):
+    other = write_run(tmp_path / "other", ["else", *QUERIES[1:]], [TEXTS[:2]] * 3)
+    task = write_run(tmp_path / "task", QUERIES, [TEXTS[:2]] * 3, task="trec")
+    labels = write_run(tmp_path / "labels", QUERIES, [TEXTS[:2]] * 3, labels=("no", "yes"))
+    plain = write_run(tmp_path / "plain", QUERIES, [[], [], []])
+    out = tmp_path / "out"
+    how = {"labelers": [labeler], **QUIET}
+    with pytest.raises(ArtifactError, match="pgra and .*other cannot stand in one table.*test set"):
+        report_consistency([*runs, other], out, **how)
+    with pytest.raises(ConfigError, match="no labeler is of task 'trec': give a finished run of"):
+        report_consistency([*runs, task], out, **how)
+    with pytest.raises(
+        DataError, match="labels has the labels no, yes, its labeler .*negative, po"
+    ):
+        report_consistency([labels], out, **how)
+    with pytest.raises(DataError, match="no run has evidence to be consistent with"):
+        report_consistency([plain], out, **how)
+    with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
+        report_consistency(runs, out, baseline="fud", **how)
+    assert not out.exists()
+
+
+def test_a_labeler_that_reads_evidence_is_refused(labeler, runs, tmp_path):
+    reads = shutil.copytree(labeler, tmp_path / "reads")
+    write_record(reads / "reader", replace(RECORD, num_evidence=2))
+    with pytest.raises(ConfigError, match="reads 2 evidence texts a query.*--num_evidence 0"):
+        open_labeler(reads)
+    with pytest.raises(ConfigError, match="two labelers are of the same task"):
+        report_consistency(runs, tmp_path / "out", labelers=[labeler] * 2, **QUIET)
+    with pytest.raises(ArtifactError, match="does not exist"):
+        open_labeler(tmp_path / "none")
+
+
+def test_an_unfinished_run_is_refused(labeler, tmp_path):
+    with pytest.raises(ArtifactError, match="none is no folder"):
+        report_consistency([tmp_path / "none"], tmp_path / "out", labelers=[labeler], plots=False)
+
+
+def test_damaged_labels_are_refused(labeler, tmp_path):
+    found = label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
+    assert list(found.labels) == TEXTS[:1]
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_text('{"text": "the red')
+    with pytest.raises(ArtifactError, match="is damaged .*delete it and run again"):
+        label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--runs is missing"),
+        (["--runs", "b"], "--output_dir is missing"),
+        (["--runs", "b", "--output_dir", "c", "--depth", "0"], "depth is 0: it must be at least 1"),
+    ],
+)
+def test_a_command_with_nothing_to_do_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        main(words)
