@@ -79,7 +79,7 @@ def prepare_runs(
     """
     for training in trainings:
         check_writable(Path(str(training.output_dir)))
-        _check_training(args, training)
+        check_training(args, training)
     source = find_model(args.reader.model_name_or_path)
     check_adapters(args.reader, source)
     prepared = Prepared(args, read_task(args), source, load_tokenizer(source), processes)
@@ -114,7 +114,12 @@ def check_run(
         check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
 
 
-def _check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
+def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
+    """Refuse another device for the training, and uploads of every checkpoint.
+
+    Raises:
+        ConfigError: If it is asked for.
+    """
     _check_device(args.runtime.device, training)
     if training.push_to_hub:
         raise ConfigError(

@@ -55,7 +55,13 @@ from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import batch_tokens_on
-from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
+from pgra.reader.record import (
+    READER_FOLDER,
+    RECORD_FILE,
+    check_reads_any,
+    read_record,
+    write_record,
+)
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trackers import finish_trackers
 from pgra.reader.train import TrainResult, train_reader
@@ -252,6 +258,7 @@ def evaluate_run(
     check_writable(folder)
     args, seed = load_run_arguments(run, changes or {})
     weights, record = check_reader(run), read_record(run, verify=False)
+    check_reads_any(record)
     if folder != run and (folder / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))

@@ -93,13 +93,13 @@ def build_inputs(
         raise ValueError(f"{len(examples)} examples, {len(evidence)} lists of evidence")
     for fields in {tuple(example.fields) for example in examples}:
         check_template(layout.template, fields)
-    queries, queries_cut = _fit_queries(examples, tokenizer, layout)
+    queries, queries_cut = fit_queries(examples, tokenizer, layout)
     is_first = layout.order == "query_first"
     distinct = list(dict.fromkeys(chain.from_iterable(evidence)))
-    query_ids = _tokenize(queries, tokenizer, is_first=is_first)
-    texts = dict(zip(distinct, _tokenize(distinct, tokenizer, is_first=not is_first), strict=True))
+    query_ids = tokenize_parts(queries, tokenizer, is_first=is_first)
+    texts = dict(zip(distinct, tokenize_parts(distinct, tokenizer, is_first=not is_first), strict=True))
     join = _Join(tokenizer.eos_token_id, layout)
-    alone = query_ids if is_first else _tokenize(queries, tokenizer, is_first=True)
+    alone = query_ids if is_first else tokenize_parts(queries, tokenizer, is_first=True)
     segments = [
         [join(query_ids[i], texts[text]) if text else join.close(alone[i]) for text in found]
         or [join.close(alone[i])]
@@ -140,7 +140,7 @@ class _Join:
         return np.concatenate([query, self._end])
 
 
-def _tokenize(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
+def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
     """Tokenise parts of segments, without the end; behind another part they follow a space."""
     given = list(texts) if is_first else [f" {text}" for text in texts]
     return [
@@ -150,11 +150,11 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[T
     ]
 
 
-def _fit_queries(
+def fit_queries(
     examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout
 ) -> tuple[list[str], int]:
     queries = [layout.template.format_map(example.fields) for example in examples]
-    sizes = [len(ids) + 1 for ids in _tokenize(queries, tokenizer, is_first=True)]
+    sizes = [len(ids) + 1 for ids in tokenize_parts(queries, tokenizer, is_first=True)]
     too_long = [i for i, size in enumerate(sizes) if size > layout.max_tokens]
     for i in too_long:
         queries[i] = _fit_query(examples[i], tokenizer, layout)
@@ -167,7 +167,7 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
 
     def over(name: str, kept: int) -> int:
         text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
-        return len(_tokenize([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
+        return len(tokenize_parts([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
 
     while True:
         longest = max(fields, key=lambda name: len(fields[name]))

@@ -20,6 +20,7 @@ from pgra.models.prepack import packed_linears
 from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.collate import Collator, pad_targets
+from pgra.reader.separate import SeparateInputs
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Prediction, Scores, Worker
 
@@ -142,7 +143,22 @@ def score_inputs(
     progress: bool,
     worker: Worker,
 ) -> Scores:
-    """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order."""
+    """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order.
+
+    Those whose segments are read each alone get what their segments' scores combine to.
+    """
+    if isinstance(inputs, SeparateInputs):
+        each = score_inputs(
+            reader,
+            tokenizer,
+            inputs.alone(),
+            verbalizer,
+            decision=decision,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            worker=worker,
+        )
+        return inputs.combine(each)
     scorer = LabelScorer(reader, tokenizer, verbalizer, decision)
     rows = map_batches(
         reader,
