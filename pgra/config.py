@@ -28,6 +28,7 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "fid": {"reranker": "none"},
     "icl": {"num_evidence": 0},
     "knn": {"num_evidence": 0},
+    "lm-bff": {"num_evidence": 0, "reranker": "none"},
     "pgra": {},
     "plain": {"num_evidence": 0},
     "random": {"retriever": "random", "reranker": "none"},
@@ -46,8 +47,9 @@ class RuntimeArguments:
     system: str = _arg(
         "pgra",
         "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
-        "stage), fid (the first stage's best), random (random passages), plain (no evidence). "
-        "Without training: icl (the LM scores the label words), knn (nearest training examples).",
+        "stage), fid (the first stage's best), random (random passages), plain (no evidence), "
+        "lm-bff (few shots, with demonstrations). Without training: icl (the LM scores the label "
+        "words), knn (nearest training examples).",
     )
 
     def __post_init__(self) -> None:
@@ -306,7 +308,7 @@ class PgraArguments:
 
     def _check_system(self) -> None:
         asked = self.runtime.system
-        if asked in ("exhaustive", "fid", "random") and not self.rerank.num_evidence:
+        if asked in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
             raise ConfigError(
                 f"system '{asked}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --system plain"

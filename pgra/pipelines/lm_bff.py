@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pgra.config import PgraArguments
+from pgra.config import PgraArguments, RetrieverArguments
 from pgra.data.shots import draw_shots, whole_train
 from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import load_task
@@ -50,9 +50,9 @@ def run(
     """Draw a few-shot split, tune a T5 on it with demonstrations, and measure it.
 
     Args:
-        args: The task, the reader, the encoder that says which examples are near, and of
-            `args.rerank` the shots and sets.
-        training: The Trainer's arguments; `output_dir` is the run, `seed` gives the split.
+        args: The task, the reader, the encoder that says which examples are near.
+        training: The Trainer's arguments, shots and sets; `output_dir` is the run, `seed` gives the
+            split.
         processes: Who shares the work.
 
     Raises:
@@ -61,8 +61,7 @@ def run(
         DataError: If a label has too few examples.
     """
     check_method(args)
-    bare = replace(args, rerank=replace(args.rerank, num_evidence=0, reranker="none"))
-    return run_reader(_prepare(bare, training, processes), training)
+    return run_reader(_prepare(args, training, processes), training)
 
 
 def check_method(args: PgraArguments) -> None:
@@ -83,10 +82,10 @@ class Demonstrated(Prepared):
     """A few-shot run's shared parts, with demonstrations beside every query.
 
     Attributes:
-        seed: Of the draws.
+        training: Says how many shots and sets, and the seed of the draws.
     """
 
-    seed: int = 0
+    training: ReaderTrainingArguments
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split: a set after the other, or all sets to average."""
@@ -105,13 +104,13 @@ class Demonstrated(Prepared):
     @cached_property
     def support(self) -> Support:
         """Give what demonstrations are drawn from: the few training examples."""
-        rerank = self.args.rerank
+        training = self.training
         return Support(
             self.found.splits.train,
             self._vectors("train"),
-            rerank.exemplar_share,
-            rerank.exemplar_sets,
-            self.seed,
+            training.exemplar_share,
+            training.exemplar_sets,
+            training.seed,
         )
 
     @cached_property
@@ -120,7 +119,7 @@ class Demonstrated(Prepared):
         return load_encoder(retriever, self.args.runtime.device)
 
     def _vectors(self, split: str) -> Vectors | None:
-        if self.args.rerank.exemplar_share == 1:  # all of a label's examples are near enough
+        if self.training.exemplar_share == 1:  # all of a label's examples are near enough
             return None
         return self._encoder.encode([example.text for example in self.found.examples(split)])
 
@@ -135,15 +134,15 @@ def _prepare(
     source = find_model(args.reader.model_name_or_path)
     check_adapters(args.reader, source)
     tokenizer = load_tokenizer(source)
-    found = read_shots(args, training.seed)
-    prepared = Demonstrated(args, found, source, tokenizer, processes, training.seed)
+    found = read_shots(args, training)
+    prepared = Demonstrated(args, found, source, tokenizer, processes, training)
     prepared.verbalizer.audit(tokenizer)
-    check_batches(len(found.splits.train) * args.rerank.exemplar_sets, training)
+    check_batches(len(found.splits.train) * training.exemplar_sets, training)
     check_run(folder, run_identity(args, training, found, source), training)
     return prepared
 
 
-def read_shots(args: PgraArguments, seed: int) -> Found:
+def read_shots(args: PgraArguments, training: ReaderTrainingArguments) -> Found:
     """Read a task's test set, and draw K and K examples a label of its training file.
 
     Raises:
@@ -152,12 +151,10 @@ def read_shots(args: PgraArguments, seed: int) -> Found:
     """
     if args.data.task is None:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
-    task, rerank = load_task(args.data.task), args.rerank
+    task, num_shots, seed = load_task(args.data.task), training.num_shots, training.seed
     splits = load_splits(task, args.data)
-    shots = draw_shots(
-        whole_train(splits.train, splits.dev), task.labels, rerank.num_shots, seed
-    )
-    rule = f"{rerank.num_shots} examples of each label to train on, as many others are dev"
+    shots = draw_shots(whole_train(splits.train, splits.dev), task.labels, num_shots, seed)
+    rule = f"{num_shots} examples of each label to train on, as many others are dev"
     logger.info("%s: lm-bff takes %s (seed %d)", task.name, rule, seed)
     few = Splits(shots.train, shots.dev, splits.test, {**splits.notes, "rule": rule})
     found = Found(task, few, FewShotPrompt(prompt_template(task)))
@@ -166,15 +163,17 @@ def read_shots(args: PgraArguments, seed: int) -> Found:
         found.fingerprints[split] = digest(
             [examples_digest(examples), [example.label for example in examples]]
         )
-    found.fingerprints["demonstrations"] = _demonstration_fields(args)
+    found.fingerprints["demonstrations"] = _demonstration_fields(args.retriever, training)
     return found
 
 
-def _demonstration_fields(args: PgraArguments) -> dict[str, Json]:
+def _demonstration_fields(
+    retriever: RetrieverArguments, training: ReaderTrainingArguments
+) -> dict[str, Json]:
     """Give what decides the demonstrations, besides examples and seed."""
-    rerank, retriever = args.rerank, args.retriever
-    fields: dict[str, Json] = {"sets": rerank.exemplar_sets, "share": rerank.exemplar_share}
-    if rerank.exemplar_share < 1:
+    share = training.exemplar_share
+    fields: dict[str, Json] = {"sets": training.exemplar_sets, "share": share}
+    if share < 1:
         names = ("pooling", "max_encoder_tokens", "encoder_dtype")
         chosen = {name: asdict(retriever)[name] for name in names}
         fields |= {"encoder": find_model(retriever.encoder).identity, **chosen}

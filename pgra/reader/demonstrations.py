@@ -119,8 +119,8 @@ def build_demonstrated(
     except ConfigError:
         raise ConfigError(
             f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
-            f"demonstrations {room - 1} tokens, too few for the template {layout.template!r} itself: "
-            "raise it"
+            f"demonstrations {room - 1} tokens, too few for the template itself "
+            f"({layout.template!r}): raise it"
         ) from None
     end = np.array([tokenizer.eos_token_id], dtype=np.int32)
     segments = [
