@@ -31,6 +31,7 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "lm-bff": {"num_evidence": 0, "reranker": "none"},
     "pgra": {},
     "plain": {"num_evidence": 0},
+    "rag": {"retriever": "dense", "reranker": "none"},
     "random": {"retriever": "random", "reranker": "none"},
 }
 """What each system decides, whatever the defaults are; with pgra the arguments decide."""
@@ -48,8 +49,9 @@ class RuntimeArguments:
         "pgra",
         "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
         "stage), fid (the first stage's best), random (random passages), plain (no evidence), "
-        "lm-bff (few shots, with demonstrations). Without training: icl (the LM scores the label "
-        "words), knn (nearest training examples).",
+        "rag (each evidence alone, the query encoder trained too), lm-bff (few shots, with "
+        "demonstrations). Without training: icl (the LM scores the label words), knn (nearest "
+        "training examples).",
     )
 
     def __post_init__(self) -> None:

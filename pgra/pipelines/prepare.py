@@ -56,6 +56,10 @@ class Prepared:
         decision = label_decision(self.args.reader)
         return Trained(reader, self.tokenizer, self.verbalizer, decision, seed)
 
+    def open_reader(self, trained: Path | None = None) -> FusionReader:
+        """Load the reader that training starts from, or a trained one from its folder."""
+        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
+
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split."""
         return read_inputs(self.found, split, self.args, self.tokenizer, self.processes)

@@ -134,7 +134,7 @@ def run_reader(
         return Outcome(folder, {}, is_reused, record)
     found.seconds["training"] = float(record["seconds"])
     found.fingerprints["run"] = digest(identity)
-    reader = reader or FusionReader.from_name(str(folder / READER_FOLDER)).to(training.device)
+    reader = reader or prepared.open_reader(folder / READER_FOLDER).to(training.device)
     trained = prepared.trained(reader, training.seed)
     with timed(found, "calibration"):
         trained = trained.calibrated(prepared.inputs("dev"), processes)
@@ -158,7 +158,7 @@ def _trained_reader(
         logger.info("run: %s is trained (reused)", folder)
         return None, True
     inputs = {split: prepared.inputs(split) for split in ("train", "dev")}
-    reader = FusionReader.from_name(args.reader.model_name_or_path)
+    reader = prepared.open_reader()
     if args.reader.dropout_rate is not None:
         set_dropout(reader, args.reader.dropout_rate)
     if args.reader.lora_rank is not None:
@@ -322,7 +322,7 @@ def _measure(
         calibration=decided.calibration,
         system=args.system,
     )
-    examples, lines = found.examples(split), found.evidence_lines(split)
+    examples, lines = found.examples(split), found.evidence_lines(split, decided.best)
     if decided.shares is not None:
         lines = add_attention(lines, decided.shares)
     if processes.worker.is_main:

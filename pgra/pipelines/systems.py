@@ -45,6 +45,7 @@ OWN_SYSTEMS: Mapping[str, OwnSystem] = {
         "pgra.pipelines.lm_bff",
         "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)",
     ),
+    "rag": OwnSystem("pgra.pipelines.rag", READER_SEEDS),
 }
 assert {*OWN_SYSTEMS, *READER_SYSTEMS} == set(SYSTEMS)
 
