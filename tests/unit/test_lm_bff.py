@@ -6,6 +6,8 @@ import pytest
 from small_training import at_batch, make_arguments, run_files, signal_self
 
 from pgra import Reader
+from pgra.commands.common import parse_series
+from pgra.config import config_root
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.pipelines.lm_bff import read_shots, run
 from pgra.pipelines.run import evaluate_run
@@ -73,3 +75,14 @@ def test_what_it_cannot_do_is_refused(few, tmp_path):
     with pytest.raises(ConfigError, match="exemplar_share is 0: it must be above 0 and at most 1"):
         make_arguments(tmp_path / "run", **FEW, exemplar_share=0)
     assert not (tmp_path / "run").exists()
+
+
+def test_its_experiment_holds_the_papers_settings():
+    words = ["--config", str(config_root() / "experiments/lm-bff.yaml"), "--task", "sst2"]
+    words += ["--seeds", *map(str, (13, 21, 42, 87, 100)), "--device", "cpu"]
+    args, series, training, _ = parse_series(words, prog="test", description="", epilog="")
+    assert args.system == "lm-bff"
+    assert (args.rerank.num_evidence, args.reader.max_segment_tokens) == (0, 128)
+    assert (training.num_shots, training.exemplar_sets, training.exemplar_share) == (16, 16, 0.5)
+    assert training.max_steps == 1000
+    assert series.seed_list() == [13, 21, 42, 87, 100]
