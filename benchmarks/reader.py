@@ -114,6 +114,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=positive, default=2, help="the best counts")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--bf16", action="store_true", help="for pgra's training; usual: float32")
+    parser.add_argument(
+        "--torch_compile", action="store_true", help="pgra's training, after one step"
+    )
     args = parse_flags(parser, argv)
     args.device = choose_device(args.device)
     on_gpu = args.device.type == "cuda"
@@ -213,6 +216,7 @@ def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: 
             load_best_model_at_end=False,
             disable_tqdm=True,
             bf16=args.bf16,
+            torch_compile=args.torch_compile,
             use_cpu=args.device.type == "cpu",
         )
         train_reader(

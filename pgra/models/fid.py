@@ -153,7 +153,8 @@ class FusionReader(nn.Module):
     ) -> Tensor:
         """Score each label by its whole target.
 
-        The encoder and the decoder's keys and values over its output are computed once.
+        The encoder runs once, and a pass of the decoder takes many labels, which read the same
+        encoded tokens.
 
         Args:
             packed: The segments of B examples.

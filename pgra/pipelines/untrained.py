@@ -83,8 +83,9 @@ def run_untrained(
     }
     check_writable(folder)
     check_same_run(folder, identity)
+    is_finished = (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file()
     processes.barrier()  # all have looked before the main process writes
-    if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
+    if is_finished:
         logger.info("run: %s is finished (reused)", folder)
         return _outcome(folder, reused=True)
     decided = decide()

@@ -29,6 +29,7 @@ from pgra.reader.checkpoints import (
     save_reader,
 )
 from pgra.reader.collate import Collator
+from pgra.reader.compiling import compiled_blocks
 from pgra.reader.inputs import check_labels
 from pgra.reader.losses import LOSSES_FILE, LossLog
 from pgra.reader.pools import PooledInputs, collate_pooled
@@ -125,7 +126,8 @@ def train_reader(
     )
     stopper = Stopper(world=arguments.world_size, minutes=arguments.max_train_minutes)
     with stopper.listening():
-        _go_on(trainer, reader, stopper, resume)
+        with compiled_blocks(reader, arguments, trainer.accelerator):
+            _go_on(trainer, reader, stopper, resume)
         folder = trainer.losses.path.with_name(READER_FOLDER)
         if trainer.is_world_process_zero():
             save_reader(reader, tokenizer, folder)

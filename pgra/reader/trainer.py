@@ -84,7 +84,10 @@ class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not follo
         """Decide the dev set, each example once whatever the number of processes."""
         dev, start = self.dev, time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
-        with self.accelerator.autocast() if self.args.bf16 else nullcontext():
+        with (
+            self.accelerator.autocast() if self.args.bf16 else nullcontext(),
+            torch.compiler.set_stance("force_eager"),  # compiled blocks are for training
+        ):
             scores = score_inputs(
                 self.model,
                 self.processing_class,

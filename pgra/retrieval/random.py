@@ -64,7 +64,7 @@ class RandomRetriever:
         rows = np.empty((len(queries), k), dtype=np.int64)
         for line, query in enumerate(queries):
             rows[line] = self._draw(query, k)
-        places = -np.arange(k, dtype=np.float32)
+        places = np.arange(0, -k, -1, dtype=np.float32)
         return Candidates(rows, np.tile(places, (len(queries), 1)))
 
     def _draw(self, query: str, k: int) -> Rows:

@@ -1,6 +1,7 @@
 """The Trainer's features, through the fused reader."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pgra.models.fid import FusionReader
 from pgra.models.loading import find_model, load_tokenizer
 from pgra.models.segments import GroupCost
 from pgra.reader.collate import Collator
+from pgra.reader.compiling import compiled_blocks
 from pgra.reader.losses import read_losses
 from pgra.reader.trainer import set_dropout
 
@@ -69,7 +71,7 @@ def test_bfloat16_is_near_and_keeps_float32_weights(plain, t5_dir, tmp_path):
 @pytest.mark.slow
 def test_a_compiled_reader_trains_alike_and_is_saved_plain(t5_dir, tmp_path):
     told = {"max_steps": 2, "gradient_accumulation_steps": 1, "dropout": 0.0}
-    # Without code generation: what is tested is that the reader's graph is caught whole.
+    # Without code generation, which takes half a minute: what is tested is what is compiled.
     compiled = {**told, "torch_compile": True, "torch_compile_backend": "eager"}
     for name, values in (("plain", told), ("compiled", compiled)):
         done = script(t5_dir, tmp_path / name, json.dumps(values))
@@ -81,6 +83,29 @@ def test_a_compiled_reader_trains_alike_and_is_saved_plain(t5_dir, tmp_path):
     )
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight)
+
+
+@torch.no_grad()
+def test_compiling_takes_each_block_of_the_encoder_and_gives_it_back(t5_dir, tmp_path):
+    reader = FusionReader.from_name(str(t5_dir))
+    compiled, seen = [], SimpleNamespace(state=SimpleNamespace(dynamo_plugin=SimpleNamespace()))
+    plain = SimpleNamespace(torch_compile=False)
+    asked = SimpleNamespace(
+        torch_compile=True,
+        torch_compile_backend=lambda graph, _: compiled.append(graph) or graph.forward,
+        torch_compile_mode=None,
+    )
+    ids = torch.arange(3, 27).view(3, 8)
+    expected = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+    for arguments, is_compiled in ((plain, False), (asked, True)):
+        with compiled_blocks(reader, arguments, seen):
+            found = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+        assert bool(compiled) == is_compiled
+        torch.testing.assert_close(found, expected)
+    assert seen.state.dynamo_plugin.backend == "NO"
+    count = len(compiled)
+    reader.t5.get_encoder()(input_ids=ids[:, :5])
+    assert len(compiled) == count
 
 
 def test_without_dropout_a_batch_has_one_loss(t5_dir):
