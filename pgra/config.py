@@ -28,8 +28,10 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "fid": {"reranker": "none"},
     "icl": {"num_evidence": 0},
     "knn": {"num_evidence": 0},
+    "lm-bff": {"num_evidence": 0, "reranker": "none"},
     "pgra": {},
     "plain": {"num_evidence": 0},
+    "rag": {"retriever": "dense", "reranker": "none"},
     "random": {"retriever": "random", "reranker": "none"},
 }
 """What each system decides, whatever the defaults are; with pgra the arguments decide."""
@@ -46,8 +48,10 @@ class RuntimeArguments:
     system: str = _arg(
         "pgra",
         "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
-        "stage), fid (the first stage's best), random (random passages), plain (no evidence). "
-        "Without training: icl (the LM scores the label words), knn (nearest training examples).",
+        "stage), fid (the first stage's best), random (random passages), plain (no evidence), "
+        "rag (each evidence alone, the query encoder trained too), lm-bff (few shots, with "
+        "demonstrations). Without training: icl (the LM scores the label words), knn (nearest "
+        "training examples).",
     )
 
     def __post_init__(self) -> None:
@@ -310,7 +314,7 @@ class PgraArguments:
 
     def _check_system(self) -> None:
         asked = self.runtime.system
-        if asked in ("exhaustive", "fid", "random") and not self.rerank.num_evidence:
+        if asked in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
             raise ConfigError(
                 f"system '{asked}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --system plain"

@@ -26,6 +26,7 @@ EXAMPLE = """examples:
   python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
   python train.py --task sst2 --seeds 0 1 2
   python train.py --task sst2 --system fid
+  python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
   python train.py --task sst2 --search grid --report_to tensorboard
   python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
   python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra

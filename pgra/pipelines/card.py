@@ -20,7 +20,7 @@ from pgra.pipelines.run_folder import (
     check_reader,
     read_json,
 )
-from pgra.reader.record import READER_FOLDER
+from pgra.reader.record import OWN_INPUTS, READER_FOLDER
 
 CARD_FILE = "README.md"
 _SHOWN = (  # of the Trainer's arguments
@@ -103,7 +103,7 @@ def _metadata(run: _Run) -> str:
         base_model=run.base_model,
         library_name="transformers",
         pipeline_tag="text-classification",
-        tags=["pgra", "fusion-in-decoder", "retrieval-augmented", str(run.identity["method"])],
+        tags=_tags(str(run.identity["method"])),
         metrics=[str(metrics["metric"])],
         model_name=f"{task}-{run.identity['method']}",
         eval_results=[result],
@@ -199,7 +199,19 @@ def _training(run: _Run) -> dict[str, object]:
     return told
 
 
+def _tags(method: str) -> list[str]:
+    """Say of a reader what it is; not all read their evidence fused, or any."""
+    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
+    kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
+    return ["pgra", *kinds, method]
+
+
 def _use(run: _Run) -> str:
+    if run.identity["method"] in OWN_INPUTS:
+        return (
+            f"The weights are a plain T5's, but it reads what `train.py --system "
+            f"{run.identity['method']}` puts together for it; `pgra.Reader` does not."
+        )
     texts = [f"{name}=..." for name in _fields(str(run.identity["reader_template"]))]
     return (
         "With evidence, through `pgra`:\n\n```python\nimport pgra\n\n"

@@ -60,11 +60,19 @@ class Found:
         """Give what the reader reads beside each example of a split; missing rows are left out."""
         return [[line.text for line in lines] for lines in self.evidence_lines(split)]
 
-    def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
-        """Give each example's top evidence with its standing in both stages."""
+    def evidence_lines(
+        self, split: str, best: Candidates | None = None
+    ) -> list[list[EvidenceLine]]:
+        """Give each example's top evidence with its standing in both stages.
+
+        Args:
+            split: Which examples.
+            best: What they were read with, where that is not the second stage's best.
+        """
         if self.corpus is None:
             return [[] for _ in self.examples(split)]
-        best = self.evidence[split].candidates.top(self.depth)
+        if best is None:
+            best = self.evidence[split].candidates.top(self.depth)
         return evidence_lines(self.corpus, self.candidates[split].candidates, best)
 
 

@@ -10,7 +10,9 @@ from pgra.pipelines.found import Found
 
 
 def evidence_models(args: PgraArguments) -> list[str]:
-    """Name the models that find the reader's evidence; none without any."""
+    """Name the models that find the reader's evidence, or its demonstrations; none without any."""
+    if args.system == "lm-bff":
+        return [args.retriever.encoder]
     if args.rerank.num_evidence == 0:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []

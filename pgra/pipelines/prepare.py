@@ -56,6 +56,10 @@ class Prepared:
         decision = label_decision(self.args.reader)
         return Trained(reader, self.tokenizer, self.verbalizer, decision, seed)
 
+    def open_reader(self, trained: Path | None = None) -> FusionReader:
+        """Load the reader that training starts from, or a trained one from its folder."""
+        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
+
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split."""
         return read_inputs(self.found, split, self.args, self.tokenizer, self.processes)
@@ -79,7 +83,7 @@ def prepare_runs(
     """
     for training in trainings:
         check_writable(Path(str(training.output_dir)))
-        _check_training(args, training)
+        check_training(args, training)
     source = find_model(args.reader.model_name_or_path)
     check_adapters(args.reader, source)
     prepared = Prepared(args, read_task(args), source, load_tokenizer(source), processes)
@@ -114,7 +118,12 @@ def check_run(
         check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
 
 
-def _check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
+def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
+    """Refuse another device for the training, and uploads of every checkpoint.
+
+    Raises:
+        ConfigError: If it is asked for.
+    """
     _check_device(args.runtime.device, training)
     if training.push_to_hub:
         raise ConfigError(

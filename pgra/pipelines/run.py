@@ -55,7 +55,13 @@ from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.predict import batch_tokens_on
-from pgra.reader.record import READER_FOLDER, RECORD_FILE, read_record, write_record
+from pgra.reader.record import (
+    READER_FOLDER,
+    RECORD_FILE,
+    check_reads_any,
+    read_record,
+    write_record,
+)
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trackers import finish_trackers
 from pgra.reader.train import TrainResult, train_reader
@@ -128,7 +134,7 @@ def run_reader(
         return Outcome(folder, {}, is_reused, record)
     found.seconds["training"] = float(record["seconds"])
     found.fingerprints["run"] = digest(identity)
-    reader = reader or FusionReader.from_name(str(folder / READER_FOLDER)).to(training.device)
+    reader = reader or prepared.open_reader(folder / READER_FOLDER).to(training.device)
     trained = prepared.trained(reader, training.seed)
     with timed(found, "calibration"):
         trained = trained.calibrated(prepared.inputs("dev"), processes)
@@ -152,7 +158,7 @@ def _trained_reader(
         logger.info("run: %s is trained (reused)", folder)
         return None, True
     inputs = {split: prepared.inputs(split) for split in ("train", "dev")}
-    reader = FusionReader.from_name(args.reader.model_name_or_path)
+    reader = prepared.open_reader()
     if args.reader.dropout_rate is not None:
         set_dropout(reader, args.reader.dropout_rate)
     if args.reader.lora_rank is not None:
@@ -252,6 +258,7 @@ def evaluate_run(
     check_writable(folder)
     args, seed = load_run_arguments(run, changes or {})
     weights, record = check_reader(run), read_record(run, verify=False)
+    check_reads_any(record)
     if folder != run and (folder / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{folder} is a run of train.py itself: choose another --output_dir")
     tokenizer = load_tokenizer(find_model(str(run / READER_FOLDER)))
@@ -315,7 +322,7 @@ def _measure(
         calibration=decided.calibration,
         system=args.system,
     )
-    examples, lines = found.examples(split), found.evidence_lines(split)
+    examples, lines = found.examples(split), found.evidence_lines(split, decided.best)
     if decided.shares is not None:
         lines = add_attention(lines, decided.shares)
     if processes.worker.is_main:

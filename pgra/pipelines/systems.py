@@ -41,6 +41,11 @@ OWN_SYSTEMS: Mapping[str, OwnSystem] = {
     "knn": OwnSystem(
         "pgra.pipelines.knn_vote", "of no effect here: nothing is drawn, nothing is trained"
     ),
+    "lm-bff": OwnSystem(
+        "pgra.pipelines.lm_bff",
+        "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)",
+    ),
+    "rag": OwnSystem("pgra.pipelines.rag", READER_SEEDS),
 }
 assert {*OWN_SYSTEMS, *READER_SYSTEMS} == set(SYSTEMS)
 

@@ -8,16 +8,18 @@ from pgra.config import PgraArguments
 from pgra.evaluation.reliability import BINS, measure_reliability
 from pgra.models.fid import FusionReader
 from pgra.models.loading import ModelSource
+from pgra.models.rag import RagReader
 from pgra.pipelines.found import Found
 from pgra.pipelines.inputs import label_decision, segment_layout
 from pgra.processes import Processes
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.attention import score_with_attention
+from pgra.reader.pools import PooledInputs, choose_evidence
 from pgra.reader.predict import Decision, batch_tokens_on, decide, score_inputs
 from pgra.reader.record import ReaderRecord
 from pgra.reader.temperature import Calibration, fit_temperature
 from pgra.reader.tokens import TokenizedInputs
-from pgra.types import Json, Prediction, Scores
+from pgra.types import Candidates, Json, Prediction, Scores
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ class Trained:
             "progress": processes.worker.is_main,
             "worker": processes.worker,
         }
+        best = None
+        if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
+            chosen = choose_evidence(self.reader, inputs)
+            inputs, best = chosen.inputs, chosen.evidence
         parts = (self.reader, self.tokenizer, inputs, self.verbalizer)
         shares = None
         if attention:
@@ -101,7 +107,7 @@ class Trained:
             scores = score_inputs(*parts, **how)
         temperature = self.decision.temperature
         predictions = decide(inputs.example_ids, scores, self.verbalizer, temperature=temperature)
-        return Decided(predictions, self._reliability(scores, inputs), shares)
+        return Decided(predictions, self._reliability(scores, inputs), shares, best)
 
     def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
         if not self.is_scoring:
@@ -130,11 +136,13 @@ class Decided:
         calibration: The temperature, and nll and ece without and with it; None without
             probabilities.
         shares: Of each example a share of attention for each segment; None if not asked for.
+        best: The evidence, where the reader itself chose it.
     """
 
     predictions: Sequence[Prediction]
     calibration: Mapping[str, Json] | None
     shares: Sequence[Sequence[float]] | None
+    best: Candidates | None = None
 
 
 def describe_reader(

@@ -60,6 +60,15 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         "Minutes of training after which it saves and leaves with exit code 124; the same command "
         "goes on.",
     )
+    num_shots: int = _arg(
+        16, "Examples of each label that lm-bff trains on; as many others choose the checkpoint."
+    )
+    exemplar_sets: int = _arg(
+        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with."
+    )
+    exemplar_share: float = _arg(
+        0.5, "Share of a label's examples, the nearest, that lm-bff takes demonstrations from."
+    )
     logging_nan_inf_filter: bool = _arg(
         False, "Not of use here: a loss that is no number ends the training."
     )
@@ -72,6 +81,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         if self.label_smoothing_factor:
             raise ConfigError("label_smoothing_factor is not supported by the reader: leave it out")
         self._check_numbers()
+        self._check_shots()
         self._check_stops()
         if self.max_steps > 0 and self.eval_steps is not None and self.eval_steps >= 1:
             self.eval_steps = min(self.eval_steps, self.max_steps)
@@ -110,6 +120,14 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1 << 32:
                 raise ConfigError(f"{name} is {value}: it must lie between 0 and {(1 << 32) - 1}")
+
+    def _check_shots(self) -> None:
+        at_least("num_shots", self.num_shots, 2)  # an example's label needs another one to show
+        at_least("exemplar_sets", self.exemplar_sets, 1)
+        if not 0 < self.exemplar_share <= 1:
+            raise ConfigError(
+                f"exemplar_share is {self.exemplar_share}: it must be above 0 and at most 1"
+            )
 
     def _check_stops(self) -> None:
         if self.enable_jit_checkpoint:

@@ -93,13 +93,14 @@ def build_inputs(
         raise ValueError(f"{len(examples)} examples, {len(evidence)} lists of evidence")
     for fields in {tuple(example.fields) for example in examples}:
         check_template(layout.template, fields)
-    queries, queries_cut = _fit_queries(examples, tokenizer, layout)
+    queries, queries_cut = fit_queries(examples, tokenizer, layout)
     is_first = layout.order == "query_first"
     distinct = list(dict.fromkeys(chain.from_iterable(evidence)))
-    query_ids = _tokenize(queries, tokenizer, is_first=is_first)
-    texts = dict(zip(distinct, _tokenize(distinct, tokenizer, is_first=not is_first), strict=True))
-    join = _Join(tokenizer.eos_token_id, layout)
-    alone = query_ids if is_first else _tokenize(queries, tokenizer, is_first=True)
+    query_ids = tokenize_parts(queries, tokenizer, is_first=is_first)
+    tokens = tokenize_parts(distinct, tokenizer, is_first=not is_first)
+    texts = dict(zip(distinct, tokens, strict=True))
+    join = Join(tokenizer.eos_token_id, layout)
+    alone = query_ids if is_first else tokenize_parts(queries, tokenizer, is_first=True)
     segments = [
         [join(query_ids[i], texts[text]) if text else join.close(alone[i]) for text in found]
         or [join.close(alone[i])]
@@ -119,16 +120,18 @@ def build_inputs(
     )
 
 
-class _Join:
+class Join:
     """Puts a query and one evidence into one segment, and counts the evidence that it cut."""
 
     def __init__(self, end: int, layout: SegmentLayout) -> None:
+        """Take the end's token and the limit."""
         self._end = np.array([end], dtype=np.int32)
         self._is_first = layout.order == "query_first"
         self._room = layout.max_tokens - 1
         self.num_cut = 0
 
     def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
+        """Give both, the evidence cut to the room that the query leaves."""
         room = self._room - len(query)
         if len(evidence) > room:
             evidence = evidence[:room]
@@ -137,10 +140,11 @@ class _Join:
         return np.concatenate([*parts, self._end])
 
     def close(self, query: TokenIds) -> TokenIds:
+        """Give the query alone."""
         return np.concatenate([query, self._end])
 
 
-def _tokenize(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
+def tokenize_parts(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[TokenIds]:
     """Tokenise parts of segments, without the end; behind another part they follow a space."""
     given = list(texts) if is_first else [f" {text}" for text in texts]
     return [
@@ -150,11 +154,19 @@ def _tokenize(texts: Sequence[str], tokenizer: Any, *, is_first: bool) -> list[T
     ]
 
 
-def _fit_queries(
+def fit_queries(
     examples: Sequence[Example], tokenizer: Any, layout: SegmentLayout
 ) -> tuple[list[str], int]:
+    """Show examples in the template, shortened until they fit.
+
+    Returns:
+        A text for each, and how many were shortened.
+
+    Raises:
+        ConfigError: If the limit is less than the template's own tokens.
+    """
     queries = [layout.template.format_map(example.fields) for example in examples]
-    sizes = [len(ids) + 1 for ids in _tokenize(queries, tokenizer, is_first=True)]
+    sizes = [len(ids) + 1 for ids in tokenize_parts(queries, tokenizer, is_first=True)]
     too_long = [i for i, size in enumerate(sizes) if size > layout.max_tokens]
     for i in too_long:
         queries[i] = _fit_query(examples[i], tokenizer, layout)
@@ -167,7 +179,7 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
 
     def over(name: str, kept: int) -> int:
         text = layout.template.format_map({**fields, name: fields[name][:kept].rstrip()})
-        return len(_tokenize([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
+        return len(tokenize_parts([text], tokenizer, is_first=True)[0]) + 1 - layout.max_tokens
 
     while True:
         longest = max(fields, key=lambda name: len(fields[name]))

@@ -17,9 +17,12 @@ from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.fid import IGNORED, Fused, FusionReader
 from pgra.models.prepack import packed_linears
+from pgra.models.rag import RagReader
 from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.collate import Collator, pad_targets
+from pgra.reader.pools import PooledInputs, choose_evidence
+from pgra.reader.separate import SeparateInputs
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Prediction, Scores, Worker
 
@@ -142,7 +145,25 @@ def score_inputs(
     progress: bool,
     worker: Worker,
 ) -> Scores:
-    """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order."""
+    """Score tokenised examples, (B, C) float32, in batches of like size, in the caller's order.
+
+    Those whose segments are read each alone get what their segments' scores combine to; the
+    evidence of those that have candidates is chosen first.
+    """
+    if isinstance(inputs, PooledInputs) and isinstance(reader, RagReader):
+        inputs = choose_evidence(reader, inputs).inputs
+    if isinstance(inputs, SeparateInputs):
+        each = score_inputs(
+            reader,
+            tokenizer,
+            inputs.alone(),
+            verbalizer,
+            decision=decision,
+            batch_tokens=batch_tokens,
+            progress=progress,
+            worker=worker,
+        )
+        return inputs.combine(each)
     scorer = LabelScorer(reader, tokenizer, verbalizer, decision)
     rows = map_batches(
         reader,

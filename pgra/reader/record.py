@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra import __version__
-from pgra.errors import ArtifactError, PgraError
+from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.io import file_checksum, package_versions, write_json
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -23,6 +23,8 @@ from pgra.types import Json
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 1
+OWN_INPUTS = ("lm-bff", "rag")
+"""Systems whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
 
 
@@ -194,3 +196,18 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _damaged(path: Path, why: str) -> ArtifactError:
     return ArtifactError(f"{path} is damaged ({why}): copy the folder again, or train again")
+
+
+def check_reads_any(record: ReaderRecord) -> None:
+    """Refuse a reader whose inputs only its own system makes.
+
+    Raises:
+        ConfigError: If it is one; the way to measure it is named.
+    """
+    system = record.arguments.get("runtime", {}).get("system", "pgra")
+    if system in OWN_INPUTS:
+        raise ConfigError(
+            f"this reader was trained by --system {system}, which makes its inputs in its own way: "
+            "its predictions are in the run's predictions.jsonl, and other examples are decided by "
+            "train.py with another --test_file and --output_dir"
+        )

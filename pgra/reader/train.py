@@ -6,8 +6,9 @@ evidence see the same examples in the same steps.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pgra.reader.collate import Collator
 from pgra.reader.compiling import compiled_blocks
 from pgra.reader.inputs import check_labels
 from pgra.reader.losses import LOSSES_FILE, LossLog
+from pgra.reader.pools import PooledInputs, collate_pooled
 from pgra.reader.predict import Decision
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.stopping import EarlyStopping, Stopper
@@ -106,14 +108,13 @@ def train_reader(
     verbalizer.audit(tokenizer, decode=decision.decode)
     if arguments.metric_for_best_model in (None, "loss"):
         arguments.metric_for_best_model, arguments.greater_is_better = metric, True
-    cost = GroupCost.on(arguments.device, is_training=True)
     start = time.monotonic()
     trainer = ReaderTrainer(
         model=reader,
         args=arguments,
         train_dataset=train,
         eval_dataset=dev,
-        data_collator=Collator(tokenizer.pad_token_id, cost).as_inputs,
+        data_collator=_collator(train, tokenizer.pad_token_id, arguments),
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )
@@ -141,6 +142,15 @@ def train_reader(
         seconds=time.monotonic() - start,
         history=trainer.state.log_history,
     )
+
+
+def _collator(
+    train: TokenizedInputs, pad_token_id: int, arguments: ReaderTrainingArguments
+) -> Callable[[Any], dict[str, Any]]:
+    cost = GroupCost.on(arguments.device, is_training=True)
+    if isinstance(train, PooledInputs):
+        return partial(collate_pooled, pad_token_id=pad_token_id, cost=cost)
+    return Collator(pad_token_id, cost).as_inputs
 
 
 def _go_on(

@@ -14,7 +14,7 @@ from pgra.models.segments import PackedSegments
 from pgra.reader.attention import score_with_attention
 from pgra.reader.inputs import build_inputs
 from pgra.reader.predict import batch_tokens_on, map_batches, predict
-from pgra.reader.record import ReaderRecord, find_reader, read_record
+from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Example, Prediction
 
@@ -51,6 +51,7 @@ class Reader:
         """
         place = choose_device(device)
         record, home = read_record(Path(folder)), find_reader(Path(folder))
+        check_reads_any(record)
         tokenizer = load_tokenizer(find_model(str(home)))
         model = FusionReader.from_name(str(home))
         model.to(place)

@@ -149,6 +149,31 @@ def read_rows(shards: Sequence[Shard], rows: npt.NDArray[np.int64]) -> npt.NDArr
     return np.concatenate(parts)
 
 
+def read_vectors(folder: Path, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float16]:
+    """Read the vectors of a finished index's passages, as they lie on disk.
+
+    Args:
+        folder: The index, however its shards were cut.
+        rows: Which passages, rising.
+
+    Returns:
+        (n, D) float16.
+
+    Raises:
+        ArtifactError: If a passage's vector is not there.
+    """
+    parts, found = [], 0
+    for number in range(len(list(folder.glob("vectors-*.json")))):
+        record = Shard(folder, number, 0, 0).read_record() or {}
+        start, stop = record.get("rows", (0, 0))
+        inside = rows[(rows >= start) & (rows < stop)] - start
+        parts.append(read_array(Shard(folder, number, start, stop).path)[inside])
+        found += len(inside)
+    if found != len(rows):
+        raise ArtifactError(f"{folder} lacks {len(rows) - found} vectors: delete it, run again")
+    return np.concatenate(parts)
+
+
 def count_cut(shards: Sequence[Shard]) -> int:
     """Count the passages longer than the encoder reads, from the shards' records.
 

@@ -103,10 +103,14 @@ def train_long(t5_dir, folder, rows=None, dropout=None, **changes):
 
 @contextmanager
 def at_batch(
-    number: int, act: Callable[[], object] = lambda: None, *, breaks: bool = False
+    number: int,
+    act: Callable[[], object] = lambda: None,
+    *,
+    breaks: bool = False,
+    kind: type[FusionReader] = FusionReader,
 ) -> Iterator[None]:
     """Do something, or break the loss, when a training reads its so-manieth batch from here."""
-    plain, calls = FusionReader.forward, itertools.count(1)
+    plain, calls = kind.forward, itertools.count(1)
 
     def forward(self, *args, **kwargs):
         output = plain(self, *args, **kwargs)
@@ -116,7 +120,7 @@ def at_batch(
         return output
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FusionReader, "forward", forward)
+        patch.setattr(kind, "forward", forward)
         yield
 
 

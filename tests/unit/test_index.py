@@ -17,6 +17,7 @@ from pgra.models.encoder import Encoder
 from pgra.processes import Processes
 from pgra.retrieval.index import build_dense_index
 from pgra.retrieval.recall import Sample, depths_for, without_own
+from pgra.retrieval.shards import read_vectors
 from pgra.types import Worker
 
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
@@ -58,6 +59,20 @@ def flip_a_byte(path):
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
+
+
+def test_vectors_are_read_by_row_however_the_shards_were_cut(corpus, encoder, tmp_path):
+    rows = np.array([0, 9, 10, 31, 39])
+    for shard_rows in (7, 10, 64):
+        folder = tmp_path / str(shard_rows)
+        build(corpus, encoder, folder, shard_rows=shard_rows)
+        vectors = read_vectors(folder, rows)
+        assert vectors.dtype == np.float16
+        expected = encoder.encode([TEXTS[row] for row in rows])
+        np.testing.assert_allclose(vectors, expected, atol=1e-3)
+        assert abs(vectors[0] - expected[1]).max() > 1e-2  # the control
+    with pytest.raises(ArtifactError, match="lacks 1 vectors: delete it, run again"):
+        read_vectors(folder, np.array([3, 40]))
 
 
 def test_a_built_index_holds_all_vectors(corpus, encoder, tmp_path):

@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from small_training import VERBALIZER
+
+from pgra.errors import ConfigError
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.demonstrations import Support, build_demonstrated, repeat_sets
+from pgra.reader.inputs import SegmentLayout
+from pgra.types import Example
+
+LABELS = VERBALIZER.labels
+SUPPORT = [
+    Example("train-0", {"text": "A dull story."}, "negative"),
+    Example("train-1", {"text": "A warm album."}, "positive"),
+    Example("train-2", {"text": "A lifeless plot."}, "negative"),
+    Example("train-3", {"text": "A funny film."}, "positive"),
+]
+VECTORS = np.eye(4, dtype=np.float32)
+QUERY = Example("test-0", {"text": "The sea."})
+
+
+@pytest.fixture
+def tokenizer(t5_dir):
+    return load_tokenizer(find_model(str(t5_dir)))
+
+
+def support(**changes):
+    values = {"vectors": None, "share": 0.5, "num_sets": 8, "seed": 0}
+    return Support(SUPPORT, **{**values, **changes})
+
+
+def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_tokens=64):
+    layout = SegmentLayout(verbalizer.template, max_tokens=max_tokens)
+    return build_demonstrated(
+        queries, np.array(drawn), SUPPORT, tokenizer, verbalizer, layout=layout
+    )
+
+
+def texts(tokenizer, inputs, row=0):
+    return [tokenizer.decode(segment) for segment in inputs[row].segments]
+
+
+def test_a_set_is_one_example_of_each_label_in_their_order():
+    drawn = support(share=1.0).draw([QUERY], None, LABELS)
+    assert drawn.shape == (1, 8, 2)
+    assert set(drawn[0, :, 0]) == {0, 2}
+    assert set(drawn[0, :, 1]) == {1, 3}
+
+
+def test_demonstrations_come_from_the_nearer_half():
+    """The query lies nearest to 2 of the negative and to 1 of the positive."""
+    query = np.array([[0.1, 0.7, 0.7, 0.1]], dtype=np.float32)
+    drawn = support(vectors=VECTORS).draw([QUERY], query, LABELS)
+    assert set(map(tuple, drawn[0].tolist())) == {(2, 1)}
+    every = support(vectors=VECTORS, share=1.0).draw([QUERY], query, LABELS)
+    assert len(set(map(tuple, every[0].tolist()))) > 1  # the control
+
+
+def test_an_example_is_never_its_own_demonstration():
+    drawn = support(share=1.0).draw(SUPPORT, None, LABELS)
+    for place, sets in enumerate(drawn):
+        assert place not in sets
+    stranger = Example("test-0", SUPPORT[0].fields, "negative")  # the control
+    assert 0 in support(share=1.0).draw([stranger], None, LABELS)
+
+
+def test_draws_depend_on_seed_and_query_and_not_on_its_neighbours():
+    other = Example("test-1", {"text": "A town."})
+    both = support(share=1.0).draw([QUERY, other], None, LABELS)
+    np.testing.assert_array_equal(both[1:], support(share=1.0).draw([other], None, LABELS))
+    assert (both[0] != both[1]).any()
+    assert (support(share=1.0, seed=1).draw([QUERY], None, LABELS) != both[:1]).any()
+
+
+def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
+    inputs = build(tokenizer, [[[0, 1], [2, 3]]])
+    whole = [
+        tokenizer(f"The sea. <extra_id_0> {first} terrible {second} great success").input_ids
+        for first, second in (
+            ("A dull story.", "A warm album."),
+            ("A lifeless plot.", "A funny film."),
+        )
+    ]
+    assert [segment.tolist() for segment in inputs[0].segments] == whole
+
+
+def test_a_template_without_a_slot_has_the_word_behind(tokenizer):
+    plain = Verbalizer(VERBALIZER.words, "{text} Review:")
+    (text,) = texts(tokenizer, build(tokenizer, [[[0, 1]]], verbalizer=plain))
+    assert text.startswith("The sea. Review: A dull story. Review: terrible A warm")
+
+
+def test_long_texts_are_cut_and_words_are_not(tokenizer):
+    wordy = Example("test-0", {"text": "sea " * 80})
+    short = build(tokenizer, [[[0, 1]]], [wordy], max_tokens=24)
+    segment = short[0].segments[0]
+    assert len(segment) <= 2 * 24
+    text = tokenizer.decode(segment)
+    assert text.count("<extra_id_0>") == 1
+    assert "terrible" in text
+    assert "great success" in text
+    assert "warm album" not in text  # the control: it was cut
+    with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) leaves each of 2 .* raise it"):
+        build(tokenizer, [[[0, 1]]], max_tokens=8)
+
+
+def test_sets_become_examples_to_train_on_first_sets_first(tokenizer):
+    inputs = build(tokenizer, [[[0, 3], [2, 3]], [[0, 1], [2, 1]]], [SUPPORT[1], SUPPORT[0]])
+    apart = repeat_sets(inputs)
+    assert apart.example_ids == ["train-1/0", "train-0/0", "train-1/1", "train-0/1"]
+    assert apart.labels == ["positive", "negative"] * 2
+    assert apart[2].segments[0].tolist() == inputs[0].segments[1].tolist()
+    assert apart[1].segments[0].tolist() == inputs[1].segments[0].tolist()
+    assert apart[2].target.tolist() == inputs[0].target.tolist()

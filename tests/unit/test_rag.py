@@ -1,0 +1,270 @@
+import json
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES
+from small_training import VERBALIZER, at_batch, make_arguments, run_files, signal_self, tokens
+
+from pgra import Reader
+from pgra.errors import ArtifactError, ConfigError, Stopped
+from pgra.models.encoder import Encoder
+from pgra.models.fid import FusionReader
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.models.rag import QUERY_ENCODER_FILE, Pools, RagReader
+from pgra.models.segments import GroupCost
+from pgra.pipelines.systems import run_system
+from pgra.reader.collate import Collator
+from pgra.reader.inputs import SegmentLayout
+from pgra.reader.pools import Passages, build_pooled, choose_evidence, collate_pooled
+from pgra.reader.predict import Decision, score_inputs
+from pgra.types import Example, Worker
+
+QUERIES = [
+    Example("a", {"text": "A warm film"}, "positive"),
+    Example("b", {"text": "A dull story"}, "negative"),
+]
+CANDIDATES = np.array([[4, 0, 2, 7], [9, 4, -1, -1]])
+COST = GroupCost(overhead=24, max_tokens=2048)
+
+
+@pytest.fixture
+def tokenizer(t5_dir):
+    return load_tokenizer(find_model(str(t5_dir)))
+
+
+@pytest.fixture
+def encoder(encoder_dir):
+    return Encoder.from_name(str(encoder_dir), dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def inputs(encoder, tokenizer):
+    rows = np.array([0, 2, 4, 7, 9])
+    texts = [SENTENCES[row] for row in rows]
+    passages = Passages(rows, texts, 3 * encoder.encode(texts).astype(np.float16))
+    return build_pooled(
+        QUERIES,
+        CANDIDATES,
+        passages,
+        encoder,
+        tokenizer,
+        verbalizer=VERBALIZER,
+        layout=SegmentLayout(VERBALIZER.template),
+    )
+
+
+def open_reader(t5_dir, encoder, num_evidence):
+    return RagReader.open(str(t5_dir), encoder, num_evidence)
+
+
+def batch_of(inputs, rows=(0, 1)):
+    batch = collate_pooled([inputs[row] for row in rows], pad_token_id=0, cost=COST)
+    assert batch.pop("example_ids") == tuple(inputs.example_ids[row] for row in rows)
+    return batch
+
+
+def score(reader, tokenizer, inputs):
+    return score_inputs(
+        reader,
+        tokenizer,
+        inputs,
+        VERBALIZER,
+        decision=Decision(),
+        batch_tokens=60,
+        progress=False,
+        worker=Worker(),
+    )
+
+
+def expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence):
+    """Sum p(z|x) p(y|x,z) by hand: vectors by the encoder, each evidence read by a plain reader."""
+    plain = FusionReader.from_name(str(t5_dir))
+    vectors = dict(zip(inputs.passages.rows.tolist(), inputs.passages.vectors, strict=True))
+    found = []
+    for query, line in zip(QUERIES, CANDIDATES.tolist(), strict=True):
+        known = [row for row in line if row != -1]
+        (asked,) = encoder.encode([query.text])
+        products = np.array([vectors[row].astype(np.float64) @ asked for row in known])
+        best = np.argsort(-products)[:num_evidence]
+        weights = np.exp(products[best])
+        texts = [f"{query.text} <extra_id_0> {SENTENCES[known[i]]}" for i in best]
+        alone = tokens(t5_dir, [(text, (text,), None) for text in texts])
+        chances = np.exp(score(plain, tokenizer, alone).astype(np.float64))  # (N, C)
+        found.append((weights[:, None] * chances).sum(axis=0) / weights.sum())
+    return np.log(found)
+
+
+@pytest.mark.parametrize("num_evidence", [1, 2, 4])
+def test_scores_sum_over_evidence(t5_dir, encoder, tokenizer, inputs, num_evidence):
+    expected = expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence)
+    reader = open_reader(t5_dir, encoder, num_evidence)
+    np.testing.assert_allclose(score(reader, tokenizer, inputs), expected, rtol=1e-4)
+    fewer = open_reader(t5_dir, encoder, 3 - num_evidence % 2)  # the control
+    assert abs(score(fewer, tokenizer, inputs) - expected).max() > 1e-3
+
+
+def test_the_loss_is_that_of_the_true_labels_scores(t5_dir, encoder, tokenizer, inputs):
+    reader = open_reader(t5_dir, encoder, 3)
+    batch = batch_of(inputs)
+    scores = score(reader, tokenizer, inputs)
+    total = scores[0, 1] + scores[1, 0]
+    count = int((batch["labels"] != -100).sum())
+    assert reader(**batch).loss.item() == pytest.approx(-total / count, rel=1e-4)
+    assert reader(**batch, num_items_in_batch=1).loss.item() == pytest.approx(-total, rel=1e-4)
+
+
+def test_one_evidence_is_the_plain_reader(t5_dir, encoder, inputs):
+    """Then p(z|x) is 1, and the query encoder has nothing to learn."""
+    reader = open_reader(t5_dir, encoder, 1)
+    chosen = choose_evidence(reader, inputs).inputs
+    plain = Collator(0, COST).as_inputs(list(chosen))
+    del plain["example_ids"]
+    loss = reader(**batch_of(inputs)).loss
+    assert loss.item() == pytest.approx(FusionReader(reader.t5)(**plain).loss.item(), rel=1e-5)
+    loss.backward()
+    assert gradient(reader) == 0
+
+
+def gradient(reader):
+    found = [p.grad.abs().max() for p in reader.query_encoder.parameters() if p.grad is not None]
+    return float(max(found, default=torch.tensor(0.0)))
+
+
+def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs):
+    reader = open_reader(t5_dir, encoder, 2)
+    batch = batch_of(inputs)
+    before = batch["vectors"].clone()
+    loss = reader(**batch).loss
+    loss.backward()
+    assert gradient(reader) > 0
+    with torch.no_grad():  # the reader's own weights stay
+        for parameter in reader.query_encoder.parameters():
+            if parameter.grad is not None:
+                parameter -= 1e-3 * parameter.grad
+    assert reader(**batch).loss < loss
+    assert batch["vectors"].grad is None
+    assert torch.equal(batch["vectors"], before)
+    unused = [name for name, p in reader.named_parameters() if p.requires_grad and p.grad is None]
+    assert unused == []  # as several processes need it
+
+
+def test_the_evidence_is_the_query_encoders_best_of_the_candidates(t5_dir, encoder, inputs):
+    reader = open_reader(t5_dir, encoder, 3)
+    evidence = choose_evidence(reader, inputs).evidence
+    asked = encoder.encode([QUERIES[0].text])[0]
+    order = sorted(
+        CANDIDATES[0].tolist(), key=lambda row: -(encoder.encode([SENTENCES[row]])[0] @ asked)
+    )
+    assert evidence.rows[0].tolist() == order[:3]
+    assert np.exp(evidence.scores[0]).sum() == pytest.approx(1, rel=1e-5)
+    assert set(evidence.rows[1].tolist()) == {4, 9, -1}
+    assert evidence.scores[1, 2] == -np.inf
+    with torch.no_grad():
+        for parameter in reader.query_encoder.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    moved = choose_evidence(reader, inputs).evidence  # the control
+    assert abs(moved.scores[0] - evidence.scores[0]).max() > 1e-3
+
+
+def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, inputs):
+    lost = replace(inputs, places=np.full_like(inputs.places, -1))
+    reader = open_reader(t5_dir, encoder, 2)
+    alone = tokens(t5_dir, [(q.id, (f"{q.text} <extra_id_0>",), q.label) for q in QUERIES])
+    expected = score(FusionReader(reader.t5), tokenizer, alone)
+    np.testing.assert_allclose(score(reader, tokenizer, lost), expected, rtol=1e-5)
+    assert torch.isfinite(reader(**batch_of(lost)).loss)
+
+
+def test_weights_are_equal_where_vectors_are(t5_dir, encoder, inputs):
+    pools = inputs.pool([0])
+    same = Pools(pools.query_ids, pools.query_mask, torch.ones_like(pools.vectors), pools.known)
+    reader = open_reader(t5_dir, encoder, 4)
+    torch.testing.assert_close(reader.weigh(same)[1].exp(), torch.full((1, 4), 0.25))
+    assert reader.weigh(pools)[1].exp().std() > 1e-3
+
+
+def test_both_models_are_kept_and_loaded(t5_dir, encoder, encoder_dir, tmp_path):
+    reader = open_reader(t5_dir, encoder, 2)
+    with torch.no_grad():
+        for parameter in reader.parameters():
+            parameter.add_(0.5)
+    reader.save_pretrained(tmp_path)
+    fresh = Encoder.from_name(str(encoder_dir), dtype="float32", device="cpu")
+    loaded = RagReader.open(str(tmp_path), fresh, 2)
+    other = open_reader(t5_dir, Encoder.from_name(str(encoder_dir), device="cpu"), 2)
+    result = other.load_state_dict(reader.state_dict())
+    assert not result.missing_keys + result.unexpected_keys
+    for again in (loaded, other):
+        for name, tensor in reader.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor)
+    with pytest.raises(RuntimeError, match="query_encoder|Missing key"):
+        other.load_state_dict(FusionReader(reader.t5).state_dict())
+
+
+RUN = {"max_steps": 4, "eval_steps": 2}
+
+
+@pytest.fixture
+def rag(args):
+    return replace(args, runtime=replace(args.runtime, system="rag"))
+
+
+def test_a_run_trains_both_is_measured_and_taken_up(rag, tmp_path):
+    done = run_system(rag, make_arguments(tmp_path / "run", **RUN))
+    assert done.metrics["system"] == "rag"
+    assert (done.folder / "reader" / QUERY_ENCODER_FILE).is_file()
+    text = (done.folder / "predictions.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len(lines) == 12
+    for line in lines:
+        weights = [seen["score"] for seen in line["evidence"]]
+        assert len(weights) == 3
+        assert np.exp(weights).sum() == pytest.approx(1, rel=1e-5)
+        assert all(1 <= seen["stage1_rank"] <= 6 for seen in line["evidence"])
+    assert run_system(rag, make_arguments(tmp_path / "run", **RUN)).reused
+    fewer = replace(rag, rerank=replace(rag.rerank, num_evidence=2))
+    with pytest.raises(ArtifactError, match="num_evidence"):
+        run_system(fewer, make_arguments(tmp_path / "run", **RUN))
+    with pytest.raises(ConfigError, match="--system rag, which makes its inputs"):
+        Reader.load(done.folder)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(rag, tmp_path):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run_system(rag, make_arguments(whole, **RUN))
+    with at_batch(3, signal_self(signal.SIGTERM), kind=RagReader), pytest.raises(Stopped):
+        run_system(rag, make_arguments(stopped, **RUN))
+    assert not (stopped / "reader").exists()
+    run_system(rag, make_arguments(stopped, **RUN))
+    assert run_files(stopped) == run_files(whole)
+    encoders = [
+        (folder / "reader" / QUERY_ENCODER_FILE).read_bytes() for folder in (whole, stopped)
+    ]
+    assert encoders[0] == encoders[1]
+    assert (stopped / "predictions.jsonl").read_bytes() == (
+        whole / "predictions.jsonl"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decode": "official"}, "decode 'official' is not for system 'rag'"),
+        ({"length_normalize": True}, "length_normalize is not for system 'rag'"),
+        ({"lora_rank": 4}, "lora_rank is not for system 'rag'"),
+        ({"evidence_attention": True}, "evidence_attention is not for system 'rag'"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(rag, tmp_path, changes, message):
+    odd = replace(rag, reader=replace(rag.reader, **changes))
+    with pytest.raises(ConfigError, match=message):
+        run_system(odd, make_arguments(tmp_path / "run", **RUN))
+    assert not (tmp_path / "run").exists()
+
+
+def test_it_reads_evidence(rag):
+    with pytest.raises(ConfigError, match="system 'rag' reads evidence, and num_evidence is 0"):
+        replace(rag, rerank=replace(rag.rerank, num_evidence=0))
