@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
+    "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
     "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
     "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
     "models": Command("pgra.commands.models", "list the models that come inside packages"),

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "only: use train.py, or another --retriever"
         )
     base = Path(str(training.output_dir))
-    from pgra.evaluation.report import load_system
+    from pgra.evaluation.runs import load_run
     from pgra.pipelines.run import train_run
 
     quiet_libraries()
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, training = _parse([*words, *extra, "--output_dir", str(folder)])
         outcome = train_run(args, training)
         reused.append(outcome.reused)
-        systems.append(load_system(name, outcome.folder))
+        systems.append(load_run(outcome.folder, name=name))
     seconds = time.perf_counter() - start
     report = _report(systems, base, seconds, all_reused=all(reused))
     say("\n" + report)
@@ -92,12 +92,11 @@ def _introduce(args: "PgraArguments") -> str:
 
 def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
     """Write the report and the plot; give what the terminal shows."""
-    from pgra.evaluation.report import case_study, choose_case, plot_results, results_table
+    from pgra.evaluation.report import case_study, choose_case, demo_table, plot_results
     from pgra.io import write_text
 
     first = systems[0].metrics
-    labels = list(systems[0].predictions[0]["scores"])
-    table = results_table(systems, labels)
+    table = demo_table(systems).to_markdown()
     place = choose_case(systems)
     case = case_study(systems, place)
     notes = "\n".join(f"- {note}" for note in systems[-1].metrics["notes"])

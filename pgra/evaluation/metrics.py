@@ -92,7 +92,7 @@ def bootstrap_interval(
         ValueError: As `measure`.
     """
     _check_metric(metric)
-    cells = _cells(labels, predictions, names)
+    cells = confusion_cells(labels, predictions, names)
     size = len(names) ** 2
     values = _resampled(metric, cells, size, (len(names), len(names)), seed=seed, draws=draws)
     low, high = np.percentile(values[:, 0], [2.5, 97.5])
@@ -117,7 +117,7 @@ def paired_bootstrap(
     _check_metric(metric)
     n = len(names)
     # One cell an example: its label and both predictions, so one resample serves both systems.
-    cells = _cells(labels, a, names) * n + _cells(labels, b, names) % n
+    cells = confusion_cells(labels, a, names) * n + confusion_cells(labels, b, names) % n
     values = _resampled(metric, cells, n**3, (n, n, n), seed=seed, draws=draws)
     gaps = values[:, 0] - values[:, 1]
     difference = METRICS[metric](labels, a, names) - METRICS[metric](labels, b, names)
@@ -132,8 +132,14 @@ def _check_metric(metric: str) -> None:
         raise ValueError(f"unknown metric '{metric}'. Known: {', '.join(METRICS)}.")
 
 
-def _cells(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> _Counts:
-    """Give each example's cell in the confusion matrix, row label and column prediction."""
+def confusion_cells(
+    labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+) -> _Counts:
+    """Give each example's cell in the confusion matrix, row label and column prediction, (B,).
+
+    Raises:
+        ValueError: As `measure`.
+    """
     if len(labels) != len(predictions):
         raise ValueError(f"{len(labels)} labels, {len(predictions)} predictions")
     if not len(labels):
@@ -149,7 +155,8 @@ def _cells(labels: Sequence[str], predictions: Sequence[str], names: Sequence[st
 
 def _confusion(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> _Counts:
     n = len(names)
-    return np.bincount(_cells(labels, predictions, names), minlength=n * n).reshape(1, n, n)
+    cells = confusion_cells(labels, predictions, names)
+    return np.bincount(cells, minlength=n * n).reshape(1, n, n)
 
 
 def _resampled(
@@ -167,7 +174,7 @@ def _resampled(
         counts: Any = generator.multinomial(len(cells), shares, size=min(step, draws - start))
         counts = counts.reshape(-1, *shape)
         systems = [counts] if len(shape) == 2 else [counts.sum(axis=3), counts.sum(axis=2)]
-        values.append(np.stack([_FROM_COUNTS[metric](system) for system in systems], axis=1))
+        values.append(np.stack([metric_of_counts(metric, system) for system in systems], axis=1))
     return np.concatenate(values)
 
 
@@ -189,6 +196,11 @@ def _macro_f1(counts: _Counts) -> _Values:
     return np.asarray(
         np.divide(right, both, out=np.zeros_like(right), where=both > 0).mean(-1), np.float64
     )
+
+
+def metric_of_counts(metric: str, counts: _Counts) -> _Values:
+    """Give a metric of confusion matrices, (S,) of (S, C, C), row label and column prediction."""
+    return _FROM_COUNTS[metric](counts)
 
 
 def _diagonal(counts: Any) -> Any:

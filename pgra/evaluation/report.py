@@ -1,133 +1,77 @@
-"""Runs side by side: one table with intervals and paired differences, one example, one plot."""
+"""The demo's report: its runs in one table with differences, one example, one plot."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pgra.errors import ArtifactError
 from pgra.evaluation.metrics import PairedDifference, paired_bootstrap
-from pgra.evaluation.results import METRICS_FILE, PREDICTIONS_FILE
+from pgra.evaluation.runs import Run
+from pgra.evaluation.tables import Cell, Table
 
 _BOOTSTRAP_SEED = 0
 
 
-@dataclass(frozen=True)
-class System:
-    """One run as a report shows it.
-
-    Attributes:
-        name: In the table.
-        folder: The run.
-        metrics: Its `metrics.json`.
-        predictions: Its `predictions.jsonl`, in order.
-    """
-
-    name: str
-    folder: Path
-    metrics: Mapping[str, Any]
-    predictions: Sequence[Mapping[str, Any]]
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Give the 95 % interval of the headline metric."""
-        low, high = self.metrics["interval_95"]
-        return float(low), float(high)
-
-
-def load_system(name: str, folder: Path) -> System:
-    """Read a finished run.
-
-    Raises:
-        ArtifactError: If it is not finished, or its files cannot be read.
-    """
-    try:
-        metrics = json.loads((folder / METRICS_FILE).read_text(encoding="utf-8"))
-        with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as file:
-            predictions = [json.loads(line) for line in file]
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{folder} is no finished run ({error}): train it first") from None
-    return System(name, folder, metrics, predictions)
-
-
-def compare(system: System, baseline: System, labels: Sequence[str]) -> PairedDifference:
-    """Compare two systems on the same examples.
+def compare(run: Run, baseline: Run) -> PairedDifference:
+    """Compare two runs on the same examples.
 
     Raises:
         ValueError: If they decided different examples.
     """
-    if [p["id"] for p in system.predictions] != [p["id"] for p in baseline.predictions]:
-        raise ValueError(f"{system.folder} and {baseline.folder} decided different examples")
+    ours, theirs = run.decisions, baseline.decisions
+    if ours.examples != theirs.examples:
+        raise ValueError(f"{run.folder} and {baseline.folder} decided different examples")
     return paired_bootstrap(
-        system.metrics["metric"],
-        [p["label"] for p in baseline.predictions],
-        [p["prediction"] for p in system.predictions],
-        [p["prediction"] for p in baseline.predictions],
-        labels,
+        run.metric,
+        theirs.labels,
+        ours.predicted,
+        theirs.predicted,
+        ours.names,
         seed=_BOOTSTRAP_SEED,
     )
 
 
-def results_table(systems: Sequence[System], labels: Sequence[str]) -> str:
-    """Write the table as Markdown; differences are to the first system."""
-    baseline = systems[0]
-    metric = baseline.metrics["metric"]
-    lines = [
-        f"| reader | {metric} | 95 % interval | difference to the first | p |",
-        "|:--|--:|:-:|:-:|--:|",
-    ]
-    for system in systems:
-        low, high = system.interval
-        cells = [system.name, f"{system.metrics['value']:.3f}", f"{low:.3f} to {high:.3f}"]
-        if system is baseline:
+def demo_table(runs: Sequence[Run]) -> Table:
+    """Give each run's metric with its interval, and its difference to the first."""
+    baseline = runs[0]
+    rows = []
+    for run in runs:
+        low, high = _interval(run)
+        cells = [run.name, f"{run.value:.3f}", f"{low:.3f} to {high:.3f}"]
+        if run is baseline:
             cells += ["", ""]
         else:
-            gap = compare(system, baseline, labels)
+            gap = compare(run, baseline)
             cells += [
                 f"{gap.difference:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})",
                 f"{gap.p:.2f}",
             ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return _align(lines)
+        rows.append([Cell(text) for text in cells])
+    columns = ["reader", baseline.metric, "95 % interval", "difference to the first", "p"]
+    return Table("", columns, rows)
 
 
-def _align(lines: Sequence[str]) -> str:
-    """Pad a Markdown table's cells, so that it reads well in a terminal too."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    widths = [max(len(row[i]) for row in rows if row is not rows[1]) for i in range(len(rows[0]))]
-    out = []
-    for number, row in enumerate(rows):
-        cells = [
-            _rule(cell, width) if number == 1 else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        ]
-        out.append(f"| {' | '.join(cells)} |")
-    return "\n".join(out)
+def _interval(run: Run) -> tuple[float, float]:
+    low, high = run.metrics["interval_95"]
+    return float(low), float(high)
 
 
-def _rule(cell: str, width: int) -> str:
-    left, right = cell.startswith(":"), cell.endswith(":")
-    return ":" * left + "-" * (width - left - right) + ":" * right
-
-
-def choose_case(systems: Sequence[System]) -> int:
-    """Give the place of the first example that the systems decide differently; else the first."""
-    for place, lines in enumerate(zip(*(s.predictions for s in systems), strict=True)):
+def choose_case(runs: Sequence[Run]) -> int:
+    """Give the place of the first example that the runs decide differently; else the first."""
+    for place, lines in enumerate(zip(*(run.predictions for run in runs), strict=True)):
         if len({line["prediction"] for line in lines}) > 1:
             return place
     return 0
 
 
-def case_study(systems: Sequence[System], place: int, *, most: int = 4) -> str:
+def case_study(runs: Sequence[Run], place: int, *, most: int = 4) -> str:
     """Show one query as the paper's Table 3 does: what each system read, and what it said."""
-    query = systems[0].predictions[place]
+    query = runs[0].predictions[place]
     lines = [f"query: {query['text']}", f"label: {query['label']}"]
-    for system in systems:
-        line = system.predictions[place]
+    for run in runs:
+        line = run.predictions[place]
         chance = line["scores"][line["prediction"]]
         verdict = "right" if line["prediction"] == line["label"] else "wrong"
-        lines += ["", f"{system.name}: {line['prediction']} ({chance:.2f}, {verdict})"]
+        lines += ["", f"{run.name}: {line['prediction']} ({chance:.2f}, {verdict})"]
         lines += [
             f"  ({number}) {seen['text']}  [stage 1: rank {seen['stage1_rank']}]"
             for number, seen in enumerate(line["evidence"][:most], 1)
@@ -135,7 +79,7 @@ def case_study(systems: Sequence[System], place: int, *, most: int = 4) -> str:
     return "\n".join(lines)
 
 
-def plot_results(systems: Sequence[System], path: Path) -> None:
+def plot_results(runs: Sequence[Run], path: Path) -> None:
     """Draw each system's metric with its interval.
 
     Raises:
@@ -148,14 +92,14 @@ def plot_results(systems: Sequence[System], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.6 * len(systems)), layout="constrained")
-    for place, system in enumerate(reversed(systems)):
-        low, high = system.interval
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.6 * len(runs)), layout="constrained")
+    for place, run in enumerate(reversed(runs)):
+        low, high = _interval(run)
         axes.plot([low, high], [place, place], color="0.6", linewidth=3, solid_capstyle="round")
-        axes.plot(system.metrics["value"], place, "o", color="black")
-    axes.set_yticks(range(len(systems)), [system.name for system in reversed(systems)])
-    axes.set_ylim(-0.6, len(systems) - 0.4)
-    first = systems[0].metrics
+        axes.plot(run.value, place, "o", color="black")
+    axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
+    axes.set_ylim(-0.6, len(runs) - 0.4)
+    first = runs[0].metrics
     axes.set_xlabel(f"{first['metric']} on {first['n']} test examples, 95 % interval")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

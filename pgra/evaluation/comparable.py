@@ -1,0 +1,166 @@
+"""Which runs may stand in one table, and in which row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pgra.errors import ArtifactError
+from pgra.evaluation.runs import TASK_AXIS, Group, Run
+from pgra.io import canonical_json
+from pgra.types import Json
+
+SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive")
+"""In the order of the paper's Table 2, then our own; others come after, by name."""
+TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
+"""In the paper's order; others come after, by name."""
+_READERS = {"plain", "rag", "fid", "random", "pgra", "exhaustive"}
+_RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
+_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
+# Where, how fast and how loud: none of it decides a prediction.
+_NOT_DECIDING = {
+    *("data.task", "data.dataset_name", "data.train_file", "data.validation_file"),
+    *("data.test_file", "retriever.encoder_batch_tokens", "retriever.index_dir"),
+    *("retriever.shard_rows", "rerank.lm_batch_tokens", "rerank.bank_shard_rows", "rerank.bank"),
+    *("rerank.prefix_sharing", "rerank.lm_device_map", "reader.evidence_attention"),
+}
+_TRAINING = {
+    *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
+    *("weight_decay", "max_grad_norm", "optim", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "bf16", "load_best_model_at_end", "metric_for_best_model"),
+    *("early_stopping_patience", "early_stopping_threshold"),
+}
+
+
+def check_comparable(group: Group) -> None:
+    """Refuse runs that cannot stand in one table.
+
+    Raises:
+        ArtifactError: If two runs of a task have another metric, test set, or split rule, or are
+            the same system, setting and seed; both are named.
+    """
+    first: dict[str, Run] = {}
+    readers: dict[str, Run] = {}
+    for run in group.runs:
+        _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
+        if run.system in _READERS:
+            before = readers.setdefault(run.task, run)
+            _refuse(before, run, _other_rule(before, run, group.axes))
+    _refuse_twins(group)
+
+
+def _refuse(a: Run, b: Run, why: str | None) -> None:
+    if why is not None:
+        raise ArtifactError(
+            f"{a.folder} and {b.folder} cannot stand in one table, task {a.task}: {why}; report "
+            "them apart, or run one again"
+        )
+
+
+def _other_test(a: Run, b: Run) -> str | None:
+    """Say why two runs of a task were not measured alike; None if they were."""
+    for name in ("metric", "split"):
+        if a.metrics.get(name) != b.metrics.get(name):
+            return f"another {name} ({a.metrics.get(name)}, {b.metrics.get(name)})"
+    if set(a.decisions.names) != set(b.decisions.names):
+        return f"other labels ({_listed(a.decisions.names)}; {_listed(b.decisions.names)})"
+    if a.decisions.examples != b.decisions.examples:
+        return f"another test set (fingerprint {_test_mark(a)}; {_test_mark(b)})"
+    return None
+
+
+def _test_mark(run: Run) -> str:
+    return f"{run.decisions.examples[:8]}, n = {len(run.decisions.labels)}"
+
+
+def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
+    """Say why two readers were not trained on one division of the data; None if they were.
+
+    What a grid varies may differ. The examples that stand in the prompt are left out of train, so
+    training examples are compared only where the prompt's examples are chosen alike.
+    """
+    if any(axis.startswith("data.") and axis != TASK_AXIS for axis in axes):
+        return None
+    both_known = bool(a.arguments) and bool(b.arguments)
+    for name in _RULES if both_known else ():
+        left, right = a.setting(f"data.{name}"), b.setting(f"data.{name}")
+        if left != right:
+            return f"another split rule ({name} {left}, {right})"
+    same_prompt = all(a.setting(f"rerank.{n}") == b.setting(f"rerank.{n}") for n in _EXEMPLARS)
+    for split in ("dev", "train") if same_prompt else ("dev",):
+        left, right = _fingerprint(a, split), _fingerprint(b, split)
+        if left and right and left != right:
+            return f"another split rule (other {split} examples: {left[:8]}, {right[:8]})"
+    return None
+
+
+def _fingerprint(run: Run, split: str) -> str:
+    return str(run.metrics.get("fingerprints", {}).get(split) or "")
+
+
+def _refuse_twins(group: Group) -> None:
+    seen: dict[tuple[str, str, int], Run] = {}
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        other = seen.setdefault((name, run.task, run.seed), run)
+        if other is not run:
+            raise ArtifactError(
+                f"{other.folder} and {run.folder} are the same system, setting, task and seed "
+                f"({name}, {run.task}, {run.seed}): leave one out"
+            )
+
+
+def row_names(group: Group) -> list[str]:
+    """Give the name of each run's row, in the order of the runs.
+
+    Of a grid it is the point's name; else the system's, with the settings in which runs of this
+    system differ on one task.
+    """
+    if group.points:
+        return [run.name for run in group.runs]
+    settings = [_settings(run) for run in group.runs]
+    kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
+    for run, values in zip(group.runs, settings, strict=True):
+        kinds.setdefault((run.system, run.task), []).append(values)
+    varied: dict[str, set[str]] = {}
+    for (system, _), values_of in kinds.items():
+        varied.setdefault(system, set()).update(_varied([v for v in values_of if v]))
+    return [
+        " ".join([run.system, *_told(values, sorted(varied[run.system]))])
+        for run, values in zip(group.runs, settings, strict=True)
+    ]
+
+
+def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:
+    names = {name for values in settings for name in values}
+    return {
+        name for name in names if len({canonical_json(values.get(name)) for values in settings}) > 1
+    }
+
+
+def _told(values: Mapping[str, Json], names: Sequence[str]) -> list[str]:
+    return [f"{n.rpartition('.')[2]}={_short(values[n])}" for n in names if n in values]
+
+
+def _short(value: Json) -> str:
+    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else str(value)
+
+
+def _settings(run: Run) -> dict[str, Json]:
+    """Give what decides a run's predictions, but for data, task and seed, by "section.name"."""
+    flat: dict[str, Any] = {}
+    for section, values in run.arguments.items():
+        if section == "runtime" or not isinstance(values, Mapping):
+            continue
+        for name, value in values.items():
+            decides = section != "training" or name in _TRAINING
+            if decides and f"{section}.{name}" not in _NOT_DECIDING:
+                flat[f"{section}.{name}"] = value
+    return flat
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def in_order(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Sort distinct names: those in a list by their place there, then the others by name."""
+    place = {name: number for number, name in enumerate(known)}
+    return sorted(set(names), key=lambda name: (place.get(name, len(known)), name))

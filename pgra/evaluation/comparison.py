@@ -1,0 +1,273 @@
+"""Runs side by side: each system on each task over its seeds, and its difference to a baseline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgra.errors import ConfigError, unknown_name
+from pgra.evaluation.comparable import (
+    SYSTEMS,
+    TASKS,
+    check_comparable,
+    in_order,
+    row_names,
+)
+from pgra.evaluation.metrics import PairedDifference
+from pgra.evaluation.runs import Group, Run
+from pgra.evaluation.statistics import (
+    Gaps,
+    Spread,
+    average_gaps,
+    combine_p,
+    holm,
+    mcnemar,
+    mean_sd_interval,
+    paired_gaps,
+)
+
+LEVEL = 0.05
+_BOOTSTRAP_SEED = 0
+_USUAL_BASELINES = ("fid", "plain")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row on one task (or on average).
+
+    Attributes:
+        runs: By seed, rising; of an average none.
+        missing: Seeds that should be there and are not.
+        spread: Of the metric over seeds.
+        interval: 95 %: over seeds by Student's t, of one seed over examples by the bootstrap;
+            None where there is neither.
+        is_over_seeds: Which of the two.
+    """
+
+    runs: Sequence[Run]
+    missing: Sequence[int]
+    spread: Spread
+    interval: tuple[float, float] | None
+    is_over_seeds: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row against the baseline on one task (or on average).
+
+    Attributes:
+        gap: Difference of the means over seeds, over resamples of the examples.
+        mcnemar: Exact test of right against wrong; of several seeds combined by `combine_p`; None
+            of an average, or where no seed is shared and there are several.
+        holm: The bootstrap's p, adjusted over the row's tasks; of an average as it is.
+        better: In how many shared seeds the row is better.
+        shared: How many seeds both have.
+    """
+
+    gap: PairedDifference
+    mcnemar: float | None
+    holm: float
+    better: int
+    shared: int
+
+    @property
+    def is_win(self) -> bool:
+        """Say whether the row is better by more than noise: by the test, and in each seed."""
+        is_steady = self.better == self.shared
+        return self.gap.difference > 0 and self.holm <= LEVEL and is_steady
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that a table of results says.
+
+    Attributes:
+        group: Its runs.
+        rows: Their names, in order.
+        tasks: In order.
+        results: By row and task; what is not there is missing.
+        averages: Over all tasks, of the rows that have them all.
+        baseline: The row to compare with; None if there is none.
+        comparisons: By row and task.
+        average_comparisons: By row.
+    """
+
+    group: Group
+    rows: Sequence[str]
+    tasks: Sequence[str]
+    results: Mapping[tuple[str, str], Result]
+    averages: Mapping[str, Result]
+    baseline: str | None
+    comparisons: Mapping[tuple[str, str], Comparison]
+    average_comparisons: Mapping[str, Comparison]
+
+    def first_run(self, row: str) -> Run | None:
+        """Give any run of a row; None if all are missing."""
+        return next(
+            (self.results[row, t].runs[0] for t in self.tasks if (row, t) in self.results), None
+        )
+
+
+def compare_runs(group: Group, *, baseline: str | None = None) -> Study:
+    """Put runs that belong together side by side.
+
+    Args:
+        group: The runs, at least one.
+        baseline: The row to compare with; None takes the grid's, else fid, else plain.
+
+    Raises:
+        ArtifactError: If they cannot be compared.
+        ConfigError: If the baseline is no row.
+    """
+    check_comparable(group)
+    results = _collect(group)
+    rows = _rows(group)
+    known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
+    tasks = in_order(known, TASKS)
+    chosen = _choose_baseline(group, rows, baseline)
+    averages = {
+        row: _average([results[row, t] for t in tasks])
+        for row in rows
+        if all((row, t) in results for t in tasks)
+    }
+    comparisons, by_average = {}, {}
+    for row in rows:
+        if chosen is not None and row != chosen:
+            found, average = _compare_row(results, tasks, row, chosen)
+            comparisons.update(found)
+            by_average.update({row: average} if average is not None else {})
+    return Study(group, rows, tasks, results, averages, chosen, comparisons, by_average)
+
+
+def _rows(group: Group) -> list[str]:
+    """Give the rows in order: a grid's as it lists them, else by system."""
+    names, systems = row_names(group), [run.system for run in group.runs]
+    if group.points:
+        return list(group.points)
+    place = {name: i for i, name in enumerate(in_order(systems, SYSTEMS))}
+    pairs = zip(names, systems, strict=True)
+    return list(dict.fromkeys(name for name, _ in sorted(pairs, key=lambda p: place[p[1]])))
+
+
+def _collect(group: Group) -> dict[tuple[str, str], Result]:
+    found: dict[tuple[str, str], list[Run]] = {}
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        found.setdefault((name, run.task), []).append(run)
+    missing: dict[tuple[str, str], list[int]] = {}
+    tasks = {run.task for run in group.runs}
+    for gone in group.missing:
+        for task in [gone.task] if gone.task else sorted(tasks):
+            missing.setdefault((gone.name, task), []).append(gone.seed)
+    return {
+        place: _result(sorted(runs, key=lambda run: run.seed), missing.get(place, []))
+        for place, runs in found.items()
+    }
+
+
+def _result(runs: Sequence[Run], missing: Sequence[int]) -> Result:
+    spread = mean_sd_interval([run.value for run in runs])
+    if spread.low is not None and spread.high is not None:
+        return Result(runs, missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    interval = runs[0].metrics.get("interval_95")
+    pair = (float(interval[0]), float(interval[1])) if interval else None
+    return Result(runs, missing, spread, pair, is_over_seeds=False)
+
+
+def _average(results: Sequence[Result]) -> Result:
+    """Give the mean over tasks: of each seed if all tasks have the same, as the paper's Table 8."""
+    seeds = [[run.seed for run in result.runs] for result in results]
+    missing = sorted({seed for result in results for seed in result.missing})
+    if all(of == seeds[0] for of in seeds):
+        by_seed = zip(*([run.value for run in result.runs] for result in results), strict=True)
+        spread = mean_sd_interval([sum(values) / len(values) for values in by_seed])
+    else:
+        spread = mean_sd_interval([sum(r.spread.mean for r in results) / len(results)])
+    has_ends = spread.low is not None and spread.high is not None
+    pair = (spread.low or 0.0, spread.high or 0.0) if has_ends else None
+    return Result((), missing, spread, pair, is_over_seeds=True)
+
+
+def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> str | None:
+    if asked is not None:
+        if asked not in rows:
+            raise ConfigError(unknown_name("baseline", asked, rows))
+        return asked
+    if group.baseline is not None:
+        wanted = group.baseline.items()
+        fits = [
+            name
+            for name, values in group.points.items()
+            if all(axis in values and values[axis] == value for axis, value in wanted)
+        ]
+        return fits[0] if fits else None
+    return next((name for name in _USUAL_BASELINES if name in rows), None)
+
+
+def _compare_row(
+    results: Mapping[tuple[str, str], Result], tasks: Sequence[str], row: str, baseline: str
+) -> tuple[dict[tuple[str, str], Comparison], Comparison | None]:
+    """Compare a row with the baseline on each task that both have, and on all together."""
+    places = [t for t in tasks if (row, t) in results and (baseline, t) in results]
+    sides = {
+        task: _paired(results[row, task].runs, results[baseline, task].runs) for task in places
+    }
+    gaps = {task: _gaps(*sides[task], seed=tasks.index(task)) for task in places}
+    summaries = {task: gap.summarise() for task, gap in gaps.items()}
+    adjusted = dict(zip(places, holm([summaries[t].p for t in places]), strict=True))
+    found = {
+        (row, task): Comparison(
+            summaries[task], _mcnemar(*sides[task]), adjusted[task], *_won(*sides[task])
+        )
+        for task in places
+    }
+    if len(places) < len(tasks) or len(tasks) < 2:
+        return found, None
+    overall = average_gaps([gaps[task] for task in places]).summarise()
+    return found, Comparison(overall, None, overall.p, *_won_on_average(list(sides.values())))
+
+
+_Pair = tuple[Sequence[Run], Sequence[Run]]
+
+
+def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
+    """Keep the seeds that both have; if they share none, all of each."""
+    shared = {run.seed for run in a} & {run.seed for run in b}
+    if not shared:
+        return a, b
+    return [run for run in a if run.seed in shared], [run for run in b if run.seed in shared]
+
+
+def _shares_seeds(a: Sequence[Run], b: Sequence[Run]) -> bool:
+    return [run.seed for run in a] == [run.seed for run in b]
+
+
+def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
+    # Another stream for each task, so that an average adds up independent resamples.
+    return paired_gaps(
+        a[0].metric,
+        a[0].decisions.labels,
+        [run.decisions.predicted for run in a],
+        [run.decisions.predicted for run in b],
+        a[0].decisions.names,
+        seed=_BOOTSTRAP_SEED + seed,
+    )
+
+
+def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
+    if not _shares_seeds(a, b) and (len(a) > 1 or len(b) > 1):
+        return None
+    pairs = zip(a, b, strict=True)
+    return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
+
+
+def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
+    """Give in how many shared seeds a is better, and how many there are."""
+    if not _shares_seeds(a, b):
+        return 0, 0
+    return sum(x.value > y.value for x, y in zip(a, b, strict=True)), len(a)
+
+
+def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
+    seeds = [[run.seed for run in a] for a, _ in sides]
+    if not all(_shares_seeds(a, b) for a, b in sides) or any(of != seeds[0] for of in seeds):
+        return 0, 0
+    gains = [[x.value - y.value for x, y in zip(a, b, strict=True)] for a, b in sides]
+    return sum(sum(of_seed) > 0 for of_seed in zip(*gains, strict=True)), len(seeds[0])

@@ -1,0 +1,201 @@
+"""How sure one may be of a difference: seeds, examples, and many tasks at once.
+
+Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over runs.
+Examples: a paired bootstrap over the test examples, given the readers that were trained, and
+McNemar's exact test.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.evaluation.metrics import METRICS, PairedDifference, confusion_cells, metric_of_counts
+
+_Values = npt.NDArray[np.float64]
+# Equal seeds in another order sum up to a last digit of their own, which is no difference.
+_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of several runs.
+
+    Attributes:
+        mean: Of the values.
+        sd: Sample standard deviation (n - 1); None for one value.
+        low: Lower end of the mean's 95 % interval by Student's t; None for one value.
+        high: Upper end.
+        n: How many values.
+    """
+
+    mean: float
+    sd: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """How much better one system is than another, and what it is in resamples.
+
+    Attributes:
+        difference: Metric of a minus metric of b, mean over seeds.
+        draws: The same in each resample of the examples, (draws,).
+    """
+
+    difference: float
+    draws: _Values
+
+    def summarise(self) -> PairedDifference:
+        """Give interval and two-sided p-value, as `metrics.paired_bootstrap` does.
+
+        p is twice the share of resamples on the other side of 0, where 0 itself counts, at least
+        2 / (draws + 1).
+        """
+        other_side = min(int((self.draws <= 0).sum()), int((self.draws >= 0).sum()))
+        p = min(1.0, 2 * (other_side + 1) / (len(self.draws) + 1))
+        low, high = np.percentile(self.draws, [2.5, 97.5])
+        return PairedDifference(self.difference, float(low), float(high), p)
+
+
+def mean_sd_interval(values: Sequence[float]) -> Spread:
+    """Give mean, standard deviation and the mean's 95 % interval by Student's t.
+
+    Raises:
+        ValueError: If there are no values.
+    """
+    n = len(values)
+    if not n:
+        raise ValueError("there are no values to take the mean of")
+    mean = float(np.mean(values))
+    if n == 1:
+        return Spread(mean, None, None, None, 1)
+    from scipy.special import stdtrit
+
+    sd = float(np.std(values, ddof=1))
+    half = float(stdtrit(n - 1, 0.975)) * sd / n**0.5
+    return Spread(mean, sd, mean - half, mean + half, n)
+
+
+def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
+    """Give the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
+
+    Only examples that one system decides rightly and the other wrongly count; without any p is 1.
+
+    Raises:
+        ValueError: If the lengths differ.
+    """
+    if len(correct_a) != len(correct_b):
+        raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
+    a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    if not only_a + only_b:
+        return 1.0
+    from scipy.stats import binomtest
+
+    return float(binomtest(only_a, only_a + only_b, 0.5).pvalue)
+
+
+def combine_p(p_values: Sequence[float]) -> float:
+    """Give one p-value of several tests of one claim, however they depend on each other.
+
+    Rueger 1978: the k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It
+    is what McNemar's tests of several seeds become, since their examples are the same.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    if not p_values:
+        raise ValueError("there are no p-values to combine")
+    n, k = len(p_values), (len(p_values) + 1) // 2
+    return min(1.0, sorted(p_values)[k - 1] * n / k)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Give p-values that hold for all tests together (Holm 1979), in the order given.
+
+    The i-th smallest of n, from 0, times n - i; none below the one before it, none above 1.
+    """
+    n, adjusted, before = len(p_values), [0.0] * len(p_values), 0.0
+    for place, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
+        before = max(before, min(1.0, p_values[index] * (n - place)))
+        adjusted[index] = before
+    return adjusted
+
+
+def paired_gaps(
+    metric: str,
+    labels: Sequence[str],
+    a: Sequence[Sequence[str]],
+    b: Sequence[Sequence[str]],
+    names: Sequence[str],
+    *,
+    seed: int,
+    draws: int = 2000,
+) -> Gaps:
+    """Compare two systems of several seeds on the same examples, resampled together.
+
+    What is compared is the mean of the metric over a system's seeds; for accuracy that is the mean
+    over examples of the share of seeds that are right. With one seed each it is
+    `metrics.paired_bootstrap`.
+
+    Args:
+        metric: The task's.
+        labels: The true labels, of B examples.
+        a: Predictions of one system, for each of its seeds B of them.
+        b: Of the other; its seeds may be other ones.
+        names: The task's labels.
+        seed: Of the resampling.
+        draws: How many resamples.
+
+    Raises:
+        ValueError: As `metrics.measure`, or if a system has no seed.
+    """
+    if not a or not b:
+        raise ValueError("a system has no predictions")
+    cells = np.stack([confusion_cells(labels, side, names) for side in (*a, *b)])  # (S, B)
+    patterns, counts = np.unique(cells, axis=1, return_counts=True)  # (S, U), (U,)
+    generator = np.random.default_rng(seed)
+    # Examples that all systems decide alike are one kind; a resample is counts of kinds.
+    drawn = generator.multinomial(len(labels), counts / len(labels), size=draws)  # (draws, U)
+    values = [_metric_by_draw(metric, drawn, kinds, len(names)) for kinds in patterns]
+    sides = [METRICS[metric](labels, side, names) for side in (*a, *b)]
+    gaps = np.mean(values[: len(a)], axis=0) - np.mean(values[len(a) :], axis=0)
+    return Gaps(
+        float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])),
+        np.round(gaps, _DIGITS),
+    )
+
+
+def _metric_by_draw(metric: str, drawn: Any, kinds: Any, num_labels: int) -> _Values:
+    """Give one system's metric in each resample, (draws,).
+
+    Args:
+        metric: The task's.
+        drawn: How often each kind of example was drawn, (draws, U).
+        kinds: The confusion matrix' cell of each kind, (U,).
+        num_labels: Its width.
+    """
+    is_cell = kinds[:, None] == np.arange(num_labels**2)  # (U, cells)
+    # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
+    counts = drawn.astype(np.float64) @ is_cell.astype(np.float64)
+    matrices = np.rint(counts).astype(np.int64).reshape(-1, num_labels, num_labels)
+    return metric_of_counts(metric, matrices)
+
+
+def average_gaps(gaps: Sequence[Gaps]) -> Gaps:
+    """Give the mean over tasks: their examples are drawn independently of each other.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    if not gaps:
+        raise ValueError("there are no tasks to take the mean of")
+    return Gaps(
+        float(np.mean([gap.difference for gap in gaps])),
+        np.round(np.stack([gap.draws for gap in gaps]).mean(axis=0), _DIGITS),
+    )

@@ -1,0 +1,110 @@
+"""Finished runs with planted decisions, written as a run writes them."""
+
+import json
+
+import numpy as np
+
+from pgra.evaluation.results import EvidenceLine, RunRecord, write_results
+from pgra.io import write_json
+from pgra.types import Example, Prediction
+
+NAMES = ("bad", "good")
+
+
+def labels_of(n):
+    return [NAMES[i % 2] for i in range(n)]
+
+
+def decided(labels, wrong):
+    """Give decisions that are right but at some places."""
+    return [NAMES[1 - NAMES.index(x)] if i in set(wrong) else x for i, x in enumerate(labels)]
+
+
+def plant(
+    folder,
+    *,
+    system="pgra",
+    task="sst2",
+    seed=0,
+    n=40,
+    wrong=(),
+    metric="accuracy",
+    arguments=None,
+    text="text",
+    fingerprints=None,
+    split="test",
+    notes=(),
+):
+    """Write a run that decides n examples, half of each label, wrongly at some places."""
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = labels_of(n)
+    record = RunRecord(
+        task=task,
+        split=split,
+        metric=metric,
+        labels=NAMES,
+        seed=seed,
+        seconds={"training": 1.0},
+        fingerprints=fingerprints or {"train": "a" * 64, "dev": "b" * 64, "test": "c" * 64},
+        notes=notes,
+    )
+    examples = [Example(f"test-{i}", {"text": f"{text} {i}"}, x) for i, x in enumerate(labels)]
+    predictions = [
+        Prediction(e.id, x, {name: float(name == x) for name in NAMES})
+        for e, x in zip(examples, decided(labels, wrong), strict=True)
+    ]
+    evidence = [[EvidenceLine(i, f"evidence {i}", 1, 0.5, 0.25)] for i in range(n)]
+    metrics = write_results(folder, record, examples, predictions, evidence)
+    write_json(folder / "metrics.json", {**metrics, "system": system})
+    values = {
+        "runtime": {"system": system, "device": "cpu"},
+        "data": {"task": task, "split_seed": 0, "dev_fraction": 0.1},
+        "retriever": {"num_candidates": 150},
+        "rerank": {"num_evidence": 16, "num_exemplars": 8},
+        "training": {"seed": seed, "learning_rate": 1e-4, "output_dir": str(folder)},
+    }
+    for section, changes in (arguments or {}).items():
+        values[section] = {**values.get(section, {}), **changes}
+    write_json(folder / "arguments.json", values)
+    return folder
+
+
+def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",), **grid):
+    """Write grid.json: points are {name: {"value":, "seeds": {seed: wrong or None}}}."""
+    section, _, key = axis.partition(".")
+    written = []
+    for task in tasks:
+        for name, point in points.items():
+            seeds = {}
+            for seed, wrong in point["seeds"].items():
+                place = f"{task}/{name}/seed-{seed}"
+                seeds[str(seed)] = place
+                if wrong is not None:
+                    arguments = {section: {key: point["value"]}}
+                    plant(root / place, task=task, seed=seed, wrong=wrong, arguments=arguments)
+            values = {axis: point["value"]}
+            written.append({"name": name, "task": task, "values": values, "seeds": seeds})
+    values = {
+        "name": "k",
+        "title": "Candidates",
+        "axes": [axis],
+        "labels": {axis: "k"},
+        "seeds": [0, 1],
+        "reference": None,
+        "baseline": None,
+        "points": written,
+        **grid,
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    write_json(root / "grid.json", values)
+    return root
+
+
+def edit(path, **changes):
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, **changes}))
+
+
+def places(n, share, seed):
+    """Draw places at random, a share of n."""
+    return np.random.default_rng(seed).choice(n, size=round(n * share), replace=False).tolist()

@@ -1,0 +1,112 @@
+import pytest
+from planted_runs import plant, plant_grid
+
+from pgra.errors import ArtifactError
+from pgra.evaluation.comparable import TASKS, check_comparable, in_order, row_names
+from pgra.evaluation.runs import Group, load_collection, load_run
+
+
+def group_of(*folders, **more):
+    return Group("Results", [load_run(folder) for folder in folders], **more)
+
+
+def fingerprints(**changes):
+    return {"train": "a" * 64, "dev": "b" * 64, "test": "c" * 64, **changes}
+
+
+def test_systems_on_one_test_set_and_division_may_stand_together(tmp_path):
+    check_comparable(
+        group_of(
+            plant(tmp_path / "a", system="fid"),
+            plant(tmp_path / "b", wrong=[1, 2]),
+            plant(tmp_path / "c", task="cr", n=10, text="other"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"n": 42}, r"another test set \(fingerprint [0-9a-f]{8}, n = 40; [0-9a-f]{8}, n = 42\)"),
+        ({"text": "others"}, "another test set"),
+        ({"metric": "mcc"}, r"another metric \(accuracy, mcc\)"),
+        ({"split": "dev"}, r"another split \(test, dev\)"),
+        ({"arguments": {"data": {"split_seed": 1}}}, r"another split rule \(split_seed 0, 1\)"),
+        ({"arguments": {"data": {"max_train_samples": 99}}}, r"max_train_samples None, 99"),
+        ({"fingerprints": fingerprints(dev="d" * 64)}, r"another split rule \(other dev examples"),
+        (
+            {"fingerprints": fingerprints(train="d" * 64)},
+            "other train examples: aaaaaaaa, dddddddd",
+        ),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_and_both_named(tmp_path, other, message):
+    a, b = plant(tmp_path / "a", system="fid"), plant(tmp_path / "b", **other)
+    with pytest.raises(ArtifactError, match=message) as caught:
+        check_comparable(group_of(a, b))
+    told = str(caught.value)
+    assert told.startswith(f"{a} and {b} cannot stand in one table, task sst2: ")
+    assert told.endswith("report them apart, or run one again")
+
+
+def test_what_is_not_trained_has_no_division_to_compare(tmp_path):
+    other = {"arguments": {"data": {"max_train_samples": 16}}}
+    check_comparable(group_of(plant(tmp_path / "a"), plant(tmp_path / "b", system="icl", **other)))
+    with pytest.raises(ArtifactError, match="another test set"):
+        check_comparable(group_of(plant(tmp_path / "c"), plant(tmp_path / "d", system="icl", n=8)))
+
+
+def test_another_prompt_takes_other_examples_out_of_train(tmp_path):
+    """The examples that stand in the prompt are not trained on, so train differs with them."""
+    a = plant(tmp_path / "a")
+    other = fingerprints(train="d" * 64)
+    shots = {"rerank": {"num_exemplars": 4}}
+    check_comparable(group_of(a, plant(tmp_path / "b", arguments=shots, fingerprints=other)))
+
+
+def test_a_grid_may_vary_the_data_it_says_it_varies(tmp_path):
+    points = {"few": {"value": 8, "seeds": {0: []}}, "many": {"value": 80, "seeds": {0: []}}}
+    root = plant_grid(tmp_path / "g", points, axis="data.max_train_samples")
+    check_comparable(load_collection([root]).groups[0])
+    loose = load_collection([root / "sst2"]).groups[0]
+    with pytest.raises(ArtifactError, match="max_train_samples 8, 80"):
+        check_comparable(loose)
+
+
+def test_one_run_twice_is_refused(tmp_path):
+    a, b = plant(tmp_path / "a"), plant(tmp_path / "b", wrong=[3])
+    with pytest.raises(ArtifactError, match="are the same system, setting, task and seed"):
+        check_comparable(group_of(a, b))
+    check_comparable(group_of(a, plant(tmp_path / "c", seed=1)))
+
+
+def test_a_row_is_the_system_with_the_settings_in_which_its_runs_differ(tmp_path):
+    group = group_of(
+        plant(tmp_path / "a"),
+        plant(tmp_path / "b", arguments={"retriever": {"num_candidates": 16}}),
+        plant(tmp_path / "c", seed=1),
+        plant(tmp_path / "d", system="fid", arguments={"rerank": {"num_evidence": 4}}),
+    )
+    assert row_names(group) == [
+        *("pgra num_candidates=150", "pgra num_candidates=16", "pgra num_candidates=150"),
+        "fid",
+    ]
+
+
+def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
+    """The paper's learning rates are a task's own (Table 7)."""
+    other = {"training": {"learning_rate": 2e-5}}
+    group = group_of(plant(tmp_path / "a"), plant(tmp_path / "b", task="sst5", arguments=other))
+    assert row_names(group) == ["pgra", "pgra"]
+    both = group_of(plant(tmp_path / "c"), plant(tmp_path / "d", arguments=other))
+    assert row_names(both) == ["pgra learning_rate=0.0001", "pgra learning_rate=2e-05"]
+
+
+def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):
+    other = {"runtime": {"device": "cuda"}, "rerank": {"lm_batch_tokens": 9}}
+    group = group_of(plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other))
+    assert set(row_names(group)) == {"pgra"}
+
+
+def test_tasks_stand_in_the_papers_order_then_by_name():
+    assert in_order(["zeta", "cr", "alpha", "sst2", "cr"], TASKS) == ["sst2", "cr", "alpha", "zeta"]

@@ -1,0 +1,169 @@
+import pytest
+from planted_runs import places, plant, plant_grid
+
+from pgra.errors import ConfigError
+from pgra.evaluation.comparison import compare_runs
+from pgra.evaluation.runs import Group, load_collection, load_run
+
+BOTH = places(500, 0.06, 1)
+ONLY_FID = [i for i in range(500) if i not in set(BOTH)]
+
+
+def group_of(*folders, **more):
+    return Group("Results", [load_run(folder) for folder in folders], **more)
+
+
+def planted_gap(root, task="sst2", seeds=(0, 1)):
+    """Plant fid and pgra, of which fid is 5 points worse on 500 examples in every seed."""
+    for seed in seeds:
+        for system, more in (("fid", ONLY_FID[seed::18][:25]), ("pgra", [])):
+            folder, wrong = root / f"{task}/{system}-{seed}", BOTH + more
+            plant(folder, system=system, task=task, seed=seed, n=500, wrong=wrong)
+    return root
+
+
+def test_a_planted_gap_of_5_points_is_a_win_and_is_tested_on_examples(tmp_path):
+    study = compare_runs(load_collection([planted_gap(tmp_path)]).groups[0])
+    assert study.baseline == "fid"
+    assert study.rows == ["fid", "pgra"]
+    found = study.comparisons["pgra", "sst2"]
+    assert found.gap.difference == pytest.approx(0.05)
+    assert found.gap.low > 0.02
+    assert found.gap.p <= 0.001
+    assert found.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
+    assert (found.better, found.shared) == (2, 2)
+    assert found.is_win
+    assert study.results["pgra", "sst2"].spread.sd == 0
+    assert study.results["pgra", "sst2"].is_over_seeds
+
+
+def test_runs_with_equal_predictions_differ_by_nothing(tmp_path):
+    a = plant(tmp_path / "a", system="fid", n=100, wrong=[4, 7, 9])
+    b = plant(tmp_path / "b", system="pgra", n=100, wrong=[4, 7, 9])
+    found = compare_runs(group_of(a, b)).comparisons["pgra", "sst2"]
+    assert (found.gap.p, found.mcnemar, found.holm) == (1.0, 1.0, 1.0)
+    assert not found.is_win
+
+
+def test_a_loss_and_a_gap_within_noise_are_no_wins(tmp_path):
+    folders = [
+        plant(tmp_path / "a", system="fid", n=200, wrong=[1, 2, 3]),
+        plant(tmp_path / "b", system="pgra", n=200, wrong=[1, 2]),
+        plant(tmp_path / "c", system="plain", n=200, wrong=range(60)),
+    ]
+    study = compare_runs(group_of(*folders))
+    assert not study.comparisons["pgra", "sst2"].is_win
+    loss = study.comparisons["plain", "sst2"]
+    assert loss.gap.difference < 0
+    assert loss.holm < 0.01
+    assert not loss.is_win
+
+
+def test_a_gap_that_one_seed_does_not_have_is_no_win(tmp_path):
+    """Seed 1 is slightly worse; the mean over both is far better, and so says the bootstrap."""
+    for seed, wrong in ((0, range(60)), (1, range(10))):
+        plant(tmp_path / f"f{seed}", system="fid", seed=seed, n=200, wrong=wrong)
+        plant(tmp_path / f"p{seed}", seed=seed, n=200, wrong=range(100, 112) if seed else ())
+    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
+    assert found.holm <= 0.05
+    assert (found.better, found.shared) == (1, 2)
+    assert not found.is_win
+
+
+def test_seeds_are_paired_and_what_only_one_has_is_not_compared(tmp_path):
+    plant(tmp_path / "f0", system="fid", seed=0, wrong=[1])
+    plant(tmp_path / "f1", system="fid", seed=1, wrong=[1, 2])
+    plant(tmp_path / "p1", seed=1, wrong=[1])
+    plant(tmp_path / "p2", seed=2, wrong=range(20))
+    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
+    assert found.gap.difference == pytest.approx(1 / 40)
+    assert (found.better, found.shared) == (1, 1)
+
+
+def test_without_a_shared_seed_the_means_are_compared(tmp_path):
+    """In-context learning has no reader to seed; it stands beside readers of three."""
+    icl = plant(tmp_path / "i", system="icl", seed=42, wrong=range(8))
+    readers = [plant(tmp_path / f"p{s}", system="plain", seed=s, wrong=range(s)) for s in (0, 2)]
+    found = compare_runs(group_of(icl, *readers), baseline="plain").comparisons["icl", "sst2"]
+    assert found.gap.difference == pytest.approx(-8 / 40 + 1 / 40)
+    assert (found.mcnemar, found.shared) == (None, 0)
+
+
+def test_holm_is_over_the_tasks_of_a_row(tmp_path):
+    planted_gap(tmp_path, "sst2", seeds=(0,))
+    planted_gap(tmp_path, "cr", seeds=(0,))
+    plant(tmp_path / "mr/f", system="fid", task="mr", wrong=[1])
+    plant(tmp_path / "mr/p", task="mr", wrong=[1])
+    study = compare_runs(load_collection([tmp_path]).groups[0])
+    assert study.tasks == ["sst2", "cr", "mr"]
+    by_task = {task: study.comparisons["pgra", task] for task in study.tasks}
+    smallest, second = sorted(by_task[task].gap.p for task in ("sst2", "cr"))
+    adjusted = {by_task[task].holm for task in ("sst2", "cr")}
+    assert adjusted == {3 * smallest, max(3 * smallest, 2 * second)}
+    assert by_task["mr"].holm == 1.0
+
+
+def test_the_average_is_of_each_seed_and_is_tested_over_all_tasks(tmp_path):
+    planted_gap(tmp_path, "sst2")
+    planted_gap(tmp_path, "cr")
+    study = compare_runs(load_collection([tmp_path]).groups[0])
+    assert study.averages["pgra"].spread.n == 2
+    assert study.averages["pgra"].spread.mean == pytest.approx(0.94)
+    found = study.average_comparisons["pgra"]
+    assert found.gap.difference == pytest.approx(0.05)
+    assert (found.better, found.shared) == (2, 2)
+    assert found.is_win
+    alone = study.comparisons["pgra", "cr"].gap
+    assert found.gap.high - found.gap.low < 0.8 * (alone.high - alone.low)
+
+
+def test_a_row_that_lacks_a_task_has_no_average(tmp_path):
+    a, b = plant(tmp_path / "a"), plant(tmp_path / "b", system="fid")
+    study = compare_runs(group_of(a, b, plant(tmp_path / "c", task="cr")))
+    assert set(study.averages) == {"pgra"}
+    assert ("fid", "cr") not in study.results
+    assert study.average_comparisons == {}
+
+
+def test_the_baseline_is_the_named_one_else_fid_else_plain_else_none(tmp_path):
+    runs = {s: plant(tmp_path / s, system=s) for s in ("icl", "plain", "fid", "pgra")}
+    assert compare_runs(group_of(*runs.values())).baseline == "fid"
+    assert compare_runs(group_of(*runs.values()), baseline="pgra").baseline == "pgra"
+    assert compare_runs(group_of(runs["pgra"], runs["plain"])).baseline == "plain"
+    alone = compare_runs(group_of(runs["pgra"], runs["icl"]))
+    assert (alone.baseline, alone.comparisons) == (None, {})
+    with pytest.raises(ConfigError, match="unknown baseline 'rag'"):
+        compare_runs(group_of(*runs.values()), baseline="rag")
+
+
+def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_path):
+    points = {
+        "k=50": {"value": 50, "seeds": {0: None, 1: None}},
+        "k=16": {"value": 16, "seeds": {0: [1], 1: None}},
+        "k=8": {"value": 8, "seeds": {0: [1, 2], 1: [1]}},
+    }
+    root = plant_grid(tmp_path / "g", points, baseline={"retriever.num_candidates": 8})
+    study = compare_runs(load_collection([root]).groups[0])
+    assert study.rows == ["k=50", "k=16", "k=8"]
+    assert study.baseline == "k=8"
+    assert ("k=50", "sst2") not in study.results
+    assert list(study.results["k=16", "sst2"].missing) == [1]
+    assert set(study.comparisons) == {("k=16", "sst2")}
+    assert study.first_run("k=50") is None
+
+
+def test_one_seed_has_the_interval_over_examples(tmp_path):
+    run = plant(tmp_path / "a", n=100, wrong=range(10))
+    result = compare_runs(group_of(run)).results["pgra", "sst2"]
+    assert not result.is_over_seeds
+    assert result.interval == tuple(load_run(run).metrics["interval_95"])
+
+
+def test_a_grids_point_is_one_row_over_its_tasks(tmp_path):
+    points = {"k=8": {"value": 8, "seeds": {0: [1]}}, "k=16": {"value": 16, "seeds": {0: None}}}
+    root = plant_grid(tmp_path / "g", points, tasks=("cr", "sst2"))
+    study = compare_runs(load_collection([root]).groups[0])
+    assert study.rows == ["k=8", "k=16"]
+    assert study.tasks == ["sst2", "cr"]
+    assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr")}
+    assert set(study.averages) == {"k=8"}

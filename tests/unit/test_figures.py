@@ -1,0 +1,72 @@
+import pytest
+from planted_runs import plant, plant_grid
+
+from pgra.errors import ConfigError
+from pgra.evaluation.comparison import compare_runs
+from pgra.evaluation.figures import draw_study, number_axis, plot_study
+from pgra.evaluation.reference import load_reference
+from pgra.evaluation.runs import load_collection
+
+pytest.importorskip("matplotlib")
+POINTS = {
+    "k=16": {"value": 16, "seeds": {0: [1, 2], 1: [1]}},
+    "k=50": {"value": 50, "seeds": {0: [1], 1: None}},
+    "k=100": {"value": 100, "seeds": {0: None, 1: None}},
+}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    root = plant_grid(tmp_path_factory.mktemp("k"), POINTS, reference="T5")
+    return compare_runs(load_collection([root]).groups[0])
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    for task in ("sst2", "cr"):
+        for system in ("fid", "pgra"):
+            plant(root / task / system, system=system, task=task, wrong=[1])
+    return compare_runs(load_collection([root]).groups[0])
+
+
+def test_a_grid_over_a_number_is_a_line_without_what_is_missing(sweep):
+    assert number_axis(sweep) == "retriever.num_candidates"
+    figure = draw_study(sweep, load_reference("T5"))
+    axes = figure.axes[0]
+    ours, paper = axes.lines[0], axes.lines[-1]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "50", "100"]
+    nowhere = pytest.approx(float("nan"), nan_ok=True)
+    assert list(ours.get_ydata()) == [pytest.approx(100 * 77 / 80), 97.5, nowhere]
+    assert list(paper.get_ydata()) == [93.6, 92.8, nowhere]
+    assert axes.get_xlabel() == "k"
+    title = figure.get_suptitle()
+    assert "missing: k=100 (sst2)" in title
+    assert "hollow: the paper's values" in title
+
+
+def test_systems_are_dots_with_intervals_in_a_panel_a_task_and_one_for_the_average(systems):
+    assert number_axis(systems) is None
+    figure = draw_study(systems)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == [
+        *("sst2, accuracy in hundredths", "cr, accuracy in hundredths", "average, in hundredths")
+    ]
+    assert [label.get_text() for label in shown[0].get_yticklabels()] == ["pgra", "fid"]
+    assert shown[0].lines[1].get_xdata() == pytest.approx([97.5])
+    assert "hollow" not in figure.get_suptitle()
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_a_figure_is_the_kind_of_file_that_its_name_says(systems, tmp_path, name, start):
+    plot_study(systems, tmp_path / "new" / name)
+    assert (tmp_path / "new" / name).read_bytes().startswith(start)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+
+
+def test_another_ending_is_refused_and_nothing_written(systems, tmp_path):
+    with pytest.raises(ConfigError, match=r"figure is '.*a.gif': give a file that ends in .pdf"):
+        plot_study(systems, tmp_path / "a.gif")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,379 @@
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pgra import cli
+from pgra.errors import ArtifactError, ConfigError
+from pgra.evaluation import html
+from pgra.evaluation.comparison import compare_runs
+from pgra.evaluation.html import render_page, write_page
+from pgra.evaluation.page_data import browser_data
+from pgra.evaluation.results import PREDICTIONS_FILE, EvidenceLine, RunRecord, write_results
+from pgra.evaluation.runs import Group, Missing, load_run
+from pgra.evaluation.tables import Cell, Table
+from pgra.types import Example, Prediction
+
+PAGE = Path(html.__file__).parent / "page"
+HOSTILE = '</script><img src=x onerror="alert(1)">{{script}}&lt;b&gt;<!--<script>'
+LABELS = ("negative", "positive")
+GOLD = ("positive", "negative", "positive", "negative")
+TEXTS = ("a fine film", "a dull film", "no plot (at all)", "so so")
+SHARED = EvidenceLine(7, "Films are long.", 3, 0.25, 1831.06836)
+NODE = shutil.which("node")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+class Reader(HTMLParser):
+    """What a browser makes of a page: elements, and the text inside of script and style."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.inside, self.key = [], {}, None
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.key = dict(attrs).get("id", tag) if tag in ("script", "style") else None
+
+    def handle_endtag(self, tag):
+        self.key = None
+
+    def handle_data(self, text):
+        if self.key:
+            self.inside[self.key] = self.inside.get(self.key, "") + text
+
+    def named(self, tag):
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+def make_run(root, system, answers, *, seed=0, chance=0.75, evidence=(), texts=TEXTS):
+    """Write a run of four examples, and read it back."""
+    examples = [
+        Example(f"test-{i}", {"text": text}, gold)
+        for i, (text, gold) in enumerate(zip(texts, GOLD, strict=True))
+    ]
+    predictions = [
+        Prediction(example.id, answer, {k: chance if k == answer else 1 - chance for k in LABELS})
+        for example, answer in zip(examples, answers, strict=True)
+    ]
+    record = RunRecord("sst2", "test", "accuracy", LABELS, seed, {}, {})
+    folder = root / f"{system}-{seed}"
+    write_results(folder, record, examples, predictions, [list(evidence)] * 4)
+    return dataclasses.replace(load_run(folder), system=system)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """Answers right (+) and wrong (-): pgra ++-- in seed 0, +++- in seed 1; fid +-+-; t5 ++++."""
+    root = tmp_path_factory.mktemp("runs")
+    p, n = LABELS[1], LABELS[0]
+    read = [SHARED, EvidenceLine(9, HOSTILE, 1, 0.5, 1830.5)]
+    return Group(
+        "Demo",
+        [
+            make_run(root, "pgra", [p, n, n, p], evidence=read),
+            make_run(root, "pgra", [p, n, p, p], seed=1, evidence=read),
+            make_run(root, "fid", [p, p, p, p], chance=0.9, evidence=[SHARED]),
+            make_run(root, "t5", [p, n, p, n]),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def page(group):
+    return render_page("A & B", [(compare_runs(group), None)])
+
+
+def test_hostile_text_stays_text(page):
+    reader = Reader(page)
+    assert len(reader.named("script")) == 2
+    assert reader.named("img") == []
+    assert HOSTILE in json.loads(reader.inside["data"])["texts"]
+    assert not set("<>&") & set(reader.inside["data"])  # so no parser finds an end in it
+    assert "<title>A &amp; B</title>" in page
+    # The same page without the escapes is another one.
+    bare = page.replace("\\u003c", "<").replace("\\u003e", ">")
+    assert Reader(bare).named("img") != []
+
+
+def test_hostile_names_stay_text_too(tmp_path):
+    labels = (HOSTILE, "b")
+    example = Example(HOSTILE, {"text": "a"}, HOSTILE)
+    scores = {HOSTILE: 0.5, "b": 0.5}
+    record = RunRecord("sst2", "test", "accuracy", labels, 0, {}, {}, notes=[HOSTILE])
+    write_results(tmp_path, record, [example], [Prediction(HOSTILE, HOSTILE, scores)], [[]])
+    run = dataclasses.replace(load_run(tmp_path), system=HOSTILE, name=HOSTILE, task=HOSTILE)
+    for points in ({}, {HOSTILE: {"k": 1}}):
+        study = compare_runs(Group(HOSTILE, [run], points=points))
+        text = render_page(HOSTILE, [(study, None)])
+        reader = Reader(text)
+        assert reader.named("img") == []
+        assert len(reader.named("script")) == 2
+        (task,) = json.loads(reader.inside["data"])["tasks"]
+        assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
+        assert task["runs"][0]["name"] == HOSTILE
+
+
+def test_the_page_asks_for_nothing_outside(page):
+    reader = Reader(page)
+    for tag, attributes in reader.elements:
+        assert not {"src", "srcset", "action", "style", "data", "poster"} & set(attributes), tag
+        assert not any(name.startswith("on") for name in attributes), tag
+        assert attributes.get("href", "#").startswith("#"), tag
+    assert reader.named("link") == reader.named("iframe") == reader.named("object") == []
+    assert not re.search(r"url\(|@import", reader.inside["style"])
+    script = reader.inside["script"]
+    banned = r"fetch\(|XMLHttp|import\(|innerHTML|outerHTML|insertAdjacent|document\.write|eval\("
+    assert not re.search(banned, script)
+    assert "http" not in script + reader.inside["style"]
+
+
+def test_the_policy_allows_this_script_and_style_only(page):
+    reader = Reader(page)
+    (policy,) = [m["content"] for m in reader.named("meta") if "http-equiv" in m]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == html._policy_hash(reader.inside["script"])
+    assert rules["style-src"] == html._policy_hash(reader.inside["style"])
+    assert html._policy_hash(reader.inside["script"] + " ") != rules["script-src"]
+    # Of "abc", by FIPS 180-2, in base64.
+    assert html._policy_hash("abc") == "'sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0='"
+
+
+def test_a_table_marks_what_stands_out_and_names_its_rows():
+    cells = [Cell("<pgra>"), Cell("62.5", is_bold=True), Cell("60.0")]
+    text = html._table(Table("Table <2>", ["system", "sst2", "a & b"], [cells], ["note <1>"]))
+    row = '<th scope="row">&lt;pgra&gt;</th><td class="best">62.5</td><td>60.0</td>'
+    assert row in text
+    assert "<caption>Table &lt;2&gt;</caption>" in text
+    assert '<th scope="col">a &amp; b</th>' in text
+    assert "<li>note &lt;1&gt;</li>" in text
+
+
+def test_texts_and_evidence_that_runs_share_stand_there_once(group):
+    data = browser_data([group])
+    (task,) = data["tasks"]
+    assert task["name"] == "sst2"
+    assert data["texts"].count(SHARED.text) == 1
+    shared, hostile = data["texts"].index(SHARED.text), data["texts"].index(HOSTILE)
+    both = [shared, 3, 0.25, 1831.068, hostile, 1, 0.5, 1830.5]
+    assert task["lists"] == [both, [shared, 3, 0.25, 1831.068], []]
+    runs = {run["name"]: run for run in task["runs"]}
+    assert list(runs) == ["pgra (seed 0)", "pgra (seed 1)", "fid", "t5"]
+    assert [runs[name]["evidence"] for name in runs] == [[0] * 4, [0] * 4, [1] * 4, [2] * 4]
+    assert task["labels"] == ["negative", "positive"]
+    assert task["gold"] == [1, 0, 1, 0]
+    assert runs["fid"]["answers"] == [1, 1, 1, 1]
+    assert runs["fid"]["chances"][0] == [[0, 0.1], [1, 0.9]]
+
+
+def test_a_run_in_two_groups_is_shown_once(group):
+    (task,) = browser_data([group, group])["tasks"]
+    assert len(task["runs"]) == 4
+
+
+def test_other_test_sets_are_tasks_of_their_own(group, tmp_path):
+    texts = ("another", *TEXTS[1:])
+    other = Group("B", [make_run(tmp_path / "b", "t5", GOLD, texts=texts)])
+    first, second = browser_data([group, other])["tasks"]
+    assert [first["name"], second["name"]] == ["sst2", "sst2 (2)"]
+    assert (len(first["runs"]), len(second["runs"])) == (4, 1)
+
+
+def test_long_evidence_is_cut_and_says_so(tmp_path):
+    run = make_run(tmp_path, "pgra", GOLD, evidence=[SHARED] * 5)
+    (task,) = browser_data([Group("A", [run])], most_evidence=2)["tasks"]
+    assert len(task["lists"][0]) == 2 * 4
+    assert task["runs"][0]["read"] == 5
+
+
+def test_attention_is_kept_where_a_run_has_it(tmp_path):
+    with_it = dataclasses.replace(SHARED, attention=0.123456789)
+    runs = [
+        make_run(tmp_path, "pgra", GOLD, evidence=[with_it]),
+        make_run(tmp_path, "fid", GOLD, evidence=[SHARED]),
+    ]
+    (task,) = browser_data([Group("A", runs)])["tasks"]
+    assert [run["attention"] for run in task["runs"]] == [[[0.12346]] * 4, None]
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path):
+    run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
+    path = run.folder / PREDICTIONS_FILE
+    path.write_text(path.read_text().replace("Films are", "Films \\ud83d are"))
+    again = Group("A", [load_run(run.folder)])
+    write_page(tmp_path / "new/r.html", "", [(compare_runs(again), None)])
+    assert "Films ? are" in (tmp_path / "new/r.html").read_text(encoding="utf-8")
+
+
+def test_evidence_without_text_is_refused_with_its_file(tmp_path):
+    run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
+    path = run.folder / PREDICTIONS_FILE
+    path.write_text(path.read_text().replace('"text": "Films', '"words": "Films'))
+    with pytest.raises(ArtifactError, match=r"predictions\.jsonl is damaged \(KeyError: 'text'\)"):
+        browser_data([Group("A", [load_run(run.folder)])])
+
+
+def test_only_a_page_is_written_over(tmp_path, group):
+    path = tmp_path / "notes.txt"
+    with pytest.raises(
+        ConfigError, match=r"html is '.*notes\.txt': give a file whose name ends in"
+    ):
+        write_page(path, "", [(compare_runs(group), None)])
+    assert not path.exists()
+
+
+def test_the_command_writes_the_page_of_the_runs_it_is_given(tmp_path, capsys):
+    make_run(tmp_path / "runs", "fid", GOLD, evidence=[SHARED])
+    path = tmp_path / "report.html"
+    assert cli.main(["report", str(tmp_path / "runs"), "--html", str(path)]) == 0
+    (run,) = json.loads(Reader(path.read_text()).inside["data"])["tasks"][0]["runs"]
+    assert run["answers"] == [1, 0, 1, 0]
+    assert "100.0" in capsys.readouterr().out  # the table is shown all the same
+
+
+def test_the_command_refuses_another_ending_before_it_reads_anything(tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path / "none"), "--html", "report.pdf"]) == 2
+    told = capsys.readouterr().err
+    assert "html is 'report.pdf': give a file whose name ends in .html" in told
+
+
+def make_grid(root, **words):
+    """A sweep of k over 16, 8 and 4, of which 8 is missing."""
+    points = {f"k={k}": {"r.k": k, "r.name": f"<{k}>"} for k in (16, 8, 4)}
+    runs = [
+        dataclasses.replace(make_run(root, name, GOLD), name=name, point=points[name])
+        for name in ("k=16", "k=4")
+    ]
+    gone = Missing("k=8", "sst2", 0, root / "gone")
+    words = {"axes": ["r.k", "data.task"], "labels": {"r.k": "candidates"}, **words}
+    return compare_runs(Group("k", runs, [gone], points=points, **words))
+
+
+def test_a_grid_along_numbers_is_a_sweep_in_their_order(tmp_path):
+    (figure,) = html._plots([(make_grid(tmp_path), None)])
+    assert re.findall(r"middle\">(\w+)</text>", figure) == ["4", "8", "missing", "16", "candidates"]
+
+
+@pytest.mark.parametrize("axes", [["r.name"], ["r.k", "r.name"]])
+def test_another_grid_has_a_row_a_point_the_missing_ones_too(tmp_path, axes):
+    study = make_grid(tmp_path, axes=axes)
+    (figure,) = html._plots([(study, None)])
+    assert re.findall(r">(k=\d+)<title>", figure) == ["k=16", "k=8", "k=4"]
+    assert figure.count(">missing</text>") == 1
+    assert "2 runs of sst2. 1 more are missing." in render_page("", [(study, None)])
+
+
+SELECT = """
+const {select, freshState, toHash, fromHash, evidenceColumns} = require(process.argv[1]);
+const {data, states} = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const made = (words) => ({...freshState(data), shown: [true, false, true, true], ...words});
+console.log(JSON.stringify({
+  found: states.map((words) => select(data, made(words))),
+  again: states.map((words) => select(data, fromHash(data, "#" + toHash(data, made(words))))),
+  fresh: freshState(data).shown,
+  columns: evidenceColumns(data.tasks[0].runs, 0).map((column) => column.names),
+}));
+"""
+# Ticked are pgra seed 0 (++--), fid (+-+-) and t5 (++++).
+STATES = [
+    ({}, [0, 1, 2, 3]),
+    ({"show": "right"}, [0]),
+    ({"show": "wrong"}, []),
+    ({"show": "mixed"}, [1, 2, 3]),
+    ({"show": "differ"}, [1, 2, 3]),
+    ({"show": "wrong", "shown": [True, True, True, False]}, [3]),
+    ({"show": "wrong", "shown": [False] * 4}, []),
+    ({"label": 1}, [0, 2]),
+    ({"must": ["wrong", "any", "right", "any"]}, [2]),
+    ({"must": ["any", "right", "any", "any"]}, [0, 1, 2, 3]),  # not ticked
+    ({"text": "FILM"}, [0, 1]),
+    ({"text": "(at"}, [2]),
+    ({"text": "test-3"}, [3]),
+    ({"text": "are long"}, []),
+    ({"text": "are long", "deep": True}, [0, 1, 2, 3]),
+    ({"text": "are long", "deep": True, "shown": [False, False, False, True]}, []),
+    ({"order": "sure"}, [1, 3, 2, 0]),  # fid's mistakes at 0.9, then pgra's at 0.75
+]
+
+
+@pytest.mark.skipif(NODE is None, reason="no node")
+def test_filters_give_the_examples_worked_out_by_hand(group):
+    given = {"data": browser_data([group]), "states": [words for words, _ in STATES]}
+    told = subprocess.run(
+        [NODE, "-e", SELECT, str(PAGE / "choose.js")],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer = json.loads(told.stdout)
+    for (words, wanted), found, again in zip(STATES, answer["found"], answer["again"], strict=True):
+        assert found == wanted, words
+        assert again == wanted, f"by its link: {words}"
+    assert answer["fresh"] == [True, False, True, True]  # one run a system
+    assert answer["columns"] == [["pgra (seed 0)", "pgra (seed 1)"], ["fid"], ["t5"]]
+
+
+MANY = """
+const {select, freshState} = require(process.argv[1]);
+const n = 10000, d = 16;
+const range = (k, f) => Array.from({length: k}, (_, i) => f(i));
+const run = (r) => ({name: `r${r}`, system: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
+  chances: range(n, () => [[0, 0.5], [1, 0.5]]), evidence: range(n, (i) => r * n + i), read: d});
+const data = {texts: range(5 * n, (i) => `passage number ${i}, with words of a usual length in it`),
+  tasks: [{name: "t", labels: ["a", "b"], ids: range(n, (i) => `${i}`), queries: range(n, (i) => i),
+    gold: range(n, (i) => i % 2), runs: range(6, run),
+    lists: range(6 * n, (i) => range(4 * d, (k) => (k % 4 ? 1 : (i * 7 + k * 311) % (5 * n))))}]};
+const start = Date.now();
+const state = {...freshState(data), text: "number 49999,", deep: true, order: "unsure"};
+const found = select(data, state).length;
+console.log(JSON.stringify({found, seconds: (Date.now() - start) / 1000}));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="no node")
+def test_ten_thousand_examples_are_searched_with_their_evidence_at_once():
+    told = subprocess.run(
+        [NODE, "-e", MANY, str(PAGE / "choose.js")], capture_output=True, text=True, check=True
+    )
+    answer = json.loads(told.stdout)
+    assert 0 < answer["found"] < 10000
+    assert answer["seconds"] < 2  # a tenth of it on a machine that does nothing else
+
+
+def dom(path, words):
+    """Give what a real browser makes of a page, after its script."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    told = subprocess.run(
+        [*command, f"--user-data-dir={path.parent / 'browser'}", f"{path.as_uri()}#{words}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return told.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser")
+def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    shown = dom(path, "show=mixed&label=negative")
+    assert "2 of 4 queries, 1 to 2 shown" in shown
+    assert "a dull film" in shown
+    assert "a fine film" not in shown.split('id="data"')[0]
+    reader = Reader(shown)
+    assert reader.named("img") == []
+    assert len(reader.named("script")) == 2
+    assert "&lt;img src=x onerror=" in shown  # evidence, as text
+    assert "4 of 4 queries" in dom(path, "show=nonsense&task=&page=-7")  # passed over

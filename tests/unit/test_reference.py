@@ -1,0 +1,89 @@
+import pytest
+from planted_runs import plant
+
+from pgra.errors import ConfigError
+from pgra.evaluation.reference import AVERAGE, load_reference, load_references
+from pgra.evaluation.runs import load_run
+
+TASKS = ["sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj"]
+# Which printed averages are not those of the printed cells, by more than rounding: the notes say.
+ODD = {("T2a", "k-NN"), ("T10", "OPT 1.3b")}
+
+
+def test_every_table_and_figure_of_the_paper_is_there():
+    assert {"T2a", "T2b", "T2c", "T4", "T5", "T6", "T7", "T8", "T9", "T10", "T11", "AppF"} <= set(
+        load_references()
+    )
+    assert load_reference("Fig3l") is load_reference("T5")
+
+
+@pytest.mark.parametrize("name", sorted(load_references()))
+def test_printed_averages_are_those_of_the_cells_but_for_two(name):
+    table = load_references()[name]
+    tasks = [column for column in table.columns if column != AVERAGE]
+    for row, cells in table.rows.items():
+        if AVERAGE not in table.columns or not tasks or row.endswith("sd"):
+            continue
+        mean = sum(cells[: len(tasks)]) / len(tasks)
+        is_odd = abs(mean - table.value(row, AVERAGE)) > 0.0501
+        assert is_odd == ((name, row) in ODD), (row, mean)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "column", "value"),
+    [
+        ("T2a", "PGRA", "sst2", 93.9),
+        ("T2a", "RAG", "cola", 58.5),
+        ("T2b", "T5-large", "average", 83.4),
+        ("T2c", "ICL (OPT-13b)", "trec", 26.8),
+        ("T4", "d=48", "sst2", 93.3),
+        ("T5", "k=50", "cola", 58.9),
+        ("T6", "d=24", "mr", 91.8),
+        ("T8", "T5-large run 1", "cola", 64.0),
+        ("T9", "OPT 6.7b", "cr", 92.2),
+        ("T10", "OPT 13b", "sst2", 75.2),
+        ("T11", "FiD (SimCSE)", "subj", 96.3),
+        ("AppF", "PGRA", "fever", 77.7),
+    ],
+)
+def test_values_are_those_printed(table, row, column, value):
+    assert load_reference(table).value(row, column) == value
+
+
+def test_what_the_paper_does_not_print_is_none():
+    table = load_reference("T2a")
+    assert table.value("PGRA", "rotten-tomatoes") is None
+    assert table.average("PGRA", ["sst2", "rotten-tomatoes"]) is None
+    assert table.average("PGRA", []) is None
+
+
+def test_an_average_is_as_printed_for_all_tasks_and_of_the_cells_for_some():
+    table = load_reference("T2a")
+    assert table.average("k-NN", TASKS) == 42.9  # 42.825 by its cells
+    assert table.average("k-NN", ["sst2", "sst5"]) == pytest.approx((59.2 + 22.8) / 2)
+
+
+def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
+    big = {"reader": {"model_name_or_path": "google-t5/t5-large"}}
+    base = load_run(plant(tmp_path / "a"))
+    large = load_run(plant(tmp_path / "b", arguments=big))
+    fid = load_run(plant(tmp_path / "c", system="fid"))
+    k = load_run(plant(tmp_path / "d", arguments={"retriever": {"num_candidates": 50}}))
+    assert load_reference("T8").find_row(base) == "T5-base average"
+    assert load_reference("T8").find_row(large) == "T5-large average"
+    assert load_reference("T8").find_row(fid) is None
+    assert load_reference("T5").find_row(k) == "k=50"
+    assert load_reference("T5").find_row(base) == "k=150"
+    assert load_reference("T5").find_row(fid) is None
+
+
+def test_notes_of_a_task_are_told_where_it_is_in_the_table():
+    table = load_reference("T2a")
+    assert any("81.2 is the ceiling" in note for note in table.told_of(["sst2", "trec"]))
+    assert not any("81.2" in note for note in table.told_of(["sst2"]))
+    assert any("measures nothing" in note for note in load_reference("T10").told_of(["cola"]))
+
+
+def test_an_unknown_table_is_refused():
+    with pytest.raises(ConfigError, match=r"unknown reference 'T2d'\. .*Known: AppF"):
+        load_reference("T2d")

@@ -1,0 +1,111 @@
+import csv
+
+import pytest
+from planted_runs import plant, plant_grid
+
+from pgra.cli import main
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    plant(root / "fid", system="fid", wrong=range(20))
+    plant(root / "pgra", wrong=range(2))
+    return root
+
+
+def test_a_folder_of_runs_is_a_table_in_the_terminal(runs, capsys):
+    assert main(["report", str(runs), "--reference", "T2a"]) == 0
+    shown = capsys.readouterr().out
+    assert "pgra    95.0*          93.9" in shown
+    assert "Results: every value, and its difference to fid" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a.md", "| pgra   | **95.0** |"), ("a.tex", r"\textbf{95.0}"), ("a.txt", "95.0*")],
+)
+def test_a_files_ending_says_the_format(runs, tmp_path, name, words):
+    assert main(["report", str(runs), "--output", str(tmp_path / "new" / name)]) == 0
+    assert words in (tmp_path / "new" / name).read_text()
+
+
+def test_csv_has_all_numbers_of_all_groups(runs, tmp_path):
+    plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: [1]}}})
+    words = ["report", str(runs), str(tmp_path / "g"), "--output", str(tmp_path / "a.csv")]
+    assert main(words) == 0
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert [(row["table"], row["row"], float(row["value"])) for row in rows] == [
+        *(("Candidates", "k=8", 97.5), ("Results", "fid", 50.0), ("Results", "pgra", 95.0))
+    ]
+
+
+def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
+    root = plant_grid(tmp_path, {"k=50": {"value": 50, "seeds": {0: [1]}}}, reference="T5")
+    assert main(["report", str(root)]) == 0
+    assert "sst2 (paper)" in capsys.readouterr().out
+    assert main(["report", str(root), "--reference", "none"]) == 0
+    assert "(paper)" not in capsys.readouterr().out
+
+
+def test_a_grids_table_of_something_else_is_passed_over(tmp_path, capsys):
+    """Label consistency has an analysis of its own; its runs may still be looked at."""
+    root = plant_grid(tmp_path, {"k=50": {"value": 50, "seeds": {0: [1]}}}, reference="T10")
+    assert main(["report", str(root)]) == 0
+    assert "(paper)" not in capsys.readouterr().out
+
+
+def test_a_figure_is_drawn_too(runs, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["report", str(runs), "--figure", str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+
+
+def test_what_is_not_finished_is_told(tmp_path, capfd):
+    plant(tmp_path / "a")
+    plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: None}}})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/run.json").write_text("{}")
+    assert main(["report", str(tmp_path)]) == 0
+    told = capfd.readouterr().err
+    assert "b is not finished, and left out" in told
+    assert "'Candidates' has no finished run yet" in told
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no runs are named"),
+        (["{runs}", "--format", "html5"], "unknown format 'html5'"),
+        (
+            ["{runs}", "--output", "a.doc"],
+            "in .md, .tex, .csv, .txt, or give --format",
+        ),
+        (["{runs}", "--figure", "a.gif"], "give a file that ends in"),
+        (["{runs}", "--baseline", "fed"], "unknown baseline 'fed'. Did you mean 'fid'?"),
+        (["{runs}", "--reference", "T3"], "unknown reference 'T3'"),
+        (["{runs}", "--reference", "T10"], "holds label consistency, not the tasks' metrics"),
+        (["{runs}/nowhere"], "nowhere is no folder"),
+        (["{runs}", "--sort", "x"], "unknown argument '--sort'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(runs, words, message, folder, capsys):
+    assert main(["report", *(word.format(runs=runs) for word in words)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.strip().count("\n") == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_one_figure_of_two_tables_is_refused(runs, tmp_path, capsys):
+    plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: [1]}}})
+    words = ["report", str(runs), str(tmp_path / "g"), "--figure", str(tmp_path / "a.png")]
+    assert main(words) == 2
+    assert "draws one table, and there are 'Candidates', 'Results'" in capsys.readouterr().err
+    assert not (tmp_path / "a.png").exists()
