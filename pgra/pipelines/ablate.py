@@ -21,9 +21,10 @@ from pgra.io import write_json
 from pgra.pipelines.grid import PROFILE, Grid, Point, argument_sections
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan import make_plan
-from pgra.pipelines.run import Outcome, train_run
+from pgra.pipelines.run import Outcome
 from pgra.pipelines.run_folder import IDENTITY_FILE, check_writable, read_json
 from pgra.pipelines.seeds import variant
+from pgra.pipelines.systems import run_system
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import PromptedReranker
@@ -166,7 +167,7 @@ def run_point(run: GridRun, processes: Processes) -> Outcome:
     Raises:
         PgraError: As the system says.
     """
-    return train_run(run.args, run.training, processes)
+    return run_system(run.args, run.training, processes)
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
