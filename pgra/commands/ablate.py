@@ -61,6 +61,7 @@ class GridArguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a grid, or list it; 1 if a run failed."""
     words = list(sys.argv[1:] if argv is None else argv)
+    quiet_imports()
     if not words or words[0].startswith("-"):
         return _explain(words)
     how, rest = parse_first(GridArguments, words[1:])
@@ -68,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _explain(["--help"])
     grid = _read(words[0], how, rest)
     root = _root(grid, how, rest)
-    quiet_imports()
     from pgra.pipelines.ablate import make_runs, run_grid, write_grid
     from pgra.processes import join_processes
 
@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     processes = join_processes("cpu" if on_cpu else "auto")
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     words = [*rest, "--use_cpu"] if on_cpu else rest
-    runs = make_runs(grid, seeds, root, lambda task, point: _resolve(grid, task, point, words, root))
+    runs = make_runs(
+        grid, seeds, root, lambda task, point: _resolve(grid, task, point, words, root)
+    )
     quiet_libraries()
     if how.dry_run:
         say(_describe_costs(grid, runs))
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(words: Sequence[str]) -> int:
     """Show the help, or say that the grid is missing."""
-    from pgra.pipelines.grid import grid_names
+    from pgra.pipelines.grid_files import grid_names
 
     names = ", ".join(grid_names())
     if list(words) not in (["-h"], ["--help"]):
@@ -147,7 +149,9 @@ def _resolve(
     own = Defaults(grid.origin, {"output_dir": str(root)})
     over = [grid.over(task, point)]
     if not grid.share:
-        over.append(Defaults(grid.origin, {"artifacts_dir": str(root / point.folder / "artifacts")}))
+        over.append(
+            Defaults(grid.origin, {"artifacts_dir": str(root / point.folder / "artifacts")})
+        )
     *sections, training = parse_arguments(
         [*SECTIONS.values(), ReaderTrainingArguments],
         words,
@@ -171,6 +175,8 @@ def _close(
         return 1 if failures else 0
     if any(run.is_finished for run in runs):
         _show(grid, runs, root)
+    if grid.show == "seconds":
+        say(_describe_seconds(runs))
     for failure in failures:
         say(f"failed: {failure.run.name}: {failure.reason}")
     if failures:
@@ -203,6 +209,20 @@ def _describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
             told = f"{found[0]['metric']} {values['mean']:.4f}{sd}"
         rows.append((task or "", name, f"{len(found)} of {len(own)}", told))
     return "\n".join([grid.title, *_columns(rows)])
+
+
+def _describe_seconds(runs: "Sequence[GridRun]") -> str:
+    """List what each stage of each finished run took, in seconds."""
+    from pgra.pipelines.run_folder import read_json
+
+    done = [run for run in runs if run.is_finished]
+    took = [read_json(run.folder / "metrics.json")["seconds"] for run in done]
+    stages = list(dict.fromkeys(stage for one in took for stage in one))
+    rows = [("seconds", *stages, "all")]
+    for run, one in zip(done, took, strict=True):
+        told = [f"{one[stage]:.1f}" if stage in one else "-" for stage in stages]
+        rows.append((run.name, *told, f"{sum(one.values()):.1f}"))
+    return "\n".join(_columns(rows))
 
 
 def _describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:

@@ -1,16 +1,16 @@
 """A grid of runs as a YAML tells it: what all share, and what is varied.
 
-    title: ...              what the table is called
-    extends: _base          another YAML beneath this one
-    base: {...}             arguments that all points share, `profile` among them
-    tasks: [...]            one run a task and point
-    by_task: {trec: {...}}  arguments of one task
-    grid: {num_candidates: [150, 50]}       axes: all combinations
-    points: [{name: BM25, retriever: bm25}] values that go together; crossed with the axes
-    baseline: {...}         the point that others are compared with
-    labels: {num_candidates: k}             short names of axes; "" shows the value alone
-    reference: T5           the paper's table
-    demo: {...}             all of these again, for bundled models and small sizes
+title: ...              what the table is called
+extends: _base          another YAML beneath this one
+base: {...}             arguments that all points share, `profile` among them
+tasks: [...]            one run a task and point
+by_task: {trec: {...}}  arguments of one task
+grid: {num_candidates: [150, 50]}       axes: all combinations
+points: [{name: BM25, retriever: bm25}] values that go together; crossed with the axes
+baseline: {...}         the point that others are compared with
+labels: {num_candidates: k}             short names of axes; "" shows the value alone
+reference: T5           the paper's table
+demo: {...}             all of these again, for bundled models and small sizes
 """
 
 import re
@@ -25,16 +25,13 @@ import yaml
 from pgra.arguments import Defaults
 from pgra.config import PROFILES, PgraArguments, choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
+from pgra.pipelines.grid_files import find_grid, merge, read_layers
 from pgra.series import SeriesArguments
 from pgra.types import Json
 
 PROFILE = "profile"
 SEEDS = (0, 1, 2)
-_KEYS = ("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels")
-_KEYS += ("points", "reference", "seeds", "share", "tasks", "title")
-_MERGED = ("base", "by_task", "labels")  # the other keys are replaced
-_MAPPINGS = ("base", "by_task", "demo", "grid", "labels")
-_LISTS = ("points", "seeds", "tasks")
+_NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,12 @@ class Point:
     Attributes:
         name: As tables show it.
         values: By argument name; `profile` names defaults beneath them.
+        by_task: Values that differ for one task.
     """
 
     name: str
     values: Mapping[str, Any]
+    by_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -74,6 +73,7 @@ class Grid:
         reference: The paper's table; None without one.
         baseline: Values that tell the point others are compared with; None without one.
         share: Whether points take up each other's products.
+        show: "seconds" to show what each stage took.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Grid:
     reference: str | None = None
     baseline: Mapping[str, Any] | None = None
     share: bool = True
+    show: str | None = None
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
         """Give what stands beneath `--profile` and `--config`, the later over the earlier."""
@@ -108,14 +109,8 @@ class Grid:
         """Give what stands above `--profile` and `--config`: the point's own values."""
         values = {name: value for name, value in point.values.items() if name != PROFILE}
         if task is not None:
-            values["task"] = task
+            values = {**values, **point.by_task.get(task, {}), "task": task}
         return Defaults(f"{self.origin}: {point.name}", values)
-
-
-def grid_names() -> list[str]:
-    """Name the shipped grids."""
-    paths = (config_root() / "ablations").glob("*.yaml")
-    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
 
 
 def read_grid(
@@ -132,11 +127,11 @@ def read_grid(
         ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
             that cannot be told apart.
     """
-    path = _find(name)
-    values = _read_layers(path)
+    path = find_grid(name)
+    values = read_layers(path)
     small = values.pop("demo", {})
     if demo:
-        values = _merge({**values, "by_task": {}}, small)
+        values = merge({**values, "by_task": {}}, small)
     given = {**values.get("grid", {}), **(axes or {})}
     points = _points(path, values.get("points") or [{}], given, values.get("labels", {}))
     names = dict.fromkeys(name for point in points for name in point.values)
@@ -155,6 +150,7 @@ def read_grid(
         reference=values.get("reference"),
         baseline=values.get("baseline"),
         share=bool(values.get("share", True)),
+        show=values.get("show"),
     )
     _check(grid)
     return grid
@@ -205,58 +201,6 @@ def short(value: Json) -> str:
     return "none" if value is None else str(value)
 
 
-def _find(name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    choose("grid", name, grid_names())
-    return config_root() / "ablations" / f"{name}.yaml"
-
-
-def _read_layers(path: Path) -> dict[str, Any]:
-    """Read a YAML over the one it extends, which lies beside it or is one of ours."""
-    values = _read_keys(path)
-    below = values.pop("extends", None)
-    if below is None:
-        return values
-    beside = path.parent / f"{below}.yaml"
-    ours = config_root() / "ablations" / f"{below}.yaml"
-    lower = _read_keys(beside if beside.is_file() else ours)
-    if "extends" in lower:
-        raise ConfigError(f"{path}: extends {below}, which extends another: one step is all")
-    merged = _merge(lower, values)
-    if "demo" in lower and "demo" in values:
-        merged["demo"] = _merge(lower["demo"], values["demo"])
-    return merged
-
-
-def _read_keys(path: Path) -> dict[str, Any]:
-    values = read_yaml(path)
-    for part, where in ((values, ""), (values.get("demo") or {}, "demo: ")):
-        if not isinstance(part, dict):
-            raise ConfigError(f"{path}: demo must be a mapping of names to values")
-        for key, value in part.items():
-            if key not in _KEYS:
-                raise ConfigError(f"{path}: {where}{unknown_name('key', str(key), _KEYS)}")
-            _check_kind(f"{path}: {where}{key}", key, value)
-    return values
-
-
-def _check_kind(where: str, key: str, value: object) -> None:
-    if key in _MAPPINGS and not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a mapping of names to values")
-    if key in _LISTS and not isinstance(value, list):
-        raise ConfigError(f"{where} must be a list")
-
-
-def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one YAML's keys over another's."""
-    merged = {**lower, **upper}
-    for key in _MERGED:
-        if key in lower and key in upper:
-            merged[key] = {**lower[key], **upper[key]}
-    return merged
-
-
 def _points(
     path: Path,
     together: Sequence[Mapping[str, Any]],
@@ -271,12 +215,13 @@ def _points(
     for given in together:
         if not isinstance(given, Mapping):
             raise ConfigError(f"{path}: a point must be a mapping, not {given!r}")
-        own = {name: value for name, value in given.items() if name != "name"}
+        own = {name: value for name, value in given.items() if name not in ("by_task", "name")}
         for combination in product(*axes.values()):
             crossed = dict(zip(axes, combination, strict=True))
             words = [str(given["name"])] if "name" in given else _words(own, labels)
             words += _words(crossed, labels)
-            points.append(Point(", ".join(words) or path.stem, {**own, **crossed}))
+            name = ", ".join(words) or path.stem
+            points.append(Point(name, {**own, **crossed}, given.get("by_task", {})))
     return points
 
 
@@ -292,17 +237,7 @@ def _seeds(given: Sequence[Any] | None) -> tuple[int, ...]:
 
 
 def _check(grid: Grid) -> None:
-    known = argument_sections()
-    for kind, names in (("axis", grid.axes), ("argument of the baseline", grid.baseline or {})):
-        for name in names:
-            if name != PROFILE and name not in known:
-                raise ConfigError(f"{grid.origin}: {_nearest(kind, name, known)}")
-    for name in grid.axes:
-        if name in ("seed", "task", "output_dir", "artifacts_dir"):
-            raise ConfigError(
-                f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
-                "--output_dir and --artifacts_dir for all"
-            )
+    _check_names(grid)
     for profile in (grid.base.get(PROFILE), *(p.values.get(PROFILE) for p in grid.points)):
         if profile is not None:
             choose("profile", str(profile), PROFILES)
@@ -315,6 +250,21 @@ def _check(grid: Grid) -> None:
                 f"'{point.folder}': give each a name of its own"
             )
         folders[key] = point.name
+
+
+def _check_names(grid: Grid) -> None:
+    known = {PROFILE: "", **argument_sections()}
+    for name in grid.axes:
+        if name not in known:
+            raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
+        if name in _NO_AXES:
+            raise ConfigError(
+                f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
+                "--output_dir and --artifacts_dir for all"
+            )
+    for name in grid.baseline or {}:
+        if name not in known:
+            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
 
 
 def _nearest(kind: str, name: str, known: Mapping[str, str]) -> str:
