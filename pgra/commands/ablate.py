@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     words = [*rest, "--use_cpu"] if on_cpu else rest
     runs = make_runs(
-        grid, seeds, root, lambda task, point: _resolve(grid, task, point, words, root)
+        grid, seeds, root, lambda task, point: resolve_point(grid, task, point, words, root)
     )
     quiet_libraries()
     if how.dry_run:
@@ -140,10 +140,21 @@ def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
     return Path("runs") / f"ablate-{grid.name}{'-demo' if how.demo else ''}"
 
 
-def _resolve(
+def resolve_point(
     grid: "Grid", task: str | None, point: "Point", words: Sequence[str], root: Path
 ) -> "tuple[PgraArguments, ReaderTrainingArguments]":
-    """Read a point's arguments: grid, --profile, --config, point, command line."""
+    """Read a point's arguments, in rising order: grid, --profile, --config, point, command line.
+
+    Args:
+        grid: The grid.
+        task: One of its tasks; None where the arguments name one.
+        point: One of its points.
+        words: Arguments of the command line.
+        root: Folder of the grid's runs.
+
+    Raises:
+        ConfigError: As `parse_arguments`, or if the values contradict each other.
+    """
     from pgra.reader.arguments import ReaderTrainingArguments
 
     own = Defaults(grid.origin, {"output_dir": str(root)})

@@ -245,6 +245,8 @@ def foresee(runs: Sequence[GridRun]) -> list[Cost]:
 
 def _foresee(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
     run = runs[0]
+    if run.args.system == "icl":
+        return Cost(runs, None, is_exact=False, note="system icl is not foreseen")
     if run.args.rerank.num_evidence == 0 or run.args.rerank.reranker == "none":
         return Cost(runs, 0, is_exact=True, note="the LM reads nothing")
     try:

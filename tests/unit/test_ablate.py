@@ -7,10 +7,11 @@ import yaml
 from transformers import GPT2Model
 
 from pgra.cli import main
-from pgra.errors import ConfigError
-from pgra.pipelines.ablate import foresee, in_order, make_runs, run_grid, write_grid
+from pgra.commands.ablate import resolve_point
+from pgra.errors import ArtifactError
+from pgra.pipelines.ablate import foresee, grid_record, in_order, make_runs, write_grid
 from pgra.pipelines.grid import read_grid
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.rerank import PromptedReranker
 
 K = {"num_candidates": [2, 4, 8, 6]}
@@ -94,23 +95,223 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
-def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, ablate, reads):
-    code, _, err = ablate(write("first", grid={"num_candidates": [8]}), name="first")
-    assert code == 0, err
-    first = dict(reads, texts=list(reads["texts"]))
-    assert first["forwards"] > 0
-    assert first["texts"][0] > 8
+def runs_of(path, root, *words, seeds=(0,)):
+    grid = read_grid(path)
+    return grid, make_runs(
+        grid, seeds, root, lambda task, point: resolve_point(grid, task, point, words, root)
+    )
+
+
+def find_all(path, tmp_path):
+    """Run both retrieval stages of all points, in the grid's order."""
+    for run in in_order(runs_of(path, tmp_path / "grid")[1]):
+        find_evidence(read_task(run.args), run.args)
+
+
+def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, reads, tmp_path):
+    find_all(write("first", grid={"num_candidates": [8]}), tmp_path)
+    first, (texts,) = reads["forwards"], reads["texts"]
+    assert first > 0
+    assert texts > 8
+    find_all(write("k", grid={"num_candidates": [2, 3, 4, 8]}), tmp_path)
+    find_all(write("d", grid={"num_evidence": [1, 2, 3, 4]}), tmp_path)
+    assert reads["forwards"] == first  # not one batch more
+    assert reads["texts"] == [texts, *[0] * 8]
+    # The control: another prompt is another bank.
+    find_all(write("other", grid={"exemplar_seed": [1]}), tmp_path)
+    assert reads["forwards"] > first
+
+
+def test_the_first_seed_of_all_points_and_the_largest_k_run_first(write, tmp_path):
+    path = write(grid=K)
+    names = [run.point.name for run in in_order(runs_of(path, tmp_path)[1])]
+    assert names == [f"num_candidates={k}" for k in (8, 6, 4, 2)]
+    whole = write(grid={"num_candidates": [8], "bank": ["lazy", "full"]})
+    _, runs = runs_of(whole, tmp_path, seeds=(3, 1))
+    order = [(run.seed, run.args.rerank.bank) for run in in_order(runs)]
+    assert order == [(3, "full"), (3, "lazy"), (1, "full"), (1, "lazy")]
+
+
+def test_a_grid_is_told_before_it_runs(write, tmp_path):
+    path = write(
+        title="The title",
+        grid={"num_evidence": [1, 2]},
+        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "system": "fid"}],
+        labels={"num_evidence": "d"},
+        baseline={"system": "fid", "num_evidence": 1},
+        reference="T6",
+    )
+    root = tmp_path / "grid"
+    grid, runs = runs_of(path, root, seeds=(0, 7))
+    write_grid(grid, runs, root)
+    told = read_json(root / "grid.json")
+    points = told.pop("points")
+    assert told == {
+        "name": "mine",
+        "title": "The title",
+        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.system"],
+        "labels": {
+            "rerank.similarity": "similarity",
+            "rerank.num_evidence": "d",
+            "runtime.system": "system",
+        },
+        "seeds": [0, 7],
+        "reference": "T6",
+        "baseline": {"runtime.system": "fid", "rerank.num_evidence": 1},
+    }
+    assert [point["name"] for point in points] == ["dot, d=1", "dot, d=2", "FiD, d=1", "FiD, d=2"]
+    assert points[3] == {
+        "name": "FiD, d=2",
+        "task": "sst2",
+        "values": {
+            "rerank.similarity": "dot",
+            "rerank.num_evidence": 2,
+            "runtime.system": "fid",
+        },
+        "seeds": {"0": "FiD-d=2/seed-0", "7": "FiD-d=2/seed-7"},
+    }
+    assert [path.name for path in root.iterdir()] == ["grid.json"]
+
+
+def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_path):
+    path = write(
+        tasks=["sst2", "mr"],
+        by_task={"mr": {"learning_rate": 1.0e-4, "max_steps": 9}},
+        grid={"max_steps": [2]},
+    )
+    grid, runs = runs_of(path, tmp_path)
+    assert [(run.folder.relative_to(tmp_path).as_posix(), run.args.data.task) for run in runs] == [
+        ("sst2/max_steps=2/seed-0", "sst2"),
+        ("mr/max_steps=2/seed-0", "mr"),
+    ]
+    assert [run.training.learning_rate for run in runs] == [8e-5, 1e-4]
+    assert [run.training.max_steps for run in runs] == [2, 2]  # the axis wins
+    points = grid_record(grid, runs, tmp_path)["points"]
+    assert [(point["name"], point["task"], point["values"]) for point in points] == [
+        ("max_steps=2", "sst2", {"training.max_steps": 2}),
+        ("max_steps=2", "mr", {"training.max_steps": 2}),
+    ]
+
+
+def test_the_cost_is_that_of_the_run_and_told_once_a_bank(write, reads, tmp_path):
+    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"system": "fid"}])
+    _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
+    before = foresee(runs)
+    assert [(cost.runs[0].args.retriever.num_candidates, len(cost.runs)) for cost in before] == [
+        *((8, 2), (8, 2), (4, 2), (4, 2))
+    ]
+    assert [cost.note for cost in before] == [
+        *("guessed", "the LM reads nothing"),
+        *("shares the bank of num_candidates=8", "the LM reads nothing"),
+    ]
+    assert not before[0].is_exact
+    assert reads["forwards"] == 0
+    find_all(path, tmp_path)
+    after = foresee(runs)
+    assert [cost.texts for cost in after] == [0, 0, 0, 0]
+    assert (after[0].is_exact, after[0].note) == (True, "all read")
+    full = write("full", base={"bank": "full", "exemplar_seed": 1}, grid={"num_candidates": [4]})
+    _, runs = runs_of(full, tmp_path / "grid")
+    (cost,) = foresee(runs)
+    find_all(full, tmp_path)
+    assert (cost.texts, cost.is_exact) == (reads["texts"][-1], True)
+
+
+def test_a_dry_run_lists_points_and_writes_no_run(write, ablate, tmp_path):
+    code, out, _ = ablate(write(title="A sweep", grid=K, seeds=[0, 1]), "--dry-run")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "A sweep"
+    assert lines[1].split() == ["task", "point", "runs", "finished", "steps", "LM", "reads"]
+    assert lines[2].split()[:5] == ["sst2", "num_candidates=8", "2", "0", "1"]
+    assert lines[-1].startswith("8 runs, 0 of them finished; the LM reads about ")
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_cost_that_cannot_be_told_says_why(write, tmp_path):
+    path = write(grid={"lm": ["no-such-folder"]}, points=[{}, {"system": "icl"}])
+    costs = foresee(runs_of(path, tmp_path)[1])
+    assert [cost.texts for cost in costs] == [None, None]
+    assert "no-such-folder" in costs[0].note
+    assert costs[1].note == "system icl is not foreseen"
+
+
+def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
+    path = write(points=[{"system": "plain"}, {"num_candidates": 99}], labels={"system": ""})
+    code, out, err = ablate(path)
+    assert code == 1
+    assert "failed: num_candidates=99, seed 0: num_candidates (99) exceeds the corpus" in out
+    assert "1 of 2 runs failed; the same command tries them again" in out
+    assert "Traceback" not in err
+    metrics = tmp_path / "grid/plain/seed-0/metrics.json"
+    assert read_json(metrics)["system"] == "plain"
+    before = metrics.read_bytes()
+    code, out, err = ablate(path)  # it goes on: what is finished is taken up
+    assert code == 1
+    assert f"run: {metrics.parent} is finished (reused)" in err
+    assert metrics.read_bytes() == before
+    code, _, err = ablate(path, "--max_steps", "2")  # other inputs are no resume
+    assert code == 1
+    assert "with max_steps 1, this run asks for 2: choose another --output_dir" in err
+    assert metrics.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_candidates", "4"], "num_candidates is an axis of the grid 'mine': give its val"),
+        (["--num-candidates=4"], "as --axis num_candidates=VALUE,VALUE"),
+        (["--seed", "4"], "a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one"),
+        (["--task", "mr", "--tasks", "mr"], "--task and --tasks both name what to run"),
+        (["--axis", "num_candidate=4"], "unknown axis 'num_candidate'. Did you mean 'num_cand"),
+        (["--axis", "num_candidates=1"], "point 'num_candidates=1': num_evidence (2) exceeds nu"),
+        (["--max_step", "4"], "unknown argument '--max_step'. Did you mean '--max_steps'?"),
+        (["--seeds", "x"], "seeds holds 'x': give numbers"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(write, ablate, tmp_path, words, message):
+    code, out, err = ablate(write(grid={"num_candidates": [8]}), *words)
+    assert (code, out) == (2, "")
+    assert message in err.strip().splitlines()[-1]
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_grid_is_named_first(capsys):
+    for words in ([], ["--demo"]):
+        assert main(["ablate", *words]) == 2
+        assert "name a grid first, such as pgra ablate k --demo; there are: " in (
+            capsys.readouterr().err
+        )
+
+
+def test_a_folder_of_something_else_is_refused(write, tmp_path):
+    root = tmp_path / "grid"
+    grid, runs = runs_of(write(grid=K), root)
+    write_grid(grid, runs, root)
+    write_grid(grid, runs, root)  # again: it goes on
+    other, runs = runs_of(write("other", grid=K), root)
+    with pytest.raises(ArtifactError, match="holds the grid 'mine', this one is 'other': choose"):
+        write_grid(other, runs, root)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is a run itself: choose another --output_dir"):
+        write_grid(other, runs, tmp_path / "run")
+
+
+def test_points_that_share_nothing_have_products_of_their_own(write, tmp_path):
+    path = write(grid={"num_evidence": [1, 2]}, share=False)
+    _, runs = runs_of(path, tmp_path / "grid")
+    assert [run.args.runtime.artifacts_dir for run in runs] == [
+        str(tmp_path / "grid" / f"num_evidence={d}" / "artifacts") for d in (1, 2)
+    ]
+    _, runs = runs_of(write(grid={"num_evidence": [1, 2]}), tmp_path / "grid")
+    assert len({run.args.runtime.artifacts_dir for run in runs}) == 1
+
+
+@pytest.mark.slow
+def test_whole_runs_of_both_sweeps_read_no_more_than_the_first(write, ablate, reads):
+    assert ablate(write("first", grid={"num_candidates": [8]}), name="first")[0] == 0
+    forwards, (texts,) = reads["forwards"], reads["texts"]
     assert ablate(write("k", grid=K), name="k")[0] == 0
     assert ablate(write("d", grid=D), name="d")[0] == 0
-    assert reads["forwards"] == first["forwards"]  # not one batch more
-    assert reads["texts"] == [*first["texts"], *[0] * 8]
-    # The control: another prompt is another bank.
-    assert ablate(write("other", grid={"exemplar_seed": [1]}), name="other")[0] == 0
-    assert reads["forwards"] > first["forwards"]
-
-
-def test_the_largest_k_runs_first_so_one_sweep_is_one_reading(write, ablate, reads):
-    assert ablate(write("k", grid=K))[0] == 0
-    assert len(reads["texts"]) == 4
-    assert reads["texts"][0] > 8
-    assert reads["texts"][1:] == [0, 0, 0]
+    assert (reads["forwards"], reads["texts"]) == (forwards, [texts, *[0] * 8])
