@@ -241,8 +241,8 @@ def _describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
     from pgra.pipelines.ablate import foresee
 
     costs = foresee(runs)
-    rows = [("task", "point", "runs", "finished", "steps", "LM reads", "")]
-    rows += [_cost_row(cost) for cost in costs]
+    head = ("task", "point", "runs", "finished", "steps", "LM reads", "")
+    rows = [head, *(_cost_row(cost) for cost in costs)]
     finished = sum(run.is_finished for run in runs)
     known = [cost.texts for cost in costs if cost.texts is not None]
     sign = "" if all(cost.is_exact for cost in costs) else "about "

@@ -7,8 +7,10 @@ from typing import Any
 from pgra.config import choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
 
-_KEYS = ("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels")
-_KEYS += ("points", "reference", "seeds", "share", "show", "tasks", "title")
+_KEYS = (
+    *("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels"),
+    *("points", "reference", "seeds", "share", "show", "tasks", "title"),
+)
 _MERGED = ("base", "by_task", "labels")  # the other keys are replaced
 _MAPPINGS = ("base", "by_task", "demo", "grid", "labels")
 _LISTS = ("points", "seeds", "tasks")
