@@ -1,6 +1,5 @@
 """Runs a grid of runs from a YAML: `pgra ablate NAME`, and the files in `ablations/`."""
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 from pgra.arguments import Defaults, parse_arguments, parse_first
 from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say
 from pgra.config import PgraArguments
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, PgraError
 from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ The grids: {names}.
 The first word is one of these or the path of a YAML; all arguments of train.py may follow, and win
 over the YAML. Given again, the same command goes on where it was stopped.
 """
-_REPORT = "pgra.commands.report"
 
 
 @dataclass(kw_only=True)
@@ -185,7 +183,7 @@ def _close(
     if not processes.worker.is_main:
         return 1 if failures else 0
     if any(run.is_finished for run in runs):
-        _show(grid, runs, root)
+        _show(root)
     if grid.show == "seconds":
         say(_describe_seconds(runs))
     for failure in failures:
@@ -195,31 +193,14 @@ def _close(
     return 1 if failures else 0
 
 
-def _show(grid: "Grid", runs: "Sequence[GridRun]", root: Path) -> None:
-    if importlib.util.find_spec(_REPORT) is not None:
-        importlib.import_module(_REPORT).main([str(root)])
-        return
-    say(_describe_runs(grid, runs))
+def _show(root: Path) -> None:
+    """Show the report's table; runs that it cannot put into one stay where they are."""
+    from pgra.commands.report import main as report
 
-
-def _describe_runs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
-    """List each point with its mean over seeds."""
-    from pgra.pipelines.run_folder import read_json
-    from pgra.pipelines.seeds import spread
-
-    points: dict[tuple[str | None, str], list[GridRun]] = {}
-    for run in runs:
-        points.setdefault((run.args.data.task, run.point.name), []).append(run)
-    rows = [("task", "point", "seeds", "mean ± sd")]
-    for (task, name), own in points.items():
-        found = [read_json(run.folder / "metrics.json") for run in own if run.is_finished]
-        told = "missing"
-        if found:
-            values = spread([float(one["value"]) for one in found])
-            sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
-            told = f"{found[0]['metric']} {values['mean']:.4f}{sd}"
-        rows.append((task or "", name, f"{len(found)} of {len(own)}", told))
-    return "\n".join([grid.title, *_columns(rows)])
+    try:
+        report([str(root)])
+    except PgraError as error:
+        say(f"no table: {error}")
 
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:

@@ -315,3 +315,22 @@ def test_whole_runs_of_both_sweeps_read_no_more_than_the_first(write, ablate, re
     assert ablate(write("k", grid=K), name="k")[0] == 0
     assert ablate(write("d", grid=D), name="d")[0] == 0
     assert (reads["forwards"], reads["texts"]) == (forwards, [texts, *[0] * 8])
+
+
+def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate, args):
+    path = write(
+        title="Profiles",
+        base={"system": "knn", "encoder": args.retriever.encoder, "retriever": "dense"},
+        points=[{"name": "ours", "profile": "pgra"}, {"name": "theirs", "profile": "official"}],
+        grid={"encoder_dtype": ["float32"]},
+        labels={"encoder_dtype": ""},
+        baseline={"profile": "pgra"},
+        seeds=[0, 1],
+    )
+    code, out, err = ablate(path)
+    assert code == 1, err  # the tiny encoder reads fewer tokens than the official profile asks for
+    assert "failed: theirs, float32, seed 1: max_encoder_tokens is 512" in out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "Profiles" in out
+    assert "missing" in lines["theirs, float32"]
+    assert "missing" not in lines["ours, float32"]
