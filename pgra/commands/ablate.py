@@ -14,8 +14,9 @@ from pgra.errors import ConfigError, PgraError
 from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
-    from pgra.pipelines.ablate import Cost, Failure, GridRun
+    from pgra.pipelines.ablate import Failure, GridRun
     from pgra.pipelines.grid import Grid, Point
+    from pgra.pipelines.grid_costs import Cost
     from pgra.processes import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
@@ -54,6 +55,13 @@ class GridArguments:
         default=None,
         metadata={"help": "Values of an axis in place of the YAML's: num_candidates=150,50."},
     )
+    drop_readers: bool = field(
+        default=False,
+        metadata={
+            "help": "Delete the reader and the checkpoints of each run once it is measured; its "
+            "predictions and metrics stay, and the grid goes on all the same."
+        },
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if processes.worker.is_main:
         write_grid(grid, runs, root)
     processes.barrier()
-    failures = run_grid(runs, processes)
+    failures = run_grid(runs, processes, drop_readers=how.drop_readers)
     return _close(grid, runs, failures, root, processes)
 
 
@@ -219,7 +227,7 @@ def _describe_seconds(runs: "Sequence[GridRun]") -> str:
 
 def _describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
     """List points in the order they run, with what the LM reads for each."""
-    from pgra.pipelines.ablate import foresee
+    from pgra.pipelines.grid_costs import foresee
 
     costs = foresee(runs)
     head = ("task", "point", "runs", "finished", "steps", "LM reads", "")

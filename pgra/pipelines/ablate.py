@@ -9,25 +9,31 @@ runs add no forward of the LM; how many become evidence is a cut of one ranking.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pgra.config import PgraArguments
+from pgra.config import READER_SYSTEMS, PgraArguments
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.io import write_json
 from pgra.pipelines.grid import PROFILE, Grid, Point, argument_sections
-from pgra.pipelines.pgra import open_stages, read_task
-from pgra.pipelines.plan import make_plan
+from pgra.pipelines.prepare import check_run, prepare_runs
 from pgra.pipelines.run import Outcome
-from pgra.pipelines.run_folder import IDENTITY_FILE, check_writable, read_json
+from pgra.pipelines.run_folder import (
+    IDENTITY_FILE,
+    WEIGHTS_FILE,
+    check_writable,
+    read_json,
+    run_identity,
+)
 from pgra.pipelines.seeds import variant
 from pgra.pipelines.systems import run_system
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.rerank import PromptedReranker
+from pgra.reader.record import READER_FOLDER
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -67,6 +73,17 @@ class GridRun:
         """Say whether it was measured."""
         return (self.folder / METRICS_FILE).is_file()
 
+    @property
+    def is_dropped(self) -> bool:
+        """Say whether it is a reader's run that was measured, and keeps no weights."""
+        is_reader = self.args.runtime.system in READER_SYSTEMS
+        return (
+            is_reader
+            and self.is_finished
+            and (self.folder / READER_FOLDER).is_dir()
+            and not (self.folder / READER_FOLDER / WEIGHTS_FILE).is_file()
+        )
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -74,23 +91,6 @@ class Failure:
 
     run: GridRun
     reason: str
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What the LM has yet to read for the runs of one point.
-
-    Attributes:
-        runs: The point's, one a seed.
-        texts: For this point alone, behind those before it; None if it cannot be told.
-        is_exact: Whether that is a count, not an estimate.
-        note: Why there is nothing to read, or why it cannot be told.
-    """
-
-    runs: Sequence[GridRun]
-    texts: int | None
-    is_exact: bool
-    note: str
 
 
 def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) -> list[GridRun]:
@@ -133,10 +133,11 @@ def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
     every point; of these, those that search most come first.
     """
     seeds = list(dict.fromkeys(run.seed for run in runs))
-    return sorted(runs, key=lambda run: (seeds.index(run.seed), -_width(run.args)))
+    return sorted(runs, key=lambda run: (seeds.index(run.seed), -width(run.args)))
 
 
-def _width(args: PgraArguments) -> float:
+def width(args: PgraArguments) -> float:
+    """Give how many candidates a query has, infinite where the LM reads the whole corpus."""
     is_whole = args.is_exhaustive or args.rerank.bank == "full"
     return float("inf") if is_whole else args.retriever.num_candidates
 
@@ -144,8 +145,16 @@ def _width(args: PgraArguments) -> float:
 def run_grid(
     runs: Sequence[GridRun],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
+    *,
+    drop_readers: bool = False,
 ) -> list[Failure]:
     """Make all runs; one that fails does not stop the others.
+
+    Args:
+        runs: In any order.
+        processes: Who shares the work.
+        drop_readers: Whether to delete readers and checkpoints of measured runs: a grid may have a
+            hundred.
 
     Returns:
         Those that failed.
@@ -158,16 +167,35 @@ def run_grid(
         except PgraError as error:
             logger.error("ablate: %s failed: %s", run.name, error)
             failures.append(Failure(run, " ".join(str(error).split())))
+            continue
+        if drop_readers and processes.worker.is_main:
+            drop_reader(run)
+        processes.barrier()
     return failures
 
 
-def run_point(run: GridRun, processes: Processes) -> Outcome:
-    """Make one run, or take it up.
+def run_point(run: GridRun, processes: Processes = Processes()) -> Outcome:  # noqa: B008 (frozen)
+    """Make one run, or take it up, also where its reader was dropped.
 
     Raises:
         PgraError: As the system says.
     """
-    return run_system(run.args, run.training, processes)
+    if not run.is_dropped:
+        return run_system(run.args, run.training, processes)
+    prepared = prepare_runs(run.args, [run.training], processes)
+    identity = run_identity(run.args, run.training, prepared.found, prepared.source)
+    check_run(run.folder, identity, run.training)
+    logger.info("run: %s is finished, without its reader (reused)", run.folder)
+    return Outcome(run.folder, read_json(run.folder / METRICS_FILE), reused=True)
+
+
+def drop_reader(run: GridRun) -> None:
+    """Delete the weights and checkpoints of a trained and measured run; all else stays."""
+    if run.args.runtime.system not in READER_SYSTEMS or not run.is_finished:
+        return
+    for folder in run.folder.glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
 def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
@@ -228,50 +256,3 @@ def value_of(run: GridRun, name: str) -> Json:
     if section == "training":
         return run.training.to_dict().get(name)
     return asdict(getattr(run.args, section))[name]
-
-
-def foresee(runs: Sequence[GridRun]) -> list[Cost]:
-    """Tell what the LM has to read for each point, in the order they run; no model runs.
-
-    Points that share a bank are told of once. One that searches the same bank in another way may
-    read some texts that another does: it is counted as if it did not.
-    """
-    points: dict[tuple[str | None, str], list[GridRun]] = {}
-    for run in in_order(runs):
-        points.setdefault((run.task, run.point.name), []).append(run)
-    known: dict[str, str] = {}
-    return [_foresee(own, known) for own in points.values()]
-
-
-def _foresee(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
-    run = runs[0]
-    if run.args.system == "icl":
-        return Cost(runs, None, is_exact=False, note="system icl is not foreseen")
-    if run.args.rerank.num_evidence == 0 or run.args.rerank.reranker == "none":
-        return Cost(runs, 0, is_exact=True, note="the LM reads nothing")
-    try:
-        bank, stage = _bank(run.args), _stage(run.args)
-        for key in (bank, f"{bank} {stage}"):
-            if key in known:
-                return Cost(runs, 0, is_exact=True, note=f"shares the bank of {known[key]}")
-        texts = make_plan(run.args, seconds=0).texts
-    except PgraError as error:
-        return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
-    known[bank if stage == "whole" else f"{bank} {stage}"] = run.point.name
-    return Cost(runs, texts.to_read, texts.is_exact, texts.basis if texts.to_read else "all read")
-
-
-def _bank(args: PgraArguments) -> str:
-    """Tell banks apart by their folder, which holds the hash of all that states depend on."""
-    found = read_task(args)
-    open_stages(found, args)
-    assert isinstance(found.reranker, PromptedReranker)
-    return str(found.reranker.bank.folder)
-
-
-def _stage(args: PgraArguments) -> str:
-    """Tell first stages apart, but for k."""
-    if _width(args) == float("inf"):
-        return "whole"
-    values = asdict(args.retriever)
-    return str({name: value for name, value in values.items() if name != "num_candidates"})

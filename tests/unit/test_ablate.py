@@ -9,8 +9,9 @@ from transformers import GPT2Model
 from pgra.cli import main
 from pgra.commands.ablate import resolve_point
 from pgra.errors import ArtifactError
-from pgra.pipelines.ablate import foresee, grid_record, in_order, make_runs, write_grid
+from pgra.pipelines.ablate import grid_record, in_order, make_runs, write_grid
 from pgra.pipelines.grid import read_grid
+from pgra.pipelines.grid_costs import foresee
 from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.rerank import PromptedReranker
 
@@ -254,6 +255,24 @@ def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
     assert code == 1
     assert "with max_steps 1, this run asks for 2: choose another --output_dir" in err
     assert metrics.read_bytes() == before
+
+
+def test_a_grid_without_its_readers_goes_on_and_refuses_other_inputs(write, ablate, tmp_path):
+    path, folder = write(base={"system": "plain"}), tmp_path / "grid/mine/seed-0"
+    code, _, err = ablate(path, "--drop_readers")
+    assert code == 0, err
+    assert not (folder / "reader/model.safetensors").exists()
+    assert not list(folder.glob("checkpoint-*"))
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    code, out, err = ablate(path)
+    assert code == 0, err
+    assert f"run: {folder} is finished, without its reader (reused)" in err
+    assert "mine" in out
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    code, out, _ = ablate(path, "--learning_rate", "1e-3")
+    assert code == 1
+    assert "learning_rate 8e-05, this run asks for 0.001" in out
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """A grid as a YAML tells it: points, names, layers, and what is refused."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -8,6 +11,8 @@ from pgra.config import RerankArguments, RetrieverArguments
 from pgra.errors import ConfigError
 from pgra.pipelines.grid import Point, read_axes, read_grid, short
 from pgra.pipelines.grid_files import grid_names
+
+ABLATIONS = Path(__file__).parents[2] / "ablations"
 
 
 @pytest.fixture
@@ -212,6 +217,28 @@ def test_every_shipped_grid_is_read_and_says_what_it_is(name, demo):
     assert grid.about
     told = [Defaults(grid.origin, {})]
     assert type(grid.under(None, grid.points[0])) is type(told)
+
+
+def test_the_example_in_the_docs_is_a_grid(tmp_path):
+    text = (Path(__file__).parents[2] / "docs/ablations.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.S | re.M)
+    (tmp_path / "mine.yaml").write_text(block)
+    grid = read_grid(str(tmp_path / "mine.yaml"))
+    assert [point.name for point in grid.points] == [
+        *("ours, k=150, dot", "ours, k=150, cosine", "ours, k=50, dot", "ours, k=50, cosine"),
+        *("theirs, k=150, dot", "theirs, k=150, cosine", "theirs, k=50, dot"),
+        "theirs, k=50, cosine",
+    ]
+    assert grid.tasks == ("sst2", "mr")
+    assert len(read_grid(str(tmp_path / "mine.yaml"), demo=True).points) == 8
+
+
+@pytest.mark.parametrize("path", sorted(ABLATIONS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_file_of_ablations_runs_the_grid_of_its_name(path):
+    if path.stem != "label_consistency":  # which reads finished runs
+        assert f'run(main, ["{path.stem}", *sys.argv[1:]])' in path.read_text()
+        assert path.stem in grid_names()
+    assert f"`{path.name}`" in (ABLATIONS / "README.md").read_text()
 
 
 def test_there_is_a_grid_for_what_the_paper_varies():
