@@ -12,11 +12,26 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pgra.config import PROFILES, PgraArguments, choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
 from pgra.series import SeriesArguments
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """Values that stand beneath the command line.
+
+    Attributes:
+        origin: Where they were written, for messages.
+        values: By argument name.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
 
 
 def parse_arguments(
@@ -26,6 +41,8 @@ def parse_arguments(
     prog: str,
     description: str,
     epilog: str = "",
+    under: Sequence[Defaults] = (),
+    over: Sequence[Defaults] = (),
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, with `--profile` and `--config` underneath.
 
@@ -35,6 +52,8 @@ def parse_arguments(
         prog: Name shown in the help.
         description: What the program does.
         epilog: An example, shown as it is.
+        under: Values beneath `--profile` and `--config`, the later over the earlier.
+        over: Values above these, still beneath the command line.
 
     Returns:
         One instance a class, in their order.
@@ -60,14 +79,33 @@ def parse_arguments(
     parser.formatter_class = _HelpFormatter
     parser.error = _refuse
     fields = _field_types(classes)
-    for path in _default_files(known.profile, known.config):
-        parser.set_defaults(**read_defaults(path, fields))
+    files = [_read(path) for path in _default_files(known.profile, known.config)]
+    for layer in (*under, *files, *over):
+        parser.set_defaults(**check_defaults(layer, fields))
     *parsed, _, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
     if remaining:
         raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
     return tuple(parsed)
+
+
+def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
+    """Read one dataclass from a command line, and leave the rest of it.
+
+    Args:
+        cls: The dataclass.
+        argv: Arguments without the program's name.
+
+    Raises:
+        ConfigError: On a wrong value.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser([cls], add_help=False, allow_abbrev=False)
+    parser.error = _refuse
+    first, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+    return first, list(rest)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -129,12 +167,32 @@ def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: On an unknown key or a wrong type, with the value and the way out.
     """
-    values = read_yaml(path)
-    others = _all_fields() if set(values) - set(fields) else frozenset[str]()
-    for name in values:
+    return check_defaults(_read(path), fields)
+
+
+def _read(path: Path) -> Defaults:
+    return Defaults(str(path), read_yaml(path))
+
+
+def check_defaults(layer: Defaults, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Check names and types of defaults.
+
+    Args:
+        layer: The defaults.
+        fields: Type by field name, of the program that asks.
+
+    Returns:
+        The values of that program's fields. Keys of other programs of ours are left out.
+
+    Raises:
+        ConfigError: On an unknown key or a wrong type, with the value and the way out.
+    """
+    path = layer.origin
+    others = _all_fields() if set(layer.values) - set(fields) else frozenset[str]()
+    for name in layer.values:
         if name not in fields and name not in others:
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
-    values = {name: value for name, value in values.items() if name in fields}
+    values = {name: value for name, value in layer.values.items() if name in fields}
     for name, value in values.items():
         if not _fits(value, fields[name]):
             hint = (

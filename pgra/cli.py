@@ -49,6 +49,7 @@ COMMANDS: Mapping[str, Command] = {
     "search": Command("pgra.commands.search", "look up passages near a text"),
     "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
+    "ablate": Command("pgra.commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
     "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),

@@ -69,7 +69,7 @@ def _parse(
     description: str,
     epilog: str,
 ) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Processes]":
-    _quiet_imports()  # before the Trainer's arguments, which bring the models
+    quiet_imports()  # before the Trainer's arguments, which bring the models
     from pgra.processes import join_processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
@@ -123,10 +123,11 @@ def quiet_libraries() -> None:
         enable_progress_bars()
     datasets.disable_progress_bars()
     logging.getLogger("faiss").setLevel(logging.WARNING)
-    _quiet_imports()
+    quiet_imports()
 
 
-def _quiet_imports() -> None:
+def quiet_imports() -> None:
+    """Leave what libraries say when they are imported unsaid."""
     # Transformers imports torchao wherever it is installed, whatever is asked for. It says what it
     # lacks on a CPU and makes torch say what it deprecates; bitsandbytes speaks once it loads.
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):

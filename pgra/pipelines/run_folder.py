@@ -23,7 +23,7 @@ from pgra.types import Json
 IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
 TRAINING_FILE = "training.json"
-_WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 _NOT_DECIDING = ("model_name_or_path", "evidence_attention")
 # What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
 _DECIDING = (
@@ -185,7 +185,7 @@ def reader_checksum(run: Path) -> str:
     Raises:
         ArtifactError: If there are none.
     """
-    path = run / READER_FOLDER / _WEIGHTS_FILE
+    path = run / READER_FOLDER / WEIGHTS_FILE
     if not path.is_file():
         raise ArtifactError(f"{path} is missing: delete {path.parent} and run train.py again")
     return file_checksum(path)
@@ -221,7 +221,7 @@ def read_training(run: Path) -> dict[str, Any] | None:
 
 
 def _other_reader(run: Path, told_in: str) -> ArtifactError:
-    path = run / READER_FOLDER / _WEIGHTS_FILE
+    path = run / READER_FOLDER / WEIGHTS_FILE
     return ArtifactError(
         f"{path} is damaged (it is not what {told_in} tells of): "
         f"delete {path.parent} and run train.py again"

@@ -21,6 +21,7 @@ PROGRAMS = [
     *(ROOT / "pgra").rglob("*.py"),
     *(ROOT / "index_build").rglob("*.py"),
     *(ROOT / "benchmarks").glob("*.py"),
+    *(ROOT / "ablations").glob("*.py"),
     *ROOT.glob("*.py"),
 ]
 SOURCES = [*PROGRAMS, *(ROOT / "tests").rglob("*.py")]

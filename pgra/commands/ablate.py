@@ -1,0 +1,269 @@
+"""Runs a grid of runs from a YAML: `pgra ablate NAME`, and the files in `ablations/`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgra.arguments import Defaults, parse_arguments, parse_first
+from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say
+from pgra.config import PgraArguments
+from pgra.errors import ConfigError, PgraError
+from pgra.series import SeriesArguments
+
+if TYPE_CHECKING:
+    from pgra.pipelines.ablate import Failure, GridRun
+    from pgra.pipelines.grid import Grid, Point
+    from pgra.pipelines.grid_costs import Cost
+    from pgra.processes import Processes
+    from pgra.reader.arguments import ReaderTrainingArguments
+
+DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
+EXAMPLE = """examples:
+  pgra ablate k --demo
+  pgra ablate k --demo --dry-run
+  pgra ablate d --tasks sst2 trec --seeds 0 1 2 3 4
+  pgra ablate k --axis num_candidates=200,100 --task mr --output_dir runs/k-mr
+  pgra ablate my_grid.yaml --corpus my_corpus.txt
+
+The grids: {names}.
+The first word is one of these or the path of a YAML; all arguments of train.py may follow, and win
+over the YAML. Given again, the same command goes on where it was stopped.
+"""
+
+
+@dataclass(kw_only=True)
+class GridArguments:
+    """How a grid is run."""
+
+    demo: bool = field(
+        default=False, metadata={"help": "Bundled models and small sizes, as the YAML says."}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "List points and what they cost, and run nothing."}
+    )
+    seeds: list[str] | None = field(
+        default=None,
+        metadata={"help": "Seeds of the reader, a run each; default: the YAML's, else 0 1 2."},
+    )
+    tasks: list[str] | None = field(
+        default=None, metadata={"help": "Tasks, each with all points; default: the YAML's."}
+    )
+    axis: list[str] | None = field(
+        default=None,
+        metadata={"help": "Values of an axis in place of the YAML's: num_candidates=150,50."},
+    )
+    drop_readers: bool = field(
+        default=False,
+        metadata={
+            "help": "Delete the reader and the checkpoints of each run once it is measured; its "
+            "predictions and metrics stay, and the grid goes on all the same."
+        },
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a grid, or list it; 1 if a run failed."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    quiet_imports()
+    if not words or words[0].startswith("-"):
+        return _explain(words)
+    how, rest = parse_first(GridArguments, words[1:])
+    if "-h" in rest or "--help" in rest:
+        return _explain(["--help"])
+    grid = _read(words[0], how, rest)
+    root = _root(grid, how, rest)
+    from pgra.pipelines.ablate import make_runs, run_grid, write_grid
+    from pgra.processes import join_processes
+
+    on_cpu = "--device=cpu" in rest or ("--device", "cpu") in pairwise(rest)
+    processes = join_processes("cpu" if on_cpu else "auto")
+    seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
+    words = [*rest, "--use_cpu"] if on_cpu else rest
+    runs = make_runs(
+        grid, seeds, root, lambda task, point: resolve_point(grid, task, point, words, root)
+    )
+    quiet_libraries()
+    if how.dry_run:
+        say(_describe_costs(grid, runs))
+        return 0
+    if processes.worker.is_main:
+        write_grid(grid, runs, root)
+    processes.barrier()
+    failures = run_grid(runs, processes, drop_readers=how.drop_readers)
+    return _close(grid, runs, failures, root, processes)
+
+
+def _explain(words: Sequence[str]) -> int:
+    """Show the help, or say that the grid is missing."""
+    from pgra.pipelines.grid_files import grid_names
+
+    names = ", ".join(grid_names())
+    if list(words) not in (["-h"], ["--help"]):
+        raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
+    from pgra.reader.arguments import ReaderTrainingArguments
+
+    parse_arguments(
+        [GridArguments, *SECTIONS.values(), ReaderTrainingArguments],
+        ["--help"],
+        prog="pgra ablate NAME|FILE.yaml",
+        description=DESCRIPTION,
+        epilog=EXAMPLE.format(names=names),
+    )
+    return 0
+
+
+def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
+    """Read the grid; refuse an axis that is an argument too."""
+    from pgra.pipelines.grid import read_axes, read_grid, with_tasks
+
+    grid = read_grid(name, demo=how.demo, axes=read_axes(how.axis or ()))
+    given = {word[2:].split("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
+    for axis in grid.axes:
+        if axis in given:
+            raise ConfigError(
+                f"{axis} is an axis of the grid '{grid.name}': give its values as "
+                f"--axis {axis}=VALUE,VALUE"
+            )
+    if "seed" in given:
+        raise ConfigError("a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one")
+    if how.tasks and "task" in given:
+        raise ConfigError("--task and --tasks both name what to run: give one of them")
+    if how.tasks or "task" in given:
+        grid = with_tasks(grid, how.tasks or ())
+    return grid
+
+
+def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
+    """Give the grid's folder."""
+    for flag, value in pairwise([*rest, ""]):
+        if flag == "--output_dir":
+            return Path(value)
+        if flag.startswith("--output_dir="):
+            return Path(flag.partition("=")[2])
+    return Path("runs") / f"ablate-{grid.name}{'-demo' if how.demo else ''}"
+
+
+def resolve_point(
+    grid: "Grid", task: str | None, point: "Point", words: Sequence[str], root: Path
+) -> "tuple[PgraArguments, ReaderTrainingArguments]":
+    """Read a point's arguments, in rising order: grid, --profile, --config, point, command line.
+
+    Args:
+        grid: The grid.
+        task: One of its tasks; None where the arguments name one.
+        point: One of its points.
+        words: Arguments of the command line.
+        root: Folder of the grid's runs.
+
+    Raises:
+        ConfigError: As `parse_arguments`, or if the values contradict each other.
+    """
+    from pgra.reader.arguments import ReaderTrainingArguments
+
+    own = Defaults(grid.origin, {"output_dir": str(root)})
+    over = [grid.over(task, point)]
+    if not grid.share:
+        over.append(
+            Defaults(grid.origin, {"artifacts_dir": str(root / point.folder / "artifacts")})
+        )
+    *sections, training = parse_arguments(
+        [*SECTIONS.values(), ReaderTrainingArguments],
+        words,
+        prog="pgra ablate",
+        description=DESCRIPTION,
+        under=[*grid.under(task, point), own],
+        over=over,
+    )
+    return PgraArguments(**dict(zip(SECTIONS, sections, strict=True))), training
+
+
+def _close(
+    grid: "Grid",
+    runs: "Sequence[GridRun]",
+    failures: "Sequence[Failure]",
+    root: Path,
+    processes: "Processes",
+) -> int:
+    """Show what came out, and what did not."""
+    if not processes.worker.is_main:
+        return 1 if failures else 0
+    if any(run.is_finished for run in runs):
+        _show(root)
+    if grid.show == "seconds":
+        say(_describe_seconds(runs))
+    for failure in failures:
+        say(f"failed: {failure.run.name}: {failure.reason}")
+    if failures:
+        say(f"{len(failures)} of {len(runs)} runs failed; the same command tries them again")
+    return 1 if failures else 0
+
+
+def _show(root: Path) -> None:
+    """Show the report's table; runs that it cannot put into one stay where they are."""
+    from pgra.commands.report import main as report
+
+    try:
+        report([str(root)])
+    except PgraError as error:
+        say(f"no table: {error}")
+
+
+def _describe_seconds(runs: "Sequence[GridRun]") -> str:
+    """List what each stage of each finished run took, in seconds."""
+    from pgra.pipelines.run_folder import read_json
+
+    done = [run for run in runs if run.is_finished]
+    took = [read_json(run.folder / "metrics.json")["seconds"] for run in done]
+    stages = list(dict.fromkeys(stage for one in took for stage in one))
+    rows = [("seconds", *stages, "all")]
+    for run, one in zip(done, took, strict=True):
+        told = [f"{one[stage]:.1f}" if stage in one else "-" for stage in stages]
+        rows.append((run.name, *told, f"{sum(one.values()):.1f}"))
+    return "\n".join(_columns(rows))
+
+
+def _describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
+    """List points in the order they run, with what the LM reads for each."""
+    from pgra.pipelines.grid_costs import foresee
+
+    costs = foresee(runs)
+    head = ("task", "point", "runs", "finished", "steps", "LM reads", "")
+    rows = [head, *(_cost_row(cost) for cost in costs)]
+    finished = sum(run.is_finished for run in runs)
+    known = [cost.texts for cost in costs if cost.texts is not None]
+    sign = "" if all(cost.is_exact for cost in costs) else "about "
+    unknown = len(costs) - len(known)
+    return "\n".join(
+        [
+            grid.title,
+            *_columns(rows),
+            f"{len(runs)} runs, {finished} of them finished; the LM reads {sign}{sum(known):,} "
+            f"texts in all" + (f", and {unknown} points cannot be told" if unknown else ""),
+        ]
+    )
+
+
+def _cost_row(cost: "Cost") -> tuple[str, ...]:
+    run = cost.runs[0]
+    finished = sum(run.is_finished for run in cost.runs)
+    sign = "" if cost.is_exact else "~"
+    return (
+        run.args.data.task or "",
+        run.point.name,
+        str(len(cost.runs)),
+        str(finished),
+        str(run.training.max_steps),
+        "?" if cost.texts is None else f"{sign}{cost.texts:,}",
+        cost.note,
+    )
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,355 @@
+"""Running a grid: what points share, what is taken up, what a failing one leaves."""
+
+import json
+
+import pytest
+import yaml
+from transformers import GPT2Model
+
+from pgra.cli import main
+from pgra.commands.ablate import resolve_point
+from pgra.errors import ArtifactError
+from pgra.pipelines.ablate import grid_record, in_order, make_runs, write_grid
+from pgra.pipelines.grid import read_grid
+from pgra.pipelines.grid_costs import foresee
+from pgra.pipelines.pgra import find_evidence, read_task
+from pgra.rerank import PromptedReranker
+
+K = {"num_candidates": [2, 4, 8, 6]}
+D = {"num_evidence": [1, 2, 4, 3]}
+
+
+@pytest.fixture(autouse=True)
+def no_budget_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def small(tmp_path, args):
+    """The base of a grid on tiny models: everything but what is varied."""
+    return {
+        "task": "sst2",
+        "train_file": args.data.train_file,
+        "test_file": args.data.test_file,
+        "corpus": args.corpus.corpus,
+        "retriever": "bm25",
+        "num_candidates": 8,
+        "lm": args.rerank.lm,
+        "num_evidence": 2,
+        "num_exemplars": 4,
+        "model_name_or_path": args.reader.model_name_or_path,
+        "artifacts_dir": str(tmp_path / "artifacts"),
+        "device": "cpu",
+        "max_steps": 1,
+        "eval_strategy": "no",
+        "save_strategy": "no",
+        "load_best_model_at_end": False,
+        "per_device_train_batch_size": 4,
+    }
+
+
+@pytest.fixture
+def write(tmp_path, small):
+    def write(name="mine", base=None, **values):
+        path = tmp_path / f"{name}.yaml"
+        values = {"base": {**small, **(base or {})}, "seeds": [0], **values}
+        path.write_text(yaml.safe_dump(values, sort_keys=False))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def ablate(tmp_path, capsys):
+    """Call the command; give its exit code, and what it said."""
+
+    def ablate(path, *words, name="grid"):
+        flags = ["--output_dir", str(tmp_path / name), "--device", "cpu", *words]
+        code = main(["ablate", path, *flags])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return ablate
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Count the LM's forwards: batches by the model itself, texts by the reranker's own count."""
+    counts = {"forwards": 0, "texts": []}
+    forward, prepare = GPT2Model.forward, PromptedReranker.prepare
+
+    def count_forward(self, *args, **kwargs):
+        counts["forwards"] += 1
+        return forward(self, *args, **kwargs)
+
+    def count_texts(self, *args, **kwargs):
+        work = prepare(self, *args, **kwargs)
+        counts["texts"].append(work.num_new)
+        return work
+
+    monkeypatch.setattr(GPT2Model, "forward", count_forward)
+    monkeypatch.setattr(PromptedReranker, "prepare", count_texts)
+    return counts
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def runs_of(path, root, *words, seeds=(0,)):
+    grid = read_grid(path)
+    return grid, make_runs(
+        grid, seeds, root, lambda task, point: resolve_point(grid, task, point, words, root)
+    )
+
+
+def find_all(path, tmp_path):
+    """Run both retrieval stages of all points, in the grid's order."""
+    for run in in_order(runs_of(path, tmp_path / "grid")[1]):
+        find_evidence(read_task(run.args), run.args)
+
+
+def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, reads, tmp_path):
+    find_all(write("first", grid={"num_candidates": [8]}), tmp_path)
+    first, (texts,) = reads["forwards"], reads["texts"]
+    assert first > 0
+    assert texts > 8
+    find_all(write("k", grid={"num_candidates": [2, 3, 4, 8]}), tmp_path)
+    find_all(write("d", grid={"num_evidence": [1, 2, 3, 4]}), tmp_path)
+    assert reads["forwards"] == first  # not one batch more
+    assert reads["texts"] == [texts, *[0] * 8]
+    # The control: another prompt is another bank.
+    find_all(write("other", grid={"exemplar_seed": [1]}), tmp_path)
+    assert reads["forwards"] > first
+
+
+def test_the_first_seed_of_all_points_and_the_largest_k_run_first(write, tmp_path):
+    path = write(grid=K)
+    names = [run.point.name for run in in_order(runs_of(path, tmp_path)[1])]
+    assert names == [f"num_candidates={k}" for k in (8, 6, 4, 2)]
+    whole = write(grid={"num_candidates": [8], "bank": ["lazy", "full"]})
+    _, runs = runs_of(whole, tmp_path, seeds=(3, 1))
+    order = [(run.seed, run.args.rerank.bank) for run in in_order(runs)]
+    assert order == [(3, "full"), (3, "lazy"), (1, "full"), (1, "lazy")]
+
+
+def test_a_grid_is_told_before_it_runs(write, tmp_path):
+    path = write(
+        title="The title",
+        grid={"num_evidence": [1, 2]},
+        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "system": "fid"}],
+        labels={"num_evidence": "d"},
+        baseline={"system": "fid", "num_evidence": 1},
+        reference="T6",
+    )
+    root = tmp_path / "grid"
+    grid, runs = runs_of(path, root, seeds=(0, 7))
+    write_grid(grid, runs, root)
+    told = read_json(root / "grid.json")
+    points = told.pop("points")
+    assert told == {
+        "name": "mine",
+        "title": "The title",
+        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.system"],
+        "labels": {
+            "rerank.similarity": "similarity",
+            "rerank.num_evidence": "d",
+            "runtime.system": "system",
+        },
+        "seeds": [0, 7],
+        "reference": "T6",
+        "baseline": {"runtime.system": "fid", "rerank.num_evidence": 1},
+    }
+    assert [point["name"] for point in points] == ["dot, d=1", "dot, d=2", "FiD, d=1", "FiD, d=2"]
+    assert points[3] == {
+        "name": "FiD, d=2",
+        "task": "sst2",
+        "values": {
+            "rerank.similarity": "dot",
+            "rerank.num_evidence": 2,
+            "runtime.system": "fid",
+        },
+        "seeds": {"0": "FiD-d=2/seed-0", "7": "FiD-d=2/seed-7"},
+    }
+    assert [path.name for path in root.iterdir()] == ["grid.json"]
+
+
+def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_path):
+    path = write(
+        tasks=["sst2", "mr"],
+        by_task={"mr": {"learning_rate": 1.0e-4, "max_steps": 9}},
+        grid={"max_steps": [2]},
+    )
+    grid, runs = runs_of(path, tmp_path)
+    assert [(run.folder.relative_to(tmp_path).as_posix(), run.args.data.task) for run in runs] == [
+        ("sst2/max_steps=2/seed-0", "sst2"),
+        ("mr/max_steps=2/seed-0", "mr"),
+    ]
+    assert [run.training.learning_rate for run in runs] == [8e-5, 1e-4]
+    assert [run.training.max_steps for run in runs] == [2, 2]  # the axis wins
+    points = grid_record(grid, runs, tmp_path)["points"]
+    assert [(point["name"], point["task"], point["values"]) for point in points] == [
+        ("max_steps=2", "sst2", {"training.max_steps": 2}),
+        ("max_steps=2", "mr", {"training.max_steps": 2}),
+    ]
+
+
+def test_the_cost_is_that_of_the_run_and_told_once_a_bank(write, reads, tmp_path):
+    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"system": "fid"}])
+    _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
+    before = foresee(runs)
+    assert [(cost.runs[0].args.retriever.num_candidates, len(cost.runs)) for cost in before] == [
+        *((8, 2), (8, 2), (4, 2), (4, 2))
+    ]
+    assert [cost.note for cost in before] == [
+        *("guessed", "the LM reads nothing"),
+        *("shares the bank of num_candidates=8", "the LM reads nothing"),
+    ]
+    assert not before[0].is_exact
+    assert reads["forwards"] == 0
+    find_all(path, tmp_path)
+    after = foresee(runs)
+    assert [cost.texts for cost in after] == [0, 0, 0, 0]
+    assert (after[0].is_exact, after[0].note) == (True, "all read")
+    full = write("full", base={"bank": "full", "exemplar_seed": 1}, grid={"num_candidates": [4]})
+    _, runs = runs_of(full, tmp_path / "grid")
+    (cost,) = foresee(runs)
+    find_all(full, tmp_path)
+    assert (cost.texts, cost.is_exact) == (reads["texts"][-1], True)
+
+
+def test_a_dry_run_lists_points_and_writes_no_run(write, ablate, tmp_path):
+    code, out, _ = ablate(write(title="A sweep", grid=K, seeds=[0, 1]), "--dry-run")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "A sweep"
+    assert lines[1].split() == ["task", "point", "runs", "finished", "steps", "LM", "reads"]
+    assert lines[2].split()[:5] == ["sst2", "num_candidates=8", "2", "0", "1"]
+    assert lines[-1].startswith("8 runs, 0 of them finished; the LM reads about ")
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_cost_that_cannot_be_told_says_why(write, tmp_path):
+    path = write(grid={"lm": ["no-such-folder"]}, points=[{}, {"system": "icl"}])
+    costs = foresee(runs_of(path, tmp_path)[1])
+    assert [cost.texts for cost in costs] == [None, None]
+    assert "no-such-folder" in costs[0].note
+    assert costs[1].note == "system icl is not foreseen"
+
+
+def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
+    path = write(points=[{"system": "plain"}, {"num_candidates": 99}], labels={"system": ""})
+    code, out, err = ablate(path)
+    assert code == 1
+    assert "failed: num_candidates=99, seed 0: num_candidates (99) exceeds the corpus" in out
+    assert "1 of 2 runs failed; the same command tries them again" in out
+    assert "Traceback" not in err
+    metrics = tmp_path / "grid/plain/seed-0/metrics.json"
+    assert read_json(metrics)["system"] == "plain"
+    before = metrics.read_bytes()
+    code, out, err = ablate(path)  # it goes on: what is finished is taken up
+    assert code == 1
+    assert f"run: {metrics.parent} is finished (reused)" in err
+    assert metrics.read_bytes() == before
+    code, _, err = ablate(path, "--max_steps", "2")  # other inputs are no resume
+    assert code == 1
+    assert "with max_steps 1, this run asks for 2: choose another --output_dir" in err
+    assert metrics.read_bytes() == before
+
+
+def test_a_grid_without_its_readers_goes_on_and_refuses_other_inputs(write, ablate, tmp_path):
+    path, folder = write(base={"system": "plain"}), tmp_path / "grid/mine/seed-0"
+    code, _, err = ablate(path, "--drop_readers")
+    assert code == 0, err
+    assert not (folder / "reader/model.safetensors").exists()
+    assert not list(folder.glob("checkpoint-*"))
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    code, out, err = ablate(path)
+    assert code == 0, err
+    assert f"run: {folder} is finished, without its reader (reused)" in err
+    assert "mine" in out
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    code, out, _ = ablate(path, "--learning_rate", "1e-3")
+    assert code == 1
+    assert "learning_rate 8e-05, this run asks for 0.001" in out
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_candidates", "4"], "num_candidates is an axis of the grid 'mine': give its val"),
+        (["--num-candidates=4"], "as --axis num_candidates=VALUE,VALUE"),
+        (["--seed", "4"], "a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one"),
+        (["--task", "mr", "--tasks", "mr"], "--task and --tasks both name what to run"),
+        (["--axis", "num_candidate=4"], "unknown axis 'num_candidate'. Did you mean 'num_cand"),
+        (["--axis", "num_candidates=1"], "point 'num_candidates=1': num_evidence (2) exceeds nu"),
+        (["--max_step", "4"], "unknown argument '--max_step'. Did you mean '--max_steps'?"),
+        (["--seeds", "x"], "seeds holds 'x': give numbers"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line_and_leaves_nothing(write, ablate, tmp_path, words, message):
+    code, out, err = ablate(write(grid={"num_candidates": [8]}), *words)
+    assert (code, out) == (2, "")
+    assert message in err.strip().splitlines()[-1]
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_grid_is_named_first(capsys):
+    for words in ([], ["--demo"]):
+        assert main(["ablate", *words]) == 2
+        assert "name a grid first, such as pgra ablate k --demo; there are: " in (
+            capsys.readouterr().err
+        )
+
+
+def test_a_folder_of_something_else_is_refused(write, tmp_path):
+    root = tmp_path / "grid"
+    grid, runs = runs_of(write(grid=K), root)
+    write_grid(grid, runs, root)
+    write_grid(grid, runs, root)  # again: it goes on
+    other, runs = runs_of(write("other", grid=K), root)
+    with pytest.raises(ArtifactError, match="holds the grid 'mine', this one is 'other': choose"):
+        write_grid(other, runs, root)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="is a run itself: choose another --output_dir"):
+        write_grid(other, runs, tmp_path / "run")
+
+
+def test_points_that_share_nothing_have_products_of_their_own(write, tmp_path):
+    path = write(grid={"num_evidence": [1, 2]}, share=False)
+    _, runs = runs_of(path, tmp_path / "grid")
+    assert [run.args.runtime.artifacts_dir for run in runs] == [
+        str(tmp_path / "grid" / f"num_evidence={d}" / "artifacts") for d in (1, 2)
+    ]
+    _, runs = runs_of(write(grid={"num_evidence": [1, 2]}), tmp_path / "grid")
+    assert len({run.args.runtime.artifacts_dir for run in runs}) == 1
+
+
+@pytest.mark.slow
+def test_whole_runs_of_both_sweeps_read_no_more_than_the_first(write, ablate, reads):
+    assert ablate(write("first", grid={"num_candidates": [8]}), name="first")[0] == 0
+    forwards, (texts,) = reads["forwards"], reads["texts"]
+    assert ablate(write("k", grid=K), name="k")[0] == 0
+    assert ablate(write("d", grid=D), name="d")[0] == 0
+    assert (reads["forwards"], reads["texts"]) == (forwards, [texts, *[0] * 8])
+
+
+def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate, args):
+    path = write(
+        title="Profiles",
+        base={"system": "knn", "encoder": args.retriever.encoder, "retriever": "dense"},
+        points=[{"name": "ours", "profile": "pgra"}, {"name": "theirs", "profile": "official"}],
+        grid={"encoder_dtype": ["float32"]},
+        labels={"encoder_dtype": ""},
+        baseline={"profile": "pgra"},
+        seeds=[0, 1],
+    )
+    code, out, err = ablate(path)
+    assert code == 1, err  # the tiny encoder reads fewer tokens than the official profile asks for
+    assert "failed: theirs, float32, seed 1: max_encoder_tokens is 512" in out
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "Profiles" in out
+    assert "missing" in lines["theirs, float32"]
+    assert "missing" not in lines["ours, float32"]
