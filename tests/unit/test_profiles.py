@@ -108,7 +108,8 @@ def test_the_official_template_fits_every_task_with_one_text():
         "reader_template"
     ]
     for name in task_names():
-        check_template(template, load_task(name).inputs)
+        if "text" in load_task(name).inputs:
+            check_template(template, load_task(name).inputs)
 
 
 def test_what_the_arguments_allow_is_what_there_is():

@@ -142,8 +142,8 @@ def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs
     assert gradient(reader) > 0
     with torch.no_grad():  # the reader's own weights stay
         for parameter in reader.query_encoder.parameters():
-            if parameter.grad is not None:
-                parameter -= 1e-3 * parameter.grad
+            if parameter.grad is not None:  # long enough a step to show in float32
+                parameter -= 0.02 * parameter.grad / (parameter.grad.norm() + 1e-12)
     assert reader(**batch).loss < loss
     assert batch["vectors"].grad is None
     assert torch.equal(batch["vectors"], before)
