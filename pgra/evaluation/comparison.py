@@ -40,8 +40,8 @@ class Result:
         runs: By seed, rising; of an average none.
         missing: Seeds that should be there and are not.
         spread: Of the metric over seeds.
-        interval: 95 %: over seeds by Student's t, of one seed over examples by the bootstrap;
-            None where there is neither.
+        interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
+            the bootstrap; None where there is neither.
         is_over_seeds: Which of the two.
     """
 
@@ -167,11 +167,19 @@ def _collect(group: Group) -> dict[tuple[str, str], Result]:
 
 def _result(runs: Sequence[Run], missing: Sequence[int]) -> Result:
     spread = mean_sd_interval([run.value for run in runs])
-    if spread.low is not None and spread.high is not None:
-        return Result(runs, missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    ends = _ends_over_seeds(spread)
+    if ends is not None:
+        return Result(runs, missing, spread, ends, is_over_seeds=True)
     interval = runs[0].metrics.get("interval_95")
     pair = (float(interval[0]), float(interval[1])) if interval else None
     return Result(runs, missing, spread, pair, is_over_seeds=False)
+
+
+def _ends_over_seeds(spread: Spread) -> tuple[float, float] | None:
+    """Give the interval over seeds, where they differ: equal ones would have one of no width."""
+    if not spread.sd or spread.low is None or spread.high is None:
+        return None
+    return spread.low, spread.high
 
 
 def _average(results: Sequence[Result]) -> Result:
@@ -183,8 +191,9 @@ def _average(results: Sequence[Result]) -> Result:
         spread = mean_sd_interval([sum(values) / len(values) for values in by_seed])
     else:
         spread = mean_sd_interval([sum(r.spread.mean for r in results) / len(results)])
-    if spread.low is not None and spread.high is not None:
-        return Result((), missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    ends = _ends_over_seeds(spread)
+    if ends is not None:
+        return Result((), missing, spread, ends, is_over_seeds=True)
     return Result((), missing, spread, _average_interval(results), is_over_seeds=False)
 
 
