@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check_early(args)
     collection = load_collection([Path(path) for path in args.paths])
     for folder in collection.unfinished:
-        logger.warning("report: %s is not finished, and left out", folder)
+        logger.warning("report: %s is not measured (yet), and left out", folder)
     compared = _compare(collection.groups, args)
     text = _write(compared, args.chosen_format)
     if args.figure is not None:

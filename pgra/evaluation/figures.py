@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pdf", ".png", ".svg")
 _DOTS_PER_INCH = 150
+_NOWHERE = float("nan")
 
 
 def check_figure_path(path: Path) -> None:
@@ -124,17 +125,23 @@ def _ends(result: Result) -> tuple[float, float]:
 def _draw_line(
     axes: "Axes", study: Study, panel: str, along: str, reference: ReferenceTable | None
 ) -> None:
-    """Draw values over the axis' numbers, with their 95 % intervals."""
-    places = {row: _number(study.group.points[row][along]) for row in study.rows}
-    found = [(places[row], _result(study, row, panel)) for row in study.rows]
-    there = sorted(((x, r) for x, r in found if r is not None), key=lambda pair: pair[0])
-    axes.plot([x for x, _ in there], [100 * r.spread.mean for _, r in there], "o-", color="black")
-    for x, result in there:
-        axes.plot([x, x], _ends(result), color="0.6", linewidth=3, zorder=0)
-    paper = [(places[row], paper_value(study, reference, row, panel)) for row in study.rows]
-    known = sorted((x, value) for x, value in paper if value is not None)
-    axes.plot([x for x, _ in known], [y for _, y in known], "o--", color="C0", fillstyle="none")
-    axes.set_xticks(sorted(places.values()))
+    """Draw values by the axis' numbers, evenly spaced, with their 95 % intervals.
+
+    A point that is missing leaves a gap in the line.
+    """
+    points = study.group.points
+    rows = sorted(study.rows, key=lambda row: _number(points[row][along]))
+    results = [_result(study, row, panel) for row in rows]
+    ours = [_NOWHERE if result is None else 100 * result.spread.mean for result in results]
+    axes.plot(range(len(rows)), ours, "o-", color="black")
+    for place, result in enumerate(results):
+        if result is not None:
+            axes.plot([place, place], _ends(result), color="0.6", linewidth=3, zorder=0)
+    paper = [paper_value(study, reference, row, panel) for row in rows]
+    if any(value is not None for value in paper):
+        theirs = [_NOWHERE if value is None else value for value in paper]
+        axes.plot(range(len(rows)), theirs, "o--", color="C0", fillstyle="none")
+    axes.set_xticks(range(len(rows)), [str(points[row][along]) for row in rows])
     axes.set_xlabel(study.group.labels.get(along) or along.rpartition(".")[2])
 
 
@@ -163,4 +170,4 @@ def _is_number(value: Json) -> bool:
 
 
 def _number(value: Json) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return float(value) if isinstance(value, int | float) else _NOWHERE

@@ -153,22 +153,47 @@ def paired_gaps(
         draws: How many resamples.
 
     Raises:
-        ValueError: As `metrics.measure`, or if a system has no seed.
+        ValueError: As `metrics.confusion_cells`, or if a system has no seed.
     """
     if not a or not b:
         raise ValueError("a system has no predictions")
-    cells = np.stack([confusion_cells(labels, side, names) for side in (*a, *b)])  # (S, B)
-    patterns, counts = np.unique(cells, axis=1, return_counts=True)  # (S, U), (U,)
-    generator = np.random.default_rng(seed)
-    # Examples that all systems decide alike are one kind; a resample is counts of kinds.
-    drawn = generator.multinomial(len(labels), counts / len(labels), size=draws)  # (draws, U)
-    values = [_metric_by_draw(metric, drawn, kinds, len(names)) for kinds in patterns]
+    values = metric_draws(metric, labels, [*a, *b], names, seed=seed, draws=draws)
     sides = [METRICS[metric](labels, side, names) for side in (*a, *b)]
-    gaps = np.mean(values[: len(a)], axis=0) - np.mean(values[len(a) :], axis=0)
+    gaps = values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0)
     return Gaps(
         float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])),
         np.round(gaps, _DIGITS),
     )
+
+
+def metric_draws(
+    metric: str,
+    labels: Sequence[str],
+    sides: Sequence[Sequence[str]],
+    names: Sequence[str],
+    *,
+    seed: int,
+    draws: int = 2000,
+) -> _Values:
+    """Give the metric of several predictions in the same resamples of the examples, (S, draws).
+
+    Args:
+        metric: The task's.
+        labels: The true labels, of B examples.
+        sides: S times B predictions.
+        names: The task's labels.
+        seed: Of the resampling.
+        draws: How many resamples.
+
+    Raises:
+        ValueError: As `metrics.confusion_cells`.
+    """
+    cells = np.stack([confusion_cells(labels, side, names) for side in sides])  # (S, B)
+    patterns, counts = np.unique(cells, axis=1, return_counts=True)  # (S, U), (U,)
+    generator = np.random.default_rng(seed)
+    # Examples that all systems decide alike are one kind; a resample is counts of kinds.
+    drawn = generator.multinomial(len(labels), counts / len(labels), size=draws)  # (draws, U)
+    return np.stack([_metric_by_draw(metric, drawn, kinds, len(names)) for kinds in patterns])
 
 
 def _metric_by_draw(metric: str, drawn: Any, kinds: Any, num_labels: int) -> _Values:

@@ -69,26 +69,21 @@ def plant(
     return folder
 
 
-def plant_grid(root, points, *, axis="retriever.num_candidates", **grid):
-    """Write grid.json: points are {name: {"value":, "task":, "seeds": {seed: planted or None}}}."""
+def plant_grid(root, points, *, axis="retriever.num_candidates", tasks=("sst2",), **grid):
+    """Write grid.json: points are {name: {"value":, "seeds": {seed: wrong or None}}}."""
+    section, _, key = axis.partition(".")
     written = []
-    for name, point in points.items():
-        task, seeds = point.get("task", "sst2"), {}
-        for seed, wrong in point["seeds"].items():
-            place = f"{task}/{name}/seed-{seed}"
-            seeds[str(seed)] = place
-            if wrong is not None:
-                section, _, key = axis.partition(".")
-                plant(
-                    root / place,
-                    task=task,
-                    seed=seed,
-                    wrong=wrong,
-                    arguments={section: {key: point["value"]}},
-                )
-        written.append(
-            {"name": name, "task": task, "values": {axis: point["value"]}, "seeds": seeds}
-        )
+    for task in tasks:
+        for name, point in points.items():
+            seeds = {}
+            for seed, wrong in point["seeds"].items():
+                place = f"{task}/{name}/seed-{seed}"
+                seeds[str(seed)] = place
+                if wrong is not None:
+                    arguments = {section: {key: point["value"]}}
+                    plant(root / place, task=task, seed=seed, wrong=wrong, arguments=arguments)
+            values = {axis: point["value"]}
+            written.append({"name": name, "task": task, "values": values, "seeds": seeds})
     values = {
         "name": "k",
         "title": "Candidates",

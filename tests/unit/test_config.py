@@ -53,7 +53,7 @@ def test_more_evidence_than_candidates_is_refused():
 
 @pytest.mark.parametrize("path", sorted(config_root().rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_shipped_yaml_is_read(path):
-    if path.stem == "pgra":
+    if path.parent.name == "profiles" and path.stem == "pgra":
         assert "Every value is" in path.read_text()  # it says nothing, and says so
     else:
         assert read_yaml(path)

@@ -68,7 +68,7 @@ def test_what_is_not_finished_is_told(tmp_path, capfd):
     (tmp_path / "b/run.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == 0
     told = capfd.readouterr().err
-    assert "b is not finished, and left out" in told
+    assert "b is not measured (yet), and left out" in told
     assert "'Candidates' has no finished run yet" in told
 
 
