@@ -79,8 +79,8 @@ def read_file(task: Task, path: Path, split: str, *, require_labels: bool = True
         DataError: If the file cannot be read, lacks a column, or has a row without a known label.
     """
     kind = check_file(path, KINDS)
-    columns = {name: name for name in (*task.inputs, LABEL)}
-    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns)
+    columns = {name: task.local_columns.get(name, name) for name in (*task.inputs, LABEL)}
+    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
     reader = _RowReader(task, columns, task.labels, require_labels=require_labels)
     return reader.read(rows, split, str(path))
 

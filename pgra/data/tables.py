@@ -1,7 +1,7 @@
 """Rows of example files by column: jsonl, csv as the csv module reads it, tsv without quoting."""
 
 import csv
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def json_rows(path: Path) -> Iterator[Row]:
         yield Row(f"{path}, line {record.line}", record.fields)
 
 
-def table_rows(path: Path, kind: str, columns: Collection[str]) -> Iterator[Row]:
+def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
     """Give the rows of a table with a header. In a tsv, a quote mark is a character.
 
     Args:
@@ -48,7 +48,7 @@ def table_rows(path: Path, kind: str, columns: Collection[str]) -> Iterator[Row]
         DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
             tsv is quoted as csv quotes.
     """
-    lines = (line.text for line in read_lines(path))
+    lines, columns = (line.text for line in read_lines(path)), list(columns)
     if kind == "csv":
         reader = csv.reader(lines, strict=True)
     else:

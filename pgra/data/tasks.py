@@ -5,7 +5,7 @@ Only `labels`, `prompt`, `reader_template` and `verbalizer` are needed; the rest
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class Task:
         local_splits: File name (without suffix) by split, in a local folder; None: train,
             validation if there is one, and test.
         sizes: Rows the papers' splits have; empty where unknown.
+        local_columns: Column of a file by input name; an input that is not here has its own name.
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
@@ -77,6 +78,7 @@ class Task:
     hub: HubSource | None
     local_splits: Mapping[str, str] | None
     sizes: Mapping[str, int]
+    local_columns: Mapping[str, str] = field(default_factory=dict)
     ignored_labels: tuple[str, ...] = ()
 
 
@@ -134,7 +136,8 @@ class _TaskReader:
             verbalizer=self._words("verbalizer", labels, same),
             metric=metric,
             hub=self._hub(inputs, labels),
-            local_splits=self._local(),
+            local_splits=self._local_splits(),
+            local_columns=self._local_columns(inputs),
             sizes=self._sizes(),
             ignored_labels=self._ignored(labels),
         )
@@ -168,16 +171,16 @@ class _TaskReader:
     def _template(self, key: str, inputs: Sequence[str]) -> str:
         text = self._text(key, self.values[key])
         try:
-            fields = _fields(text)
+            names = _fields(text)
         except ValueError as error:
             raise ConfigError(
                 f"{self.path}: {key} has a stray brace ({error}); write {{{{ for a plain one"
             ) from None
-        for field in fields:
-            if field not in inputs:
-                message = unknown_name(f"field in {key}", field, inputs)
+        for name in names:
+            if name not in inputs:
+                message = unknown_name(f"field in {key}", name, inputs)
                 raise ConfigError(f"{self.path}: {message}")
-        if not fields:
+        if not names:
             raise ConfigError(f"{self.path}: {key} holds no field; put {{{inputs[0]}}} into it")
         return text
 
@@ -255,12 +258,19 @@ class _TaskReader:
             ),
         )
 
-    def _local(self) -> Mapping[str, str] | None:
+    def _local_splits(self) -> Mapping[str, str] | None:
         if self.values.get("local") is None:
             return None
         local = self._mapping("local", self.values["local"])
-        self._check_keys(local, ("splits",))
+        self._check_keys(local, ("splits", "columns"))
         return self._splits("local.splits", local.get("splits"))
+
+    def _local_columns(self, inputs: Sequence[str]) -> Mapping[str, str]:
+        columns = self._mapping(
+            "local.columns", (self.values.get("local") or {}).get("columns", {})
+        )
+        self._check_keys(columns, inputs)
+        return {name: self._text("local.columns", column) for name, column in columns.items()}
 
     def _sizes(self) -> Mapping[str, int]:
         sizes = self._mapping("sizes", self.values.get("sizes") or {})

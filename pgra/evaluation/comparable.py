@@ -22,6 +22,15 @@ _NOT_DECIDING = {
     *("retriever.shard_rows", "rerank.lm_batch_tokens", "rerank.bank_shard_rows", "rerank.bank"),
     *("rerank.prefix_sharing", "rerank.lm_device_map", "reader.evidence_attention"),
 }
+# Sections that a system does not look at, but for the names after them.
+_UNUSED = {
+    "plain": ("corpus", "retriever", "rerank"),
+    "icl": ("corpus", "retriever", "training"),
+    "knn": ("corpus", "rerank", "training"),
+    "fid": ("rerank",),
+    "random": ("rerank",),
+}
+_STILL_USED = (*_EXEMPLARS, "num_evidence")
 _TRAINING = {
     *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("weight_decay", "max_grad_norm", "optim", "per_device_train_batch_size"),
@@ -147,13 +156,20 @@ def _settings(run: Run) -> dict[str, Json]:
     """Give what decides a run's predictions, but for data, task and seed, by "section.name"."""
     flat: dict[str, Any] = {}
     for section, values in run.arguments.items():
-        if section == "runtime" or not isinstance(values, Mapping):
-            continue
-        for name, value in values.items():
-            decides = section != "training" or name in _TRAINING
-            if decides and f"{section}.{name}" not in _NOT_DECIDING:
-                flat[f"{section}.{name}"] = value
+        if isinstance(values, Mapping):
+            for name, value in values.items():
+                if _decides(run.system, section, name):
+                    flat[f"{section}.{name}"] = value
     return flat
+
+
+def _decides(system: str, section: str, name: str) -> bool:
+    """Say whether an argument can change what a system predicts."""
+    if section == "runtime" or f"{section}.{name}" in _NOT_DECIDING:
+        return False
+    if section in _UNUSED.get(system, ()) and name not in _STILL_USED:
+        return False
+    return section != "training" or name in _TRAINING
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -29,6 +29,7 @@ from pgra.evaluation.statistics import (
 
 LEVEL = 0.05
 _BOOTSTRAP_SEED = 0
+_LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
 
 
@@ -40,8 +41,8 @@ class Result:
         runs: By seed, rising; of an average none.
         missing: Seeds that should be there and are not.
         spread: Of the metric over seeds.
-        interval: 95 %: over seeds by Student's t, of one seed over examples by the bootstrap;
-            None where there is neither.
+        interval: 95 %: over seeds by Student's t; of one seed, or of equal ones, over examples by
+            the bootstrap; None where there is neither.
         is_over_seeds: Which of the two.
     """
 
@@ -167,24 +168,33 @@ def _collect(group: Group) -> dict[tuple[str, str], Result]:
 
 def _result(runs: Sequence[Run], missing: Sequence[int]) -> Result:
     spread = mean_sd_interval([run.value for run in runs])
-    if spread.low is not None and spread.high is not None:
-        return Result(runs, missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    ends = _ends_over_seeds(spread)
+    if ends is not None:
+        return Result(runs, missing, spread, ends, is_over_seeds=True)
     interval = runs[0].metrics.get("interval_95")
     pair = (float(interval[0]), float(interval[1])) if interval else None
     return Result(runs, missing, spread, pair, is_over_seeds=False)
 
 
+def _ends_over_seeds(spread: Spread) -> tuple[float, float] | None:
+    """Give the interval over seeds, where they differ: equal ones would have one of no width."""
+    if spread.low is None or spread.high is None or (spread.sd or 0.0) < _LAST_DIGIT:
+        return None
+    return spread.low, spread.high
+
+
 def _average(results: Sequence[Result]) -> Result:
     """Give the mean over tasks: of each seed if all tasks have the same, as the paper's Table 8."""
-    seeds = [[run.seed for run in result.runs] for result in results]
+    seeds = [_seeds(result.runs) for result in results]
     missing = sorted({seed for result in results for seed in result.missing})
     if all(of == seeds[0] for of in seeds):
         by_seed = zip(*([run.value for run in result.runs] for result in results), strict=True)
         spread = mean_sd_interval([sum(values) / len(values) for values in by_seed])
     else:
         spread = mean_sd_interval([sum(r.spread.mean for r in results) / len(results)])
-    if spread.low is not None and spread.high is not None:
-        return Result((), missing, spread, (spread.low, spread.high), is_over_seeds=True)
+    ends = _ends_over_seeds(spread)
+    if ends is not None:
+        return Result((), missing, spread, ends, is_over_seeds=True)
     return Result((), missing, spread, _average_interval(results), is_over_seeds=False)
 
 
@@ -254,8 +264,8 @@ def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
     return [run for run in a if run.seed in shared], [run for run in b if run.seed in shared]
 
 
-def _shares_seeds(a: Sequence[Run], b: Sequence[Run]) -> bool:
-    return [run.seed for run in a] == [run.seed for run in b]
+def _seeds(runs: Sequence[Run]) -> list[int]:
+    return [run.seed for run in runs]
 
 
 def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
@@ -271,7 +281,7 @@ def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
 
 
 def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
-    if not _shares_seeds(a, b) and (len(a) > 1 or len(b) > 1):
+    if _seeds(a) != _seeds(b) and (len(a) > 1 or len(b) > 1):
         return None
     pairs = zip(a, b, strict=True)
     return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
@@ -279,14 +289,14 @@ def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
 
 def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
     """Give in how many shared seeds a is better, and how many there are."""
-    if not _shares_seeds(a, b):
+    if _seeds(a) != _seeds(b):
         return 0, 0
     return sum(x.value > y.value for x, y in zip(a, b, strict=True)), len(a)
 
 
 def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
-    seeds = [[run.seed for run in a] for a, _ in sides]
-    if not all(_shares_seeds(a, b) for a, b in sides) or any(of != seeds[0] for of in seeds):
+    seeds = [_seeds(a) for a, _ in sides]
+    if any(_seeds(a) != _seeds(b) for a, b in sides) or any(of != seeds[0] for of in seeds):
         return 0, 0
     gains = [[x.value - y.value for x, y in zip(a, b, strict=True)] for a, b in sides]
     return sum(sum(of_seed) > 0 for of_seed in zip(*gains, strict=True)), len(seeds[0])

@@ -148,7 +148,7 @@ def paper_cell(study: Study, reference: ReferenceTable | None, row: str, column:
 def _paper_gap(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
     own = paper_value(study, reference, row, column)
     base = paper_value(study, reference, study.baseline or "", column)
-    if own is None or base is None:
+    if own is None or base is None or row == study.baseline:
         return _NOTHING
     return Cell(f"{own - base:+.1f}", value=own - base)
 
@@ -236,8 +236,8 @@ def _bold_note(study: Study) -> str:
 
 def _detail_notes(study: Study) -> list[str]:
     notes = [
-        "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed over the test "
-        "examples by the bootstrap."
+        "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed, or of equal "
+        "ones, over the test examples by the bootstrap."
     ]
     if not study.comparisons:
         return notes

@@ -108,5 +108,17 @@ def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):
     assert set(row_names(group)) == {"pgra"}
 
 
+def test_what_a_system_does_not_look_at_makes_no_row(tmp_path):
+    other = {"retriever": {"num_candidates": 16}}
+    plain = [plant(tmp_path / "a", system="plain")]
+    plain.append(plant(tmp_path / "b", system="plain", seed=1, arguments=other))
+    assert row_names(group_of(*plain)) == ["plain", "plain"]
+    fid = [
+        plant(tmp_path / "c", system="fid"),
+        plant(tmp_path / "d", system="fid", arguments=other),
+    ]
+    assert len(set(row_names(group_of(*fid)))) == 2
+
+
 def test_tasks_stand_in_the_papers_order_then_by_name():
     assert in_order(["zeta", "cr", "alpha", "sst2", "cr"], TASKS) == ["sst2", "cr", "alpha", "zeta"]

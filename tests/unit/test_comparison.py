@@ -33,8 +33,6 @@ def test_a_planted_gap_of_5_points_is_a_win_and_is_tested_on_examples(tmp_path):
     assert found.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
     assert (found.better, found.shared) == (2, 2)
     assert found.is_win
-    assert study.results["pgra", "sst2"].spread.sd == 0
-    assert study.results["pgra", "sst2"].is_over_seeds
 
 
 def test_runs_with_equal_predictions_differ_by_nothing(tmp_path):
@@ -167,6 +165,20 @@ def test_a_grids_point_is_one_row_over_its_tasks(tmp_path):
     assert study.tasks == ["sst2", "cr"]
     assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr")}
     assert set(study.averages) == {"k=8"}
+
+
+def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(tmp_path):
+    """k-NN decides alike with every seed: an interval of no width would say too much."""
+    for seed in (0, 1, 2):
+        plant(tmp_path / f"knn{seed}", system="knn", seed=seed, wrong=range(10))
+    for seed in (0, 1):
+        plant(tmp_path / f"fid{seed}", system="fid", seed=seed, wrong=range(10 + 2 * seed))
+    results = compare_runs(load_collection([tmp_path]).groups[0]).results
+    low, high = results["fid", "sst2"].interval
+    assert results["fid", "sst2"].is_over_seeds
+    assert high - low == pytest.approx(2 * 12.706 * 0.025, rel=1e-3)  # t of 1, and sd / sqrt(2)
+    assert not results["knn", "sst2"].is_over_seeds
+    assert results["knn", "sst2"].interval[0] < 0.7 < 0.8 < results["knn", "sst2"].interval[1]
 
 
 def test_an_average_of_one_seed_has_the_interval_over_examples(tmp_path):

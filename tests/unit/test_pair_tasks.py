@@ -205,6 +205,21 @@ def test_an_unknown_label_is_still_refused(tmp_path):
         load_splits(load_task("fever"), DataArguments(train_file=str(path), test_file=str(path)))
 
 
+def test_a_local_column_is_of_an_input(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "labels: [a, b]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {a: x, b: z}\n"
+        "local: {splits: {train: train, test: test}, columns: {txt: claim}}\n"
+    )
+    with pytest.raises(ConfigError, match="unknown key 'txt'. Did you mean 'text'"):
+        load_task(str(path))
+    path.write_text(path.read_text().replace("txt", "text"))
+    tsv = tmp_path / "train.tsv"
+    tsv.write_text('claim\tlabel\n"He said ""no""."\ta\n')
+    with pytest.raises(DataError, match="'claim' is quoted"):
+        load_splits(load_task(str(path)), DataArguments(train_file=str(tsv), test_file=str(tsv)))
+
+
 def test_a_label_is_not_both_used_and_ignored(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(

@@ -54,7 +54,7 @@ def test_a_corpus_that_nothing_cuts_is_told(tmp_path, caplog):
     assert "passage_words cuts nothing; a line must be a document" in caplog.text
     caplog.clear()
     passages(path, tmp_path, passage_words=1)
-    assert caplog.text == ""
+    assert "cuts nothing" not in caplog.text
 
 
 def test_no_words_are_no_passage():

@@ -107,9 +107,11 @@ def test_the_official_template_fits_every_task_with_one_text():
     template = yaml.safe_load((config_root() / "profiles/official.yaml").read_text())[
         "reader_template"
     ]
-    for name in task_names():
-        if "text" in load_task(name).inputs:
-            check_template(template, load_task(name).inputs)
+    tasks = [load_task(name) for name in task_names()]
+    for task in tasks:
+        if len(task.inputs) == 1:
+            check_template(template, task.inputs)
+    assert {task.name for task in tasks if len(task.inputs) > 1} == {"mrpc", "qnli", "rte"}
 
 
 def test_what_the_arguments_allow_is_what_there_is():
