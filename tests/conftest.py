@@ -117,10 +117,13 @@ def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(
-        _TEXTS,
-        trainers.WordPieceTrainer(vocab_size=500, special_tokens=special, show_progress=False),
-    )
+    split = tokenizer.pre_tokenizer.pre_tokenize_str(" ".join(_TEXTS).lower())
+    words = {word for word, _ in split}
+    letters = set("".join(words))
+    pieces = letters | {f"##{letter}" for letter in letters} | words
+    # not the library's trainer, which finds other pieces in each process
+    vocabulary = {piece: number for number, piece in enumerate([*special, *sorted(pieces)])}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
     ends = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=ends
@@ -149,11 +152,15 @@ def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerF
             vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
         ),
     )
+    pieces = [
+        (piece, round(score, 2))  # the rest of the digits differs between processes
+        for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]
+    ]
+    pieces[3:] = sorted(pieces[3:])
     if plain_slots:
-        pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
-        pieces += [[f"▁{slot}", 0.0] for slot in reversed(slots)]
-        tokenizer.model = models.Unigram([tuple(piece) for piece in pieces], unk_id=2)
-    else:
+        pieces += [(f"▁{slot}", 0.0) for slot in reversed(slots)]
+    tokenizer.model = models.Unigram(pieces, unk_id=2)
+    if not plain_slots:
         tokenizer.add_special_tokens(slots)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
