@@ -12,7 +12,7 @@ from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import load_task
 from pgra.models.causal_lm import CausalLM
 from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_pretrained, load_tokenizer
+from pgra.models.loading import find_model, load_config, load_pretrained, load_tokenizer
 from pgra.pipelines.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 
@@ -68,10 +68,13 @@ def open_reader(name: str, *, device: torch.device) -> tuple[FusionReader, Any]:
 
 
 def open_plain(name: str, *, device: torch.device) -> Any:
-    """Open a T5 as transformers gives it."""
+    """Open a T5 as transformers gives it, also one that pgra trained."""
     if not name.startswith(RANDOM):
         source = find_model(name)
-        model = load_pretrained(T5ForConditionalGeneration.from_pretrained, source)
+        config = load_config(source)
+        if config.feed_forward_proj == "gated-gelu":  # a reader's folder names our faster kernel
+            config.dense_act_fn = "gelu_new"
+        model = load_pretrained(T5ForConditionalGeneration.from_pretrained, source, config=config)
         return model.to(device).eval()
     kind = name.removeprefix(RANDOM)
     choose("shape", kind, sorted(T5_SHAPES))
