@@ -1,4 +1,4 @@
-"""Dot product or cosine of states: `pgra ablate similarity`, with its arguments."""
+"""How states are compared: `pgra ablate similarity`, with its arguments."""
 
 import sys
 

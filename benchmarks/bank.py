@@ -41,6 +41,7 @@ from pgra.models.prefix import PromptedEncoder
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.rerank.scoring import score_candidates
+from pgra.rerank.similarity import PLAIN
 from pgra.types import Candidates, Example, Rows
 
 NUM_CANDIDATES = 150
@@ -141,7 +142,7 @@ def compare_dtypes(
             candidates.rows,
             query_bank=filled.query_bank,
             query_keys=query_keys,
-            similarity=similarity,
+            similarity=PLAIN[similarity],
         )
         return Candidates.best(candidates.rows, scores, DEPTH).rows
 
@@ -240,7 +241,7 @@ def rank(bank: Bank, query_bank: Bank, rows: Rows) -> Candidates:
         rows,
         query_bank=query_bank,
         query_keys=np.arange(len(rows)),
-        similarity="cosine",
+        similarity=PLAIN["cosine"],
     )
     return Candidates.best(rows, scores, rows.shape[1])
 

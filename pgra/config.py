@@ -18,7 +18,7 @@ from pgra.retriever_arguments import DTYPES as DTYPES
 from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
 
 PROFILES = ("official", "paper", "pgra")
-SIMILARITIES = ("cosine", "dot")
+SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
@@ -136,7 +136,13 @@ class RerankArguments:
     )
     lm: str = _arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
     num_evidence: int = _arg(16, "Evidence kept a query (the paper's d); 0 is the plain reader.")
-    similarity: str = _arg("dot", "dot (the paper) or cosine (its code).")
+    similarity: str = _arg(
+        "dot",
+        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
+        "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
+        "each standardised). The last three are fitted to up to 2,000 passages and training "
+        "queries, which the LM then reads.",
+    )
     num_exemplars: int = _arg(8, "Labelled examples in the prompt's prefix (the paper's m).")
     exemplars: str = _arg(
         "balanced",

@@ -12,7 +12,7 @@ from pgra.data.splits import Splits
 from pgra.data.tasks import Task
 from pgra.evaluation.results import EvidenceLine
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank import Reranker
+from pgra.rerank import Reference, Reranker
 from pgra.retrieval.store import Stored
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
@@ -50,6 +50,11 @@ class Found:
     def copy(self) -> "Found":
         """Give one for another run: times and fingerprints of its own, the same evidence."""
         return replace(self, seconds=dict(self.seconds), fingerprints=dict(self.fingerprints))
+
+    @property
+    def reference(self) -> Reference:
+        """Give what a similarity is fitted to."""
+        return Reference(self.splits.train, self.task.prompt_words)
 
     def examples(self, split: str) -> list[Example]:
         """Give a split's examples."""

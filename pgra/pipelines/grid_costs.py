@@ -1,7 +1,7 @@
 """What a grid costs before it is run: the texts that the LM has yet to read, once a bank."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from pgra.config import PgraArguments
 from pgra.errors import PgraError
@@ -9,6 +9,7 @@ from pgra.pipelines.ablate import GridRun, in_order, width
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan import make_plan
 from pgra.rerank import PromptedReranker
+from pgra.rerank.similarity import WAYS
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,31 @@ def _foresee(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
     if run.args.rerank.num_evidence == 0 or run.args.rerank.reranker == "none":
         return Cost(runs, 0, is_exact=True, note="the LM reads nothing")
     try:
-        bank, stage = _bank(run.args), _stage(run.args)
-        for key in (bank, f"{bank} {stage}"):
-            if key in known:
-                return Cost(runs, 0, is_exact=True, note=f"shares the bank of {known[key]}")
-        texts = make_plan(run.args, seconds=0).texts
+        return _count(runs, known)
     except PgraError as error:
         return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
-    known[bank if stage == "whole" else f"{bank} {stage}"] = run.point.name
-    return Cost(runs, texts.to_read, texts.is_exact, texts.basis if texts.to_read else "all read")
+
+
+def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
+    """Count what is not told of yet; `known` has points by what they read of which bank."""
+    args = runs[0].args
+    bank, stage = _bank(args), _stage(args)
+    is_fitted = WAYS[args.rerank.similarity].is_fitted
+    read = [bank if stage == "whole" else f"{bank} {stage}"]
+    if is_fitted and stage != "whole":
+        read.append(f"{read[0]} sample")
+    other = known.get(bank) or known.get(read[0])
+    if bank in known or all(part in known for part in read):
+        return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")
+    texts, note = make_plan(args, seconds=0).texts, ""
+    to_read = texts.to_read
+    if other is not None:  # only what the similarity is fitted to is new
+        plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
+        to_read -= make_plan(plain, seconds=0).texts.to_read
+        note = f", behind {other}"
+    for part in read:
+        known.setdefault(part, runs[0].point.name)
+    return Cost(runs, to_read, texts.is_exact, f"{texts.basis}{note}" if to_read else "all read")
 
 
 def _bank(args: PgraArguments) -> str:

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Mapping
 
 from pgra.config import PgraArguments
-from pgra.icl.scoring import AnswerWords, read_queries, score_words
+from pgra.icl.scoring import read_queries, score_words
+from pgra.models.answer_words import AnswerWords
 from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
 from pgra.pipelines.found import Found, timed

@@ -133,7 +133,12 @@ def open_stages(found: Found, args: PgraArguments) -> None:
     else:
         check_num_candidates(args.retriever.num_candidates, len(found.corpus))
     found.reranker = open_reranker(
-        args.rerank, found.prompt, found.corpus, args.artifacts, device=args.runtime.device
+        args.rerank,
+        found.prompt,
+        found.corpus,
+        args.artifacts,
+        device=args.runtime.device,
+        reference=found.reference,
     )
     found.fingerprints["corpus"] = found.corpus.fingerprint["corpus_sha256"]
     found.fingerprints["reranker"] = dict(found.reranker.fingerprint)

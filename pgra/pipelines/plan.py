@@ -72,6 +72,15 @@ class _Part:
 
 
 @dataclass(frozen=True)
+class _Passages:
+    count: int
+    to_read: int
+    missing: Rows
+    basis: str
+    drawn: int = 0
+
+
+@dataclass(frozen=True)
 class _Planner:
     args: PgraArguments
     found: Found
@@ -111,7 +120,8 @@ class _Planner:
         shape = LmShape.of(self.encoder.lm.config)
         factory = self.args.retriever.index_factory
         if self.args.is_exhaustive and factory != EXACT:  # refused as when it is built
-            empty_index(factory, shape.state, len(self.corpus))
+            width = self.reranker.fitting.num_columns(shape.state)
+            empty_index(factory, width, len(self.corpus))
         texts, rows = self._texts()
         reading = self._reading(texts, rows, shape)
         lm = self.encoder.lm
@@ -135,14 +145,7 @@ class _Planner:
         queries = {split: len(examples) for split, examples in self.examples.items()}
         num_queries, num_rows = sum(queries.values()), len(self.corpus)
         num_candidates = self.args.retriever.num_candidates if self.first else num_rows
-        if self.first is None or self.args.rerank.bank == "full":
-            rows, passages, basis = np.arange(num_rows), num_rows, WHOLE
-        else:
-            rows, passages, basis = self.first.rows, self.first.num_texts, self.first.basis
-            if not len(rows):  # nothing was searched: any passage may be a candidate
-                rows = np.arange(num_rows)
-        missing = self.reranker.bank.missing(rows)
-        to_read = round(passages * len(missing) / len(rows))
+        part = self._passages()
         new_queries = len(self._new_queries)
         pairs = num_queries * num_candidates
         texts = Texts(
@@ -150,13 +153,32 @@ class _Planner:
             num_candidates=num_candidates,
             pairs=pairs,
             distinct_queries=len(self.queries),
-            distinct_passages=passages,
-            most_passages=min(num_rows, pairs) if basis != WHOLE else num_rows,
-            basis=basis,
-            banked=passages - to_read + len(self.queries) - new_queries,
-            to_read=to_read + new_queries,
+            distinct_passages=part.count,
+            most_passages=min(num_rows, pairs + part.drawn) if part.basis != WHOLE else num_rows,
+            basis=part.basis,
+            banked=part.count - part.to_read + len(self.queries) - new_queries,
+            to_read=part.to_read + new_queries,
         )
-        return texts, missing
+        return texts, part.missing
+
+    def _passages(self) -> _Passages:
+        """Count the candidates, and the passages that the similarity is fitted to."""
+        first, bank, drawn = self.first, self.reranker.bank, self.reranker.fitting.rows()
+        num_rows = len(self.corpus)
+        if first is None or self.args.rerank.bank == "full":
+            missing = bank.missing(np.arange(num_rows))
+            return _Passages(num_rows, len(missing), missing, WHOLE)
+        if first.is_exact:
+            rows = np.union1d(first.rows, drawn)
+            missing = bank.missing(rows)
+            return _Passages(len(rows), len(missing), missing, first.basis, len(drawn))
+        # Where nothing was searched, any passage may be a candidate.
+        rows = first.rows if len(first.rows) else np.arange(num_rows)
+        missing, more = bank.missing(rows), bank.missing(drawn)
+        others = 1 - first.num_texts / num_rows  # of those drawn, the share that is no candidate
+        to_read = round(first.num_texts * len(missing) / len(rows) + others * len(more))
+        count = first.num_texts + round(others * len(drawn))
+        return _Passages(count, to_read, np.union1d(missing, more), first.basis, len(drawn))
 
     def _reading(self, texts: Texts, rows: Rows, shape: LmShape) -> Reading:
         """Tokenise some passages and some queries; each stands for its share of its kind."""
@@ -242,7 +264,8 @@ class _Planner:
     def _index_bytes(self, state: int) -> int:
         first, num_rows = self.first, len(self.corpus)
         if first is None:  # exhaustive: an index of the states themselves, or none
-            return 0 if self.args.retriever.index_factory == EXACT else num_rows * state * 4
+            width = self.reranker.fitting.num_columns(state)
+            return 0 if self.args.retriever.index_factory == EXACT else num_rows * width * 4
         if first.index_bytes or not first.width:
             return first.index_bytes
         return num_rows * first.width * (2 + 4)  # float16 shards, and FAISS' float32

@@ -19,6 +19,7 @@ from pgra.pipelines.run_folder import arguments_from
 from pgra.pipelines.stages import EvidenceSearch
 from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader
 from pgra.reader.trained import Query, Reader
+from pgra.rerank import Reference
 from pgra.types import Example, Json, Prediction
 
 
@@ -128,8 +129,10 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
             f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
             "their folder with --artifacts_dir"
         )
-    search = EvidenceSearch(args, record.prompt)
     made = record.fingerprints
+    lm = made.get("reranker")
+    reference = Reference(made=lm if isinstance(lm, Mapping) else {})
+    search = EvidenceSearch(args, record.prompt, reference=reference)
     _check(home, "corpus", made.get("corpus"), search.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(search.reranker.fingerprint))
     if args.is_exhaustive:

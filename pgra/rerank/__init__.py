@@ -10,12 +10,15 @@ from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
+from pgra.rerank.fitting import Reference
 from pgra.rerank.prompted import PromptedReranker
+from pgra.rerank.similarity import WAYS
 
 __all__ = [
     "RERANKERS",
     "FirstStageOrder",
     "PromptedReranker",
+    "Reference",
     "Reranker",
     "Work",
     "bank_name",
@@ -23,7 +26,7 @@ __all__ = [
     "open_reranker",
 ]
 
-Opener = Callable[[RerankArguments, FewShotPrompt, Corpus, Path, str], Reranker]
+Opener = Callable[[RerankArguments, FewShotPrompt, Corpus, Path, str, Reference], Reranker]
 
 
 def open_prompted_encoder(
@@ -64,9 +67,15 @@ def bank_name(args: RerankArguments) -> str:
 
 
 def _open_prompted(
-    args: RerankArguments, prompt: FewShotPrompt, corpus: Corpus, artifacts: Path, device: str
+    args: RerankArguments,
+    prompt: FewShotPrompt,
+    corpus: Corpus,
+    artifacts: Path,
+    device: str,
+    reference: Reference,
 ) -> Reranker:
-    encoder = open_prompted_encoder(args, prompt, device=device)
+    with_head = WAYS[args.similarity].reads_words
+    encoder = open_prompted_encoder(args, prompt, device=device, with_head=with_head)
     return PromptedReranker(
         encoder,
         corpus,
@@ -76,6 +85,7 @@ def _open_prompted(
         name=bank_name(args),
         full=args.bank == "full",
         bank_dtype=args.bank_dtype,
+        reference=reference,
     )
 
 
@@ -93,6 +103,7 @@ def open_reranker(
     artifacts: Path,
     *,
     device: str = "auto",
+    reference: Reference = Reference(),  # noqa: B008 (frozen)
 ) -> Reranker:
     """Open the second stage.
 
@@ -102,11 +113,13 @@ def open_reranker(
         corpus: What rows stand for.
         artifacts: Root of all products.
         device: Where the LM runs.
+        reference: What the task gives a similarity that is fitted to training queries or words.
 
     Raises:
-        ConfigError: If the reranker is unknown, or the prompt leaves no room for a text.
+        ConfigError: If the reranker is unknown, the prompt leaves no room for a text, or the
+            similarity cannot be fitted.
         ArtifactError: If a bank is damaged.
         ModelError: If the LM cannot be used.
     """
     choose("reranker", args.reranker, sorted(RERANKERS))
-    return RERANKERS[args.reranker](args, prompt, corpus, artifacts, device)
+    return RERANKERS[args.reranker](args, prompt, corpus, artifacts, device, reference)

@@ -13,7 +13,8 @@ class Work:
     """What preparing a rerank cost.
 
     Attributes:
-        num_passages: Distinct passages asked for: the candidates, or the whole corpus.
+        num_passages: Distinct passages asked for: the candidates and what a similarity is fitted
+            to, or the whole corpus.
         num_new: Of them and of the queries, how many the LM read now, in all processes.
         num_tokens: Tokens the LM read now in this process, padding not counted.
         num_cut: Texts cut to fit the LM's window, in this process.

@@ -20,6 +20,7 @@ from pgra.io import artifact_dir
 from pgra.processes import Processes
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.rerank.similarity import Similarity
 from pgra.retrieval.dense import GPU_MAX_K, load_faiss
 from pgra.retrieval.exact import Vectors, nearest
 from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
@@ -139,9 +140,14 @@ class ExhaustiveSearch:
     def _width(self) -> int:
         return self.reranker.bank.width or self.reranker.encoder.lm.width
 
+    @property
+    def _num_columns(self) -> int:
+        """Give D, of what is compared."""
+        return self.reranker.fitting.num_columns(self._width)
+
     def _check_factory(self) -> None:
         if not self.is_exact:
-            empty_index(self.factory, self._width, self.num_rows)
+            empty_index(self.factory, self._num_columns, self.num_rows)
 
     def _in_chunks(
         self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
@@ -208,7 +214,7 @@ class ExhaustiveSearch:
         fields = {**self.reranker.fingerprint, "factory": self.factory, "metric": "ip"}
         name = bank.folder.name.rpartition("-")[0]
         folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
-        source = VectorSource(self.num_rows, self._width, self._states, self._in_order)
+        source = VectorSource(self.num_rows, self._num_columns, self._states, self._in_order)
         manifest = build_once(
             folder,
             stage=STAGE,
@@ -223,12 +229,11 @@ class ExhaustiveSearch:
         """Give queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        states = bank.states(keys)
-        return self._scaled(states, bank.norms(keys))
+        return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
 
     def _states(self, rows: Rows) -> Vectors:
         bank = self.reranker.bank
-        return self._scaled(bank.states(rows), bank.norms(rows))
+        return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
         """Give all states by row: an index must not depend on the order the bank was filled in."""
@@ -238,14 +243,15 @@ class ExhaustiveSearch:
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Give all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
-            yield block.keys, self._scaled(block.states, block.norms)
+            yield block.keys, self._similarity.of_passages(block.states, block.norms)
 
     @property
     def _block_rows(self) -> int:
         return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
 
-    def _scaled(self, states: Vectors, norms: Vectors) -> Vectors:
-        return states / norms[:, None] if self.reranker.similarity == "cosine" else states
+    @property
+    def _similarity(self) -> Similarity:
+        return self.reranker.fitting.similarity
 
 
 def open_exhaustive(reranker: Reranker, artifacts: Path, *, factory: str) -> ExhaustiveSearch:

@@ -1,7 +1,7 @@
 """The prompted reranker: an LM reads query and candidates under one prompt, states are compared.
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
-change the order, so scores are the plain products.
+change the order, so scores are the plain products; other ways are in `pgra.rerank.similarity`.
 """
 
 import logging
@@ -10,16 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import xxhash
 from torch import Tensor
 
 from pgra.data.corpus import Corpus
-from pgra.io import artifact_dir, canonical_json
+from pgra.io import artifact_dir
 from pgra.models.loading import dtype_name
 from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import Work
+from pgra.rerank.fitting import Fitting, Reference
+from pgra.rerank.keys import query_key as query_key
 from pgra.rerank.scoring import score_candidates
 from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
 
@@ -31,7 +32,7 @@ class PromptedReranker:
 
     Attributes:
         encoder: Gives the states.
-        similarity: "dot" (the paper) or "cosine" (its code).
+        fitting: Gives the similarity, and fits it where it needs that.
         shard_rows: Texts in one shard of a bank.
     """
 
@@ -46,6 +47,7 @@ class PromptedReranker:
         name: str = "bank",
         full: bool = False,
         bank_dtype: str = "auto",
+        reference: Reference = Reference(),  # noqa: B008 (frozen)
     ) -> None:
         """Open the banks of an LM, a prompt and a corpus.
 
@@ -53,28 +55,44 @@ class PromptedReranker:
             encoder: Gives the states.
             corpus: What rows stand for.
             artifacts: Root of all products.
-            similarity: "dot" or "cosine".
+            similarity: A name of `pgra.rerank.similarity.WAYS`.
             shard_rows: Texts in one shard of a bank.
             name: How the banks' folders begin.
             full: Whether `prepare` reads the whole corpus, not only the candidates.
             bank_dtype: How passages' states are kept: "auto" (as they come), "float16" or "int8".
                 Queries' always stay as they come: they are few.
+            reference: What the task gives a similarity that is fitted.
 
         Raises:
             ArtifactError: If a bank is damaged.
+            ConfigError: If the similarity cannot be fitted.
         """
-        self.encoder, self.corpus, self.similarity = encoder, corpus, similarity
+        self.encoder, self.corpus = encoder, corpus
         self.shard_rows, self._full = shard_rows, full
         as_they_come = bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
         dtype = "auto" if as_they_come else bank_dtype
         fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": dtype}
         self.bank = _open_bank(artifacts, name, fields, dtype=dtype)
         self.query_bank = open_query_bank(encoder, artifacts, name)
+        self.fitting = Fitting(
+            similarity,
+            encoder,
+            reference,
+            num_rows=len(corpus),
+            made_of={**self.bank.fingerprint, "reranker": "prompted"},
+            home=artifacts / "similarities" / name,
+        )
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give all that the order of candidates depends on, besides the candidates."""
-        return {**self.bank.fingerprint, "reranker": "prompted", "similarity": self.similarity}
+        return self.fitting.fingerprint
+
+    def wanted(self, rows: Rows) -> Rows:
+        """Give the passages to read for candidates: also those that the similarity is fitted to."""
+        if self._full:
+            return np.arange(len(self.corpus))
+        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
 
     def prepare(
         self,
@@ -84,16 +102,20 @@ class PromptedReranker:
         processes: Processes = Processes(),  # noqa: B008 (frozen)
         progress: bool = False,
     ) -> Work:
-        """Let the LM read the queries and passages that it has not read yet.
+        """Let the LM read the queries and passages that it has not read yet; fit the similarity.
 
         Args:
             examples: The queries, of all splits at once.
             rows: Their candidates, any shape; missing ones are passed over.
             processes: Who shares the work.
             progress: Whether to show a bar.
+
+        Raises:
+            ArtifactError: If the similarity was fitted by an earlier run, and that is missing.
         """
+        self.fitting.check()
         start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        wanted = np.arange(len(self.corpus)) if self._full else np.unique(rows[rows != MISSING_ROW])
+        wanted = self.wanted(rows)
         logger.info(
             "reranker: %d distinct passages of %d in the corpus, %d for the LM to read",
             len(wanted),
@@ -103,12 +125,13 @@ class PromptedReranker:
         new = fill_queries(
             self.query_bank,
             self.encoder,
-            examples,
+            [*examples, *self.fitting.queries()],
             shard_rows=self.shard_rows,
             processes=processes,
             progress=progress,
         )
         new += self._fill_passages(wanted, processes, progress=progress)
+        self.fitting.fit(self.bank, self.query_bank)
         return Work(
             len(wanted),
             new,
@@ -145,7 +168,7 @@ class PromptedReranker:
             candidates: (B, K).
 
         Returns:
-            The same rows (B, K) with the states' products (or cosines), best first, ties by row.
+            The same rows (B, K) with the similarity's scores, best first, ties by row.
 
         Raises:
             KeyError: If a state is missing.
@@ -156,22 +179,9 @@ class PromptedReranker:
             candidates.rows,
             query_bank=self.query_bank,
             query_keys=keys,
-            similarity=self.similarity,
+            similarity=self.fitting.similarity,
         )
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
-
-
-def query_key(example: Example, written: Sequence[int] = ()) -> int:
-    """Give the key of a query's state: a 64-bit hash of its fields, and of what follows its prompt.
-
-    Args:
-        example: The query.
-        written: Token ids behind its prompt: the beginning of an answer.
-    """
-    fields = dict(example.fields)
-    text = canonical_json({"fields": fields, "written": list(written)} if written else fields)
-    unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
-    return int(unsigned.astype(np.int64))
 
 
 def open_query_bank(encoder: PromptedEncoder, artifacts: Path, name: str) -> Bank:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.rerank.bank import Bank
+from pgra.rerank.similarity import Similarity
 from pgra.rerank.storage import Floats
 from pgra.types import MISSING_ROW, Rows
 
@@ -20,16 +21,16 @@ Places = npt.NDArray[np.intp]
 
 
 def score_candidates(
-    bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: str
+    bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
 ) -> Floats:
-    """Give each candidate's score: the product of its state and the query's, or their cosine.
+    """Give each candidate's score: the product of its state and the query's, both changed.
 
     Args:
         bank: Holds the candidates' states.
         rows: Candidates, (B, K), `MISSING_ROW` where missing.
         query_bank: Holds the queries' states.
         query_keys: Queries, (B,).
-        similarity: "dot" or "cosine".
+        similarity: Changes the states.
 
     Returns:
         (B, K) float32, -inf where a candidate is missing.
@@ -43,13 +44,13 @@ def score_candidates(
     step = max(1, min(by_bytes, _NUM_PAIRS // max(1, rows.shape[1])))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        queries = query_bank.states(query_keys[some])
-        norms = query_bank.norms(query_keys[some]) if similarity == "cosine" else None
-        scores[some] = _score(bank, rows[some], queries=queries, norms=norms)
+        keys = query_keys[some]
+        queries = similarity.of_queries(query_bank.states(keys), query_bank.norms(keys))
+        scores[some] = _score(bank, rows[some], queries=queries, similarity=similarity)
     return scores
 
 
-def _score(bank: Bank, rows: Rows, *, queries: Floats, norms: Floats | None) -> Floats:
+def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -> Floats:
     flat = rows.ravel()
     pairs = np.argsort(flat, kind="stable")  # places in `flat`, those of one passage together
     pairs = pairs[np.searchsorted(flat, MISSING_ROW, side="right", sorter=pairs) :]
@@ -60,10 +61,8 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, norms: Floats | None) -> 
         passage = np.repeat(np.arange(len(at)), count[at])
         place = pairs[_runs(first[at], count[at])]
         query = place // rows.shape[1]
-        found = _products(block.states, passage, right=queries, right_rows=query)
-        if norms is not None:
-            found /= block.norms[passage] * norms[query]
-        scores[place] = found
+        passages = similarity.of_passages(block.states, block.norms)
+        scores[place] = _products(passages, passage, right=queries, right_rows=query)
     return scores.reshape(rows.shape)
 
 

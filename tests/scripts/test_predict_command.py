@@ -106,6 +106,22 @@ def test_new_texts_get_what_the_test_set_got(bench, run):
             assert ours["attention"] == pytest.approx(theirs["attention"], abs=1e-4)
 
 
+def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
+    changes = {"similarity": "whitened_cosine", "max_steps": 1}
+    fitted = trained(bench, "fitted", **changes)
+    row = bench.predictions("fitted")[3]
+    (answer,) = answers(fitted, row["text"])  # alone, and without the training data
+    assert answer["prediction"] == row["prediction"]
+    for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
+        assert (ours["row"], ours["score"]) == (theirs["row"], pytest.approx(theirs["score"]))
+    shutil.rmtree(bench.artifacts / "similarities")
+    refused = ask(fitted, row["text"])
+    assert "is missing, what similarity 'whitened_cosine' was fitted to: " in refused.error
+    again = bench.train("fitted", **changes)  # as the message says
+    assert again.code == 0, again.err
+    assert answers(fitted, row["text"]) == [answer]
+
+
 def test_a_person_sees_label_probabilities_and_evidence(run):
     called = ask(run, *TEXTS, "--num_shown", 1, "--attention")
     assert called.code == 0, called.err

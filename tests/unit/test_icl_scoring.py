@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pgra.config import ReaderArguments, RerankArguments
 from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.icl.scoring import AnswerWords, read_queries, score_words
+from pgra.icl.scoring import read_queries, score_words
+from pgra.models.answer_words import AnswerWords
 from pgra.models.causal_lm import CausalLM
 from pgra.models.lm_head import LMHead
 from pgra.pipelines.icl_scoring import run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.config import DataArguments, RuntimeArguments
+from pgra.config import SIMILARITIES, DataArguments, RuntimeArguments
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments, read_json
@@ -90,7 +90,7 @@ def test_a_second_look_reuses_what_is_there(args):
     assert not any(stored.reused for stored in cosine.evidence.values())
 
 
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args, similarity):
     args = with_rerank(args, similarity=similarity)
     staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
@@ -166,10 +166,11 @@ def test_exhaustive_by_an_index_says_its_recall(args):
     assert exact.evidence["test"].folder != found.evidence["test"].folder
 
 
-def test_two_processes_search_everything_as_one_does(args, tmp_path):
+@pytest.mark.parametrize("similarity", ["dot", "label_words"])
+def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity):
     from threading import Barrier, Thread
 
-    args = with_retriever(args, retriever="exhaustive")
+    args = with_retriever(with_rerank(args, similarity=similarity), retriever="exhaustive")
     alone = found_for(args)
     runtime = RuntimeArguments(artifacts_dir=str(tmp_path / "both"), device="cpu")
     both, found = Barrier(2, timeout=60), {}

@@ -1,0 +1,285 @@
+"""Similarities that are fitted: to which texts, how often, and what a later run takes up."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+
+from pgra.config import CorpusArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError
+from pgra.models.causal_lm import CausalLM
+from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.grid_costs import foresee
+from pgra.pipelines.pgra import find_evidence, open_stages, read_task
+from pgra.pipelines.plan import make_plan
+from pgra.pipelines.stages import EvidenceSearch
+from pgra.prompts.fewshot import build_prompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank import PromptedReranker, Reference
+from pgra.types import Candidates, Example
+
+FITTED = ["label_words", "whitened", "whitened_cosine"]
+TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
+WORDS = {"negative": "negative", "positive": "positive"}
+TRAIN = [
+    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
+    for i, label in enumerate(["negative", "positive"] * 6)
+]
+QUERIES = [Example(f"test-{i}", {"text": text}) for i, text in enumerate(["A warm film.", "Dull!"])]
+CANDIDATES = Candidates(
+    np.array([[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]]), np.zeros((2, 5), np.float32)
+)
+
+
+@pytest.fixture(autouse=True)
+def small_draws(tmp_path, monkeypatch):
+    """Draws that are smaller than corpus and training set, as they are in earnest."""
+    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 5)
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def corpus(corpus_file, tmp_path):
+    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
+
+
+@pytest.fixture
+def start(lm_dirs, corpus, tmp_path):
+    def start(similarity, where="banks", *, train=TRAIN[4:], words=WORDS, made=None, **kwargs):
+        prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=4)
+        lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float32", with_head=True)
+        return PromptedReranker(
+            PromptedEncoder(lm, prompt),
+            corpus,
+            tmp_path / where,
+            similarity=similarity,
+            shard_rows=5,
+            reference=Reference(train, words, made),
+            **kwargs,
+        )
+
+    return start
+
+
+def rerank(reranker, queries=QUERIES, candidates=CANDIDATES):
+    work = reranker.prepare(queries, candidates.rows)
+    return reranker.rerank(queries, candidates), work
+
+
+def by_row(found):
+    """Give scores in the order of rows, which near ties cannot change."""
+    return np.take_along_axis(found.scores, np.argsort(found.rows, axis=1), 1)
+
+
+def standard(values, sample):
+    return (values - sample.mean(axis=0)) / sample.std(axis=0)
+
+
+def test_scores_by_hand_from_the_states(start):
+    reranker = start("whitened")
+    found, _ = rerank(reranker)
+    rows = sorted(np.random.default_rng(0).choice(12, 5, replace=False).tolist())
+    passages = reranker.encoder.encode(SENTENCES).numpy()
+    queries = reranker.encoder.encode([query.text for query in QUERIES]).numpy()
+    drawn = [query.text for query in reranker.fitting._queries.values()]
+    assert len(drawn) == 5
+    train = reranker.encoder.encode(drawn).numpy()
+    left = standard(passages, passages[rows])
+    right = standard(queries, train)
+    truth = np.take_along_axis(right @ left.T, np.sort(CANDIDATES.rows, axis=1), 1)
+    np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
+    others = standard(queries, passages[rows]) @ left.T  # the control: queries have their own mean
+    others = np.take_along_axis(others, np.sort(CANDIDATES.rows, axis=1), 1)
+    assert np.abs(by_row(found) - others).max() > 0.1
+
+
+@pytest.mark.parametrize("similarity", FITTED)
+def test_a_lazy_bank_scores_as_a_full_one(start, similarity):
+    lazy, work = rerank(start(similarity, "lazy"))
+    full, whole = rerank(start(similarity, "full", full=True))
+    assert work.num_passages == len(
+        {3, 0, 7, 11, 1, 2, 5, 10} | {*start("whitened").fitting.rows()}
+    )
+    assert work.num_passages < whole.num_passages == len(SENTENCES)
+    np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
+
+
+def test_three_ways_differ_and_share_what_was_read(start):
+    found, work = zip(*(rerank(start(similarity)) for similarity in ["dot", *FITTED]), strict=True)
+    assert work[1].num_new > 0
+    assert [one.num_new for one in work[2:]] == [0, 0]
+    for one in found[1:]:
+        assert np.abs(by_row(one) - by_row(found[0])).max() > 0.1
+
+
+@pytest.mark.parametrize("similarity", FITTED)
+def test_a_second_run_reads_nothing_and_never_loads_the_lm(start, similarity, monkeypatch):
+    first, _ = rerank(start(similarity))
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("the LM was loaded")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    second, work = rerank(start(similarity))
+    assert work.num_new == 0
+    np.testing.assert_array_equal(second.scores, first.scores)
+
+
+def test_an_int8_bank_gives_near_scores(start):
+    whole, _ = rerank(start("whitened_cosine"))
+    small, _ = rerank(start("whitened_cosine", bank_dtype="int8"))
+    assert 0 < np.abs(by_row(small) - by_row(whole)).max() < 0.05
+
+
+def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
+    one = start("whitened").fingerprint
+    assert start("whitened", train=[*TRAIN[:3:-1], TRAIN[5]]).fingerprint == one
+    assert start("whitened", train=TRAIN[5:]).fingerprint != one
+    plain = start("dot").fingerprint
+    assert start("dot", train=TRAIN[5:]).fingerprint == plain  # it depends on none of them
+    assert {"similarity_sample", "label_tokens"}.isdisjoint(plain)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_training_queries_are_refused(start, count):
+    with pytest.raises(ConfigError, match=f"'whitened' is fitted to training .*there are {count}"):
+        start("whitened", train=TRAIN[:count])
+    start("whitened", train=TRAIN[:2])  # control
+    start("cosine", train=[])
+
+
+def test_words_that_begin_alike_are_refused_if_all_do(start):
+    alike = {"x": "great film", "y": "great story"}
+    with pytest.raises(ConfigError, match="great film, great story all begin alike: choose others"):
+        start("label_words", words=alike)
+    some = start("label_words", words={**alike, "z": "terrible"})
+    assert len(some.fingerprint["label_tokens"]) == 2
+
+
+def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, tmp_path):
+    for similarity in FITTED:
+        reranker = start(similarity)
+        found, _ = rerank(reranker)
+        again = start(similarity, train=(), words={}, made=reranker.fingerprint)
+        assert again.fingerprint == reranker.fingerprint
+        alone, work = rerank(
+            again, QUERIES[1:], Candidates(CANDIDATES.rows[1:], CANDIDATES.scores[1:])
+        )
+        assert work.num_new == 0
+        np.testing.assert_array_equal(alone.rows[0], found.rows[1])
+        np.testing.assert_array_equal(alone.scores[0], found.scores[1])
+    shutil.rmtree(tmp_path / "banks" / "similarities")
+    with pytest.raises(ArtifactError, match=r"is missing, what similarity '.*train.py command"):
+        rerank(again)
+
+
+@pytest.fixture
+def fitted(args):
+    return with_retriever(with_rerank(args, similarity="whitened"), retriever="bm25")
+
+
+def find(args, done, **changes):
+    found = read_task(args)
+    find_evidence(found, with_retriever(args, **changes))
+    return found, done[-1]
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """Listen to what the LM reads."""
+    done, prepare = [], PromptedReranker.prepare
+
+    def listen(self, *args, **kwargs):
+        done.append(prepare(self, *args, **kwargs))
+        return done[-1]
+
+    monkeypatch.setattr(PromptedReranker, "prepare", listen)
+    return done
+
+
+@pytest.mark.parametrize("similarity", ["label_words", "whitened"])
+def test_a_sweep_of_k_reads_nothing_more_and_is_a_cut(fitted, done, similarity):
+    args = with_rerank(fitted, similarity=similarity)
+    whole, work = find(args, done)
+    assert work.num_new > 0
+    few, work = find(args, done, num_candidates=3)
+    assert work.num_new == 0
+    for split in ("train", "dev", "test"):
+        most, least = (found.evidence[split].candidates for found in (whole, few))
+        for line in range(len(least)):
+            known = dict(zip(most.rows[line].tolist(), most.scores[line].tolist(), strict=True))
+            told = zip(least.rows[line].tolist(), least.scores[line].tolist(), strict=True)
+            assert all(known[row] == score for row, score in told)
+
+
+def test_a_new_query_is_scored_as_the_runs_were(fitted, done):
+    found, _ = find(fitted, done)
+    test, best = found.examples("test"), found.evidence["test"].candidates
+    made = found.fingerprints["reranker"]
+    search = EvidenceSearch(fitted, found.prompt, reference=Reference(made=made))
+    for place in (0, 7):
+        alone = search.find([test[place]]).best
+        np.testing.assert_array_equal(alone.rows[0], best.rows[place])
+        np.testing.assert_allclose(alone.scores[0], best.scores[place], rtol=1e-6)
+    assert done[-1].num_new == 0
+
+
+def test_test_queries_change_no_others_scores(fitted, done, tmp_path):
+    found, _ = find(fitted, done)
+    rows = [{"text": example.text, "label": example.label} for example in found.examples("test")]
+    data = replace(fitted.data, test_file=str(write_jsonl(tmp_path / "few.jsonl", rows[:3])))
+    few, _ = find(replace(fitted, data=data), done)
+    assert few.fingerprints["reranker"] == found.fingerprints["reranker"]
+    data = replace(fitted.data, max_train_samples=20)  # control: training queries do
+    other = replace(fitted, data=data)
+    fewer = read_task(other)
+    open_stages(fewer, other)
+    assert fewer.fingerprints["reranker"] != found.fingerprints["reranker"]
+
+
+@pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
+def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monkeypatch):
+    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 11)
+    args = with_retriever(fitted, **way)
+    plan = make_plan(args, seconds=1).texts
+    plain = make_plan(with_rerank(args, similarity="dot"), seconds=1).texts
+    work = find(args, done)[1]
+    assert plan.is_exact
+    assert (plan.to_read, plan.distinct_passages) == (work.num_new, work.num_passages)
+    assert (plan.to_read > plain.to_read) == ("num_candidates" in way)
+    assert make_plan(args, seconds=1).texts.to_read == 0
+
+
+def test_an_estimate_counts_the_draw_beside_the_candidates(fitted):
+    args = with_retriever(fitted, num_candidates=1)
+    plan, plain = (
+        make_plan(one, seconds=0).texts for one in (args, with_rerank(args, similarity="dot"))
+    )
+    assert plain.basis == plan.basis == "guessed"
+    share = 1 - plain.distinct_passages / 12
+    assert plan.distinct_passages == plain.distinct_passages + round(5 * share)
+
+
+def test_a_grid_of_similarities_reads_the_draw_once(fitted, tmp_path):
+    from pgra.pipelines.ablate import GridRun
+    from pgra.pipelines.grid import Point
+    from pgra.reader.arguments import ReaderTrainingArguments
+
+    training = ReaderTrainingArguments(output_dir=str(tmp_path / "grid"), use_cpu=True)
+
+    def run(similarity):
+        args = with_retriever(with_rerank(fitted, similarity=similarity), num_candidates=1)
+        folder = tmp_path / similarity
+        return GridRun(Point(similarity, {}), None, 0, folder, args, training)
+
+    runs = [run(name) for name in ("dot", "cosine", "whitened", "label_words")]
+    costs = foresee(runs)
+    alone = make_plan(runs[2].args, seconds=0).texts.to_read
+    assert sum(cost.texts for cost in costs) == alone
+    assert [cost.texts > 0 for cost in costs] == [True, False, True, False]
+    assert costs[2].note == "guessed, behind dot"
+    (first, second) = foresee([runs[2], runs[0]])
+    assert (first.texts, second.texts) == (alone, 0)

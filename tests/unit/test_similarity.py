@@ -1,0 +1,124 @@
+"""Ways to compare states, by hand; and label words against the LM's own logits."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pgra.config import SIMILARITIES, RerankArguments
+from pgra.models.answer_words import AnswerWords
+from pgra.models.lm_head import LMHead
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank import open_prompted_encoder
+from pgra.rerank.similarity import PLAIN, WAYS, Similarity, Usual, WordRows
+
+PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
+QUERIES = np.array([[1, 7], [3, 7]], np.float32)
+
+
+def scores(similarity, passages=PASSAGES, queries=QUERIES):
+    """Give (queries, passages) inner products."""
+    lengths = [np.linalg.norm(states, axis=1) for states in (passages, queries)]
+    left = similarity.of_passages(passages, lengths[0])
+    return similarity.of_queries(queries, lengths[1]) @ left.T
+
+
+def whitened(passages=PASSAGES, queries=QUERIES, *, is_unit=False):
+    return Similarity(passages=Usual.of(passages), queries=Usual.of(queries), is_unit=is_unit)
+
+
+def test_every_name_has_a_way():
+    assert sorted(WAYS) == sorted(SIMILARITIES)
+    assert set(PLAIN) == {"dot", "cosine"}
+
+
+def test_dot_and_cosine_by_hand():
+    assert scores(PLAIN["dot"]).tolist() == [[0, 142], [0, 146]]
+    lengths = np.sqrt([[50 * 404], [58 * 404]])
+    found = scores(PLAIN["cosine"])
+    np.testing.assert_allclose(found[:, 1:], np.array([[142], [146]]) / lengths, rtol=1e-6)
+    assert found[:, 0].tolist() == [0, 0]  # a state of length 0 is like nothing
+    assert found.dtype == np.float32
+
+
+def test_whitened_by_hand():
+    """Passages become (-1, -1) and (1, 1), queries (-1, 0) and (1, 0): 7 is all they have there."""
+    assert scores(whitened()).tolist() == [[1, -1], [-1, 1]]
+    half = 0.5**0.5
+    np.testing.assert_allclose(
+        scores(whitened(is_unit=True)), [[half, -half], [-half, half]], rtol=1e-6
+    )
+
+
+def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():
+    usual = Usual.of(np.full((7, 1), 0.1, np.float32))
+    assert usual.spread.tolist() == [1]
+    assert np.abs(usual.standardise(np.full((1, 1), 0.1, np.float32))).max() < 1e-6
+    assert Usual.of(np.array([[0.1], [0.2]], np.float32)).spread[0] == pytest.approx(0.05)
+
+
+def test_a_state_that_is_just_the_mean_is_like_nothing():
+    similarity = whitened(is_unit=True)
+    middle = PASSAGES.mean(axis=0, keepdims=True)
+    assert scores(similarity, passages=middle).tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize("is_unit", [False, True])
+def test_whitening_does_not_see_offset_and_scale_of_a_column(is_unit):
+    rng = np.random.default_rng(0)
+    passages, queries = rng.normal(size=(2, 20, 6)).astype(np.float32)
+    offset = rng.normal(size=6).astype(np.float32)
+    scale = np.array([1, 8, 0.5, 3, 20, 0.1], np.float32)
+    moved = [states * scale + offset for states in (passages, queries)]
+    before = scores(whitened(passages, queries, is_unit=is_unit), passages, queries)
+    after = scores(whitened(*moved, is_unit=is_unit), *moved)
+    np.testing.assert_allclose(after, before, atol=2e-5)
+    for name in PLAIN:  # the control
+        other = scores(PLAIN[name], *moved) - scores(PLAIN[name], passages, queries)
+        assert np.abs(other).max() > 0.1
+
+
+def test_label_words_by_hand():
+    """Logits (1, 1 + x): the log-chances of two words, whatever all other tokens get."""
+    words = WordRows(np.array([[0, 0], [1, 0]], np.float32), np.array([1, 1], np.float32))
+    states = np.array([[0, 5], [np.log(3), -5]], np.float32)
+    expected = np.log([[0.5, 0.5], [0.25, 0.75]])
+    np.testing.assert_allclose(words.log_chances(states), expected, rtol=1e-6)
+    large = words.log_chances(states * 1000)
+    assert np.isfinite(large).all()
+
+
+WORDS = {"bad": "negative", "good": "positive", "sea": "sea"}
+PROMPT = FewShotPrompt(
+    PromptTemplate("Does the following sentence have a sentiment?\n{text}"),
+    "Follow the demonstrations:\nDoes the following sentence have a sentiment?\n"
+    "A dull, lifeless story.\nThe answer is negative",
+)
+TEXTS = ["The film is warm and funny.", "A dull plot", "He was born in 1925."]
+
+
+def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
+    encoder = open_prompted_encoder(
+        RerankArguments(lm=str(lm_dir)), PROMPT, device="cpu", with_head=True
+    )
+    tokens = AnswerWords.of(encoder, WORDS).firsts
+    head = LMHead.of(encoder.lm)
+    bias = torch.zeros(len(tokens)) if head.bias is None else head.bias[tokens]
+    rows = WordRows(head.weight[tokens].numpy(), bias.numpy())
+    found = rows.log_chances(encoder.encode(TEXTS).numpy())
+    lm, tokenizer = (kind.from_pretrained(lm_dir) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    for text, line in zip(TEXTS, found, strict=True):
+        prompt = PROMPT.prefix + PROMPT.suffix({"text": text})
+        asked = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        firsts = [
+            int(tokenizer(f"{prompt} {word}")["input_ids"][asked.shape[1]])
+            for word in WORDS.values()
+        ]
+        assert list(dict.fromkeys(firsts)) == tokens
+        with torch.no_grad():
+            logits = lm.eval()(asked).logits[0, -1]
+        expected = logits[tokens].log_softmax(-1).numpy()
+        np.testing.assert_allclose(line, expected, rtol=2e-4, atol=2e-4)
+        whole = logits.log_softmax(-1)[tokens].numpy()
+        assert np.abs(line - whole).max() > 0.1  # the control: not among all words
