@@ -141,7 +141,7 @@ class Similarity:
         if not self.is_unit:
             return values
         lengths = norms if values is states else np.linalg.norm(values, axis=1)
-        unit: Floats = values / np.where(lengths == 0, np.float32(1), lengths)[:, None]
+        unit: Floats = values / np.where(lengths == 0, 1, lengths).astype(np.float32)[:, None]
         return unit
 
 

@@ -178,7 +178,9 @@ def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, tmp_path):
 
 @pytest.fixture
 def fitted(args):
-    return with_retriever(with_rerank(args, similarity="whitened"), retriever="bm25")
+    return with_retriever(
+        with_rerank(args, similarity="whitened", num_evidence=1), retriever="bm25"
+    )
 
 
 def find(args, done, **changes):
@@ -253,17 +255,27 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
     assert make_plan(args, seconds=1).texts.to_read == 0
 
 
-def test_an_estimate_counts_the_draw_beside_the_candidates(fitted):
-    args = with_retriever(fitted, num_candidates=1)
+@pytest.fixture
+def wide(fitted, corpus_file, monkeypatch):
+    """With a corpus of which most is no candidate."""
+    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 50)
+    corpus_file.write_text("".join(f"{SENTENCES[i % 12]} And so on, {i}.\n" for i in range(200)))
+    return with_retriever(fitted, num_candidates=1)
+
+
+def test_an_estimate_counts_the_draw_beside_the_candidates(wide):
+    args = wide
     plan, plain = (
         make_plan(one, seconds=0).texts for one in (args, with_rerank(args, similarity="dot"))
     )
     assert plain.basis == plan.basis == "guessed"
-    share = 1 - plain.distinct_passages / 12
-    assert plan.distinct_passages == plain.distinct_passages + round(5 * share)
+    # 48 queries with one candidate each: 200 (1 - 0.995^48) passages, and 39 of the 50 beside.
+    assert (plain.distinct_passages, plan.distinct_passages) == (43, 43 + 39)
+    assert (plain.most_passages, plan.most_passages) == (48, 48 + 50)
+    assert plan.to_read - plain.to_read == 39
 
 
-def test_a_grid_of_similarities_reads_the_draw_once(fitted, tmp_path):
+def test_a_grid_of_similarities_reads_the_draw_once(wide, tmp_path):
     from pgra.pipelines.ablate import GridRun
     from pgra.pipelines.grid import Point
     from pgra.reader.arguments import ReaderTrainingArguments
@@ -271,9 +283,8 @@ def test_a_grid_of_similarities_reads_the_draw_once(fitted, tmp_path):
     training = ReaderTrainingArguments(output_dir=str(tmp_path / "grid"), use_cpu=True)
 
     def run(similarity):
-        args = with_retriever(with_rerank(fitted, similarity=similarity), num_candidates=1)
-        folder = tmp_path / similarity
-        return GridRun(Point(similarity, {}), None, 0, folder, args, training)
+        args = with_rerank(wide, similarity=similarity)
+        return GridRun(Point(similarity, {}), None, 0, tmp_path / similarity, args, training)
 
     runs = [run(name) for name in ("dot", "cosine", "whitened", "label_words")]
     costs = foresee(runs)
