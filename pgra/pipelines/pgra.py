@@ -12,6 +12,7 @@ is made once.
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -23,12 +24,13 @@ from pgra.errors import ConfigError
 from pgra.io import digest
 from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.processes import Processes
-from pgra.prompts.fewshot import build_prompt
+from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import Reranker, Work, open_reranker
+from pgra.rerank import NearestExemplars, Reranker, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
+from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.retrieval.store import candidates_fields, examples_digest, store_candidates
 from pgra.types import MISSING_ROW
 
@@ -46,14 +48,7 @@ def read_task(args: PgraArguments) -> Found:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
     task = load_task(args.data.task)
     splits = load_splits(task, args.data)
-    prompt = build_prompt(
-        prompt_template(task),
-        splits.train,
-        task.prompt_words,
-        num_exemplars=args.rerank.num_exemplars,
-        method=args.rerank.exemplars,
-        seed=args.rerank.exemplar_seed,
-    )
+    prompt, exemplars = _write_prompt(task, splits, args)
     shown = set(prompt.exemplar_ids)
     # Systems without a prompt leave the same examples out, so that all train on equal data.
     train = [example for example in splits.train if example.id not in shown]
@@ -63,12 +58,50 @@ def read_task(args: PgraArguments) -> Found:
             "lower --num_exemplars, or give more examples"
         )
     splits = Splits(train, splits.dev, splits.test, splits.notes)
-    found = Found(task, splits, prompt, depth=args.rerank.num_evidence)
+    found = Found(task, splits, prompt, exemplars, depth=args.rerank.num_evidence)
     for split in SPLITS:
         found.fingerprints[split] = digest(
             [examples_digest(found.examples(split)), [e.label for e in found.examples(split)]]
         )
     return found
+
+
+def _write_prompt(
+    task: Task, splits: Splits, args: PgraArguments
+) -> tuple[FewShotPrompt, NearestExemplars | None]:
+    """Write the task's prompt, or say how each query's own is written."""
+    template = prompt_template(task)
+    if args.rerank.exemplars == "knn":
+        exemplars = NearestExemplars(
+            open_neighbors(task, splits, args),
+            template,
+            task.prompt_words,
+            count=args.rerank.num_exemplars,
+        )
+        return exemplars.prompt(()), exemplars
+    prompt = build_prompt(
+        template,
+        splits.train,
+        task.prompt_words,
+        num_exemplars=args.rerank.num_exemplars,
+        method=args.rerank.exemplars,
+        seed=args.rerank.exemplar_seed,
+    )
+    return prompt, None
+
+
+def open_neighbors(task: Task, splits: Splits, args: PgraArguments) -> Neighbors:
+    """Give the training examples, to be searched; the encoder is loaded when it is first needed."""
+    return Neighbors(
+        partial(
+            open_neighbor_encoder,
+            args.retriever,
+            args.reader.model_name_or_path,
+            args.runtime.device,
+        ),
+        splits.train,
+        args.artifacts / "neighbors" / task.name,
+    )
 
 
 def find_evidence(
@@ -133,7 +166,12 @@ def open_stages(found: Found, args: PgraArguments) -> None:
     else:
         check_num_candidates(args.retriever.num_candidates, len(found.corpus))
     found.reranker = open_reranker(
-        args.rerank, found.prompt, found.corpus, args.artifacts, device=args.runtime.device
+        args.rerank,
+        found.prompt,
+        found.corpus,
+        args.artifacts,
+        exemplars=found.exemplars,
+        device=args.runtime.device,
     )
     found.fingerprints["corpus"] = found.corpus.fingerprint["corpus_sha256"]
     found.fingerprints["reranker"] = dict(found.reranker.fingerprint)
@@ -191,9 +229,12 @@ def _retrieve(
 
 
 def _read(found: Found, reranker: Reranker, processes: Processes, splits: Sequence[str]) -> None:
-    """Let the LM read the union of all splits' candidates, each passage once."""
+    """Let the LM read the union of all splits' candidates, each passage once.
+
+    Where each query has a prefix of its own, a passage is read once with each.
+    """
     examples = [example for split in splits for example in found.examples(split)]
-    rows = np.concatenate([found.candidates[split].candidates.rows.ravel() for split in splits])
+    rows = np.concatenate([found.candidates[split].candidates.rows for split in splits])
     work = reranker.prepare(examples, rows, processes=processes, progress=processes.worker.is_main)
     if work.num_passages:
         pairs = int((rows != MISSING_ROW).sum())

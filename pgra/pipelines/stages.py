@@ -8,7 +8,7 @@ from pgra.config import PgraArguments
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank import Reranker, open_reranker
+from pgra.rerank import NearestExemplars, Reranker, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.types import Candidates, Example
@@ -44,8 +44,16 @@ class EvidenceSearch:
         args: PgraArguments,
         prompt: FewShotPrompt,
         processes: Processes = Processes(),  # noqa: B008 (frozen)
+        *,
+        exemplars: NearestExemplars | None = None,
     ) -> None:
         """Open what is quick to open.
+
+        Args:
+            args: What to search, and how.
+            prompt: The LM's.
+            processes: Who shares the work.
+            exemplars: Each query's own, where the prompt has none.
 
         Raises:
             PgraError: As `open_corpus` and `open_reranker`.
@@ -53,7 +61,12 @@ class EvidenceSearch:
         self.args, self._processes = args, processes
         self.corpus: Corpus = open_corpus(args.corpus, args.artifacts)
         self.reranker: Reranker = open_reranker(
-            args.rerank, prompt, self.corpus, args.artifacts, device=args.runtime.device
+            args.rerank,
+            prompt,
+            self.corpus,
+            args.artifacts,
+            exemplars=exemplars,
+            device=args.runtime.device,
         )
 
     @cached_property
