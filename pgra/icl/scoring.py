@@ -9,7 +9,7 @@ token cost no forward where the queries are in the bank; a longer word costs one
 query for each of its beginnings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,7 +18,7 @@ import torch
 
 from pgra.errors import ConfigError, ModelError
 from pgra.models.lm_head import LMHead
-from pgra.models.prefix import PromptedEncoder
+from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import fill_queries, query_key
@@ -133,6 +133,7 @@ def read_queries(
     words: AnswerWords,
     *,
     shard_rows: int,
+    tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = False,
 ) -> int:
@@ -144,6 +145,7 @@ def read_queries(
         examples: The queries.
         words: What may be answered.
         shard_rows: Texts in one shard of the bank.
+        tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
         processes: Who shares the work.
         progress: Whether to show bars.
 
@@ -157,6 +159,7 @@ def read_queries(
             examples,
             shard_rows=shard_rows,
             written=beginning,
+            tokenize=tokenize,
             processes=processes,
             progress=progress,
         )

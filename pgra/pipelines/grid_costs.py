@@ -8,7 +8,7 @@ from pgra.errors import PgraError
 from pgra.pipelines.ablate import GridRun, in_order, width
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan import make_plan
-from pgra.rerank import PromptedReranker
+from pgra.rerank import NeighborReranker, PromptedReranker
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,22 @@ def _foresee(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
         for key in (bank, f"{bank} {stage}"):
             if key in known:
                 return Cost(runs, 0, is_exact=True, note=f"shares the bank of {known[key]}")
-        texts = make_plan(run.args, seconds=0).texts
+        plan = make_plan(run.args, seconds=0)
     except PgraError as error:
         return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
     known[bank if stage == "whole" else f"{bank} {stage}"] = run.point.name
-    return Cost(runs, texts.to_read, texts.is_exact, texts.basis if texts.to_read else "all read")
+    texts, note = plan.texts, plan.texts.basis if plan.texts.to_read else "all read"
+    if plan.reading.num_prefixes > 1:
+        note += f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
+    return Cost(runs, texts.to_read, texts.is_exact, note)
 
 
 def _bank(args: PgraArguments) -> str:
     """Tell banks apart by their folder, which holds the hash of all that states depend on."""
     found = read_task(args)
     open_stages(found, args)
+    if isinstance(found.reranker, NeighborReranker) and found.exemplars is not None:
+        return f"{found.reranker.bank.folder} {found.exemplars.fingerprint}"
     assert isinstance(found.reranker, PromptedReranker)
     return str(found.reranker.bank.folder)
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from pgra.errors import ConfigError
-from pgra.models.prefix import PromptedEncoder
+from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt, write_prompt
 from pgra.prompts.template import PromptTemplate
@@ -93,6 +93,21 @@ class NearestExemplars:
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         """Write the prompt of exemplars, in their order."""
         return write_prompt(self._template, exemplars, self._words)
+
+    def tokenize(self, base: PromptedEncoder, queries: Sequence[Example]) -> Prompts:
+        """Write and tokenise each query behind its own exemplars.
+
+        Args:
+            base: The LM without exemplars; it reads such prompts whole.
+            queries: What `look_up` has seen.
+
+        Raises:
+            ConfigError: If not even a prompt without exemplars leaves room for a text.
+        """
+        fields = [query.fields for query in queries]
+        own = (self.encoder_for(base, query) for query in queries)
+        pairs = zip(own, fields, strict=True)
+        return Prompts(fields, [encoder.tokenize([asked]).ids[0] for encoder, asked in pairs])
 
     def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
         """Give the LM under a query's own prompt, with as many exemplars as leave it whole.

@@ -7,7 +7,6 @@ encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence en
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -159,7 +158,7 @@ class Neighbors:
         """Give each query's nearest examples that have another text, nearest first.
 
         So a training query is never its own neighbor, nor is a copy of it: it would bring the
-        query's own label.
+        query's own label. Of copies of each other only the first in the collection is found.
 
         Args:
             queries: B examples, of the collection or not.
@@ -169,20 +168,22 @@ class Neighbors:
         Returns:
             (B, count), `MISSING_ROW` where there are fewer other texts.
         """
-        texts = np.array([text_key(example) for example in self.examples], dtype=object)
-        copies = Counter(texts.tolist())
-        own = [text_key(query) for query in queries]
-        num_copies = np.array([copies[text] for text in own], dtype=np.int64)
-        depth = min(len(texts), count + int(num_copies.max(initial=0)))
-        found = self.nearest(queries, depth, processes).rows
+        firsts: dict[str, int] = {}
+        for row, example in enumerate(self.examples):
+            firsts.setdefault(text_key(example), row)
+        distinct = np.fromiter(firsts.values(), dtype=np.int64)
+        block = (distinct, self.vectors(processes)[distinct])
+        found = nearest(self.encode(queries), [block], min(len(distinct), count + 1)).rows
         rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
-        for place, (line, text) in enumerate(zip(found, own, strict=True)):
-            others = line[texts[line] != text][:count]
+        own = [firsts.get(text_key(query), MISSING_ROW) for query in queries]
+        for place, (line, mine) in enumerate(zip(found, own, strict=True)):
+            others = line[line != mine][:count]
             rows[place, : len(others)] = others
         logger.info(
-            "neighbors: %d of %d queries stand in the collection: %d copies of them left out",
-            int((num_copies > 0).sum()),
+            "neighbors: %d of %d queries stand in the collection of %d texts themselves, where "
+            "their own text was left out",
+            sum(row != MISSING_ROW for row in own),
             len(queries),
-            int(num_copies.sum()),
+            len(distinct),
         )
         return rows
