@@ -35,7 +35,7 @@ _BASES = {
     "guessed": "about, and rather fewer: as if candidates were drawn at random",
     "whole corpus": "counted: the LM reads the whole corpus",
     "every pair": "counted: read anew under each query's own prefix",
-    "at most every pair": "at most: of pairs that were read before nothing is known",
+    "at most every pair": "at most: which were read before, or how many words find, is not known",
 }
 
 

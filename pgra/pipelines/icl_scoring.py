@@ -16,6 +16,7 @@ from pgra.config import PgraArguments
 from pgra.icl.scoring import AnswerWords, read_queries, score_words
 from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.exemplars import neighbor_model
 from pgra.pipelines.found import Found, timed
 from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run import Outcome
@@ -70,7 +71,7 @@ def run(
         found,
         lambda: _decide(args, found, encoder, words, processes=processes),
         settings=settings,
-        models=[args.rerank.lm],
+        models=[args.rerank.lm, *([] if found.exemplars is None else [neighbor_model(args)])],
         processes=processes,
     )
 

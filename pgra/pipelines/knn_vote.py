@@ -20,8 +20,9 @@ from pgra.config import PgraArguments
 from pgra.errors import ConfigError
 from pgra.evaluation.metrics import measure
 from pgra.io import digest
+from pgra.pipelines.exemplars import neighbor_model, open_neighbors
 from pgra.pipelines.found import Found, timed
-from pgra.pipelines.pgra import open_neighbors, read_task
+from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run import Outcome
 from pgra.pipelines.untrained import Decisions, run_untrained
 from pgra.processes import Processes
@@ -66,16 +67,13 @@ def run(
         "encoder": dict(nearest.encoder.fingerprint),
     }
     neighborhood = Neighborhood(args, found, nearest, numbers[-1], processes)
-    name = args.retriever.encoder
-    if args.retriever.neighbor_encoder == "reader":
-        name = args.reader.model_name_or_path
     return run_untrained(
         args,
         training,
         found,
         lambda: _decide(found, neighborhood, numbers),
         settings=settings,
-        models=[name],
+        models=[neighbor_model(args)],
         processes=processes,
     )
 

@@ -12,7 +12,6 @@ is made once.
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -22,15 +21,14 @@ from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
 from pgra.io import digest
+from pgra.pipelines.exemplars import write_task_prompt
 from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.processes import Processes
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import NearestExemplars, Reranker, Work, open_reranker
+from pgra.rerank import Reranker, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
-from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.retrieval.store import candidates_fields, examples_digest, store_candidates
 from pgra.types import MISSING_ROW
 
@@ -48,7 +46,7 @@ def read_task(args: PgraArguments) -> Found:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
     task = load_task(args.data.task)
     splits = load_splits(task, args.data)
-    prompt, exemplars = _write_prompt(task, splits, args)
+    prompt, exemplars = write_task_prompt(prompt_template(task), task, splits, args)
     shown = set(prompt.exemplar_ids)
     # Systems without a prompt leave the same examples out, so that all train on equal data.
     train = [example for example in splits.train if example.id not in shown]
@@ -64,44 +62,6 @@ def read_task(args: PgraArguments) -> Found:
             [examples_digest(found.examples(split)), [e.label for e in found.examples(split)]]
         )
     return found
-
-
-def _write_prompt(
-    task: Task, splits: Splits, args: PgraArguments
-) -> tuple[FewShotPrompt, NearestExemplars | None]:
-    """Write the task's prompt, or say how each query's own is written."""
-    template = prompt_template(task)
-    if args.rerank.exemplars == "knn":
-        exemplars = NearestExemplars(
-            open_neighbors(task, splits, args),
-            template,
-            task.prompt_words,
-            count=args.rerank.num_exemplars,
-        )
-        return exemplars.prompt(()), exemplars
-    prompt = build_prompt(
-        template,
-        splits.train,
-        task.prompt_words,
-        num_exemplars=args.rerank.num_exemplars,
-        method=args.rerank.exemplars,
-        seed=args.rerank.exemplar_seed,
-    )
-    return prompt, None
-
-
-def open_neighbors(task: Task, splits: Splits, args: PgraArguments) -> Neighbors:
-    """Give the training examples, to be searched; the encoder is loaded when it is first needed."""
-    return Neighbors(
-        partial(
-            open_neighbor_encoder,
-            args.retriever,
-            args.reader.model_name_or_path,
-            args.runtime.device,
-        ),
-        splits.train,
-        args.artifacts / "neighbors" / task.name,
-    )
 
 
 def find_evidence(

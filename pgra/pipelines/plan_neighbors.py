@@ -116,18 +116,16 @@ class NeighborPlanner:
     def _texts(self) -> tuple[Texts, int]:
         """Count the texts; also give how many queries, and so prefixes, are to be read."""
         k, num_queries = self.args.retriever.num_candidates, len(self.queries)
-        pairs, basis = num_queries * k, PAIRS
-        new_pairs, new_queries = pairs, num_queries
-        if len(self.reranker.bank):  # of this run's pairs, or of another's
-            stored = self.survey.stored()
-            if stored is None:
-                basis = MOST_PAIRS
-            else:
-                examples = [example for split in SPLITS for example in self.found.examples(split)]
-                rows = np.concatenate([stored[split] for split in SPLITS])
-                known = self.reranker.pairs(examples, rows)
-                new_pairs = len(self.reranker.bank.missing(known.keys))
-                new_queries = self.reranker.count_queries(known)
+        pairs = new_pairs = num_queries * k
+        new_queries, basis = num_queries, PAIRS
+        stored = self.survey.stored() if len(self.reranker.bank) else None
+        if stored is not None:  # else the bank may hold pairs of other exemplars only
+            examples = [example for split in SPLITS for example in self.found.examples(split)]
+            known = self.reranker.pairs(examples, np.concatenate(list(stored.values())))
+            pairs, new_pairs = len(known.keys), len(self.reranker.bank.missing(known.keys))
+            new_queries = self.reranker.count_queries(known)
+        elif len(self.reranker.bank) or self.args.retriever.retriever == "bm25":
+            basis = MOST_PAIRS  # words may find fewer than k
         by_split = {split: len(self.found.examples(split)) for split in SPLITS}
         texts = Texts(
             queries=by_split,

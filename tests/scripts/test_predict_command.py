@@ -321,7 +321,7 @@ def test_a_run_with_exemplars_by_nearest_neighbor_finds_those_of_a_new_text(benc
     assert len(warm["evidence"]) == len(dull["evidence"]) == 2
     # A test query gives what the run found for it.
     line = bench.predictions("nearest")[0]
-    (again,) = answers(run, line["fields"]["text"])
+    (again,) = answers(run, line["text"])
     assert [e["row"] for e in again["evidence"]] == [e["row"] for e in line["evidence"]]
     moved = bench.flags["train_file"].rename(bench.root / "moved.jsonl")
     called = ask(run, TEXTS[0])
