@@ -19,6 +19,7 @@ from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
 
 PROFILES = ("official", "paper", "pgra")
 SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
+EXEMPLARS = ("balanced", "knn", "official", "random")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
@@ -146,7 +147,9 @@ class RerankArguments:
     num_exemplars: int = _arg(8, "Labelled examples in the prompt's prefix (the paper's m).")
     exemplars: str = _arg(
         "balanced",
-        "How they are chosen: random, balanced, or official (first in the file, capped a class).",
+        "How they are chosen: random, balanced, official (first in the file, capped a class), or "
+        "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
+        "then reads each query's candidates anew: see pgra plan).",
     )
     exemplar_seed: int = _arg(0, "Seed of their choice and order; one draw serves all splits.")
     lm_dtype: str = _arg(
@@ -187,7 +190,7 @@ class RerankArguments:
         """Refuse contradictions."""
         choose("reranker", self.reranker, ("none", "prompted"))
         choose("similarity", self.similarity, SIMILARITIES)
-        choose("exemplars", self.exemplars, ("balanced", "official", "random"))
+        choose("exemplars", self.exemplars, EXEMPLARS)
         choose("lm_dtype", self.lm_dtype, DTYPES)
         choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
         choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
@@ -199,6 +202,21 @@ class RerankArguments:
         at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
         at_least("bank_shard_rows", self.bank_shard_rows, 1)
         at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
+        if self.exemplars == "knn":
+            self._check_nearest()
+
+    def _check_nearest(self) -> None:
+        at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
+        if self.bank == "full":
+            raise ConfigError(
+                "bank 'full' reads the corpus once under one prompt, and with exemplars 'knn' each "
+                "query has its own: use --bank lazy, or other --exemplars"
+            )
+        if self.similarity not in ("cosine", "dot"):
+            raise ConfigError(
+                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
+                "'knn' each query has its own: use --similarity dot or cosine"
+            )
 
 
 @dataclass(kw_only=True)
@@ -268,13 +286,18 @@ Section = TypeVar("Section", RetrieverArguments, RerankArguments)
 
 
 def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None:
-    """Refuse d > k, a search by the LM's states without the LM, and an index that nobody reads.
+    """Refuse d > k, a search by states that are not there, and an index that nobody reads.
 
     Raises:
         ConfigError: If more evidence is asked for than the first stage returns, or there is no
             first stage and something asks for one.
     """
     name = retriever.retriever
+    if name == "exhaustive" and rerank.exemplars == "knn":
+        raise ConfigError(
+            "exhaustive search compares states of one prompt, and with exemplars 'knn' each query "
+            "has its own: use another --retriever (or --system pgra), or other --exemplars"
+        )
     if name in ("exhaustive", "random") and retriever.index_dir is not None:
         raise ConfigError(
             f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "

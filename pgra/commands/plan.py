@@ -26,6 +26,7 @@ where candidates or an index are there to count on; where it says "about", they 
 build the index first (pgra index) for better ones.
 """
 _PROCESSES = (2, 4, 8)
+_PAIRS = ("every pair", "at most every pair")  # no passage is read once for several queries
 _BASES = {
     "stored": "counted: the candidates are stored",
     "searched": "counted: the first stage was searched in memory",
@@ -33,6 +34,8 @@ _BASES = {
     "trial": "about: from a small index of drawn passages",
     "guessed": "about, and rather fewer: as if candidates were drawn at random",
     "whole corpus": "counted: the LM reads the whole corpus",
+    "every pair": "counted: read anew under each query's own prefix",
+    "at most every pair": "at most: which were read before, or how many words find, is not known",
 }
 
 
@@ -143,7 +146,11 @@ def _text_rows(plan: "Plan") -> list[Line]:
         ("second stage: what there is to read", "", ""),
         ("queries", f"{sum(texts.queries.values()):,}", by_split),
         ("pairs", f"{texts.pairs:,}", f"queries x {texts.num_candidates:,}"),
-        ("distinct passages", f"{about}{texts.distinct_passages:,}", _BASES[texts.basis]),
+        (
+            "passages to read" if texts.basis in _PAIRS else "distinct passages",
+            f"{about}{texts.distinct_passages:,}",
+            _BASES[texts.basis],
+        ),
         ("  at most", f"{texts.most_passages:,}", "pairs, or the corpus"),
         ("distinct queries", f"{texts.distinct_queries:,}", ""),
         ("in the bank", f"{about}{texts.banked:,}", "passages and queries read before"),
@@ -181,13 +188,19 @@ def _reading_rows(plan: "Plan") -> list[Line]:
     more_tokens = f"{reading.tokens_whole / reading.tokens:.1f} x as many"
     more_flops = f"{reading.flops_whole / reading.flops:.1f} x as many"
     return [
-        ("tokens of the prefix", f"{reading.prefix:,}", "read once"),
+        ("tokens of the prefix", f"{reading.prefix:,}", _how_often(reading.num_prefixes)),
         ("tokens of a text", f"{reading.own_mean:.1f}", f"of {reading.sampled:,} texts{cut}"),
         ("tokens", _count(reading.tokens), "with the prefix shared"),
         ("  without sharing", _count(reading.tokens_whole), more_tokens),
         ("operations", _flops(reading.flops), "2 x weights for a token, and attention"),
         ("  without sharing", _flops(reading.flops_whole), more_flops),
     ]
+
+
+def _how_often(num_prefixes: int) -> str:
+    if num_prefixes == 1:
+        return "read once"
+    return f"about: {num_prefixes:,} queries have one each, read once each"
 
 
 def _time_rows(plan: "Plan") -> list[Line]:

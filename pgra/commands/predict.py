@@ -22,7 +22,8 @@ EXAMPLE = """examples:
   pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
 
-The run's own index, bank and prompt find the evidence; no training data is read. Shown are the
+The run's own index, bank and prompt find the evidence; no training data is read (but
+with exemplars knn, for the text's own neighbors). Shown are the
 label, the probability of each, and for each evidence its rank and score in stage 1, its score in
 stage 2 and its text. The LM reads a new text once, for its state is kept in the run's bank of
 queries, and those candidates that no run has read yet.

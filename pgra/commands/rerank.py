@@ -110,13 +110,15 @@ def _show_texts(
     from pgra.pipelines.stages import EvidenceSearch
     from pgra.types import Example
 
-    task = read_task(args)
-    prompt = task.prompt
+    found = read_task(args)
+    prompt = found.prompt
     queries = [
         Example(f"text-{number}", prompt.template.passage_fields(text))
         for number, text in enumerate(texts)
     ]
-    search = EvidenceSearch(args, prompt, processes, reference=task.reference)
+    search = EvidenceSearch(
+        args, prompt, processes, exemplars=found.exemplars, reference=found.reference
+    )
     ranked = search.find(queries, depth=num_shown)
     how = _describe_lm(args) if args.rerank.reranker == "prompted" else "none"
     if args.is_exhaustive:

@@ -9,14 +9,14 @@ token cost no forward where the queries are in the bank; a longer word costs one
 query for each of its beginnings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from pgra.models.answer_words import AnswerWords
 from pgra.models.lm_head import LMHead
-from pgra.models.prefix import PromptedEncoder
+from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import fill_queries, query_key
@@ -71,6 +71,7 @@ def read_queries(
     words: AnswerWords,
     *,
     shard_rows: int,
+    tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = False,
 ) -> int:
@@ -82,6 +83,7 @@ def read_queries(
         examples: The queries.
         words: What may be answered.
         shard_rows: Texts in one shard of the bank.
+        tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
         processes: Who shares the work.
         progress: Whether to show bars.
 
@@ -95,6 +97,7 @@ def read_queries(
             examples,
             shard_rows=shard_rows,
             written=beginning,
+            tokenize=tokenize,
             processes=processes,
             progress=progress,
         )

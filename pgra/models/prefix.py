@@ -73,7 +73,28 @@ class PromptedEncoder:
         self._most_run = 0  # tokens of the largest batch that fitted
         asked = batch_budget(self.batch_tokens, self.lm.device)
         self._budget = min(asked, recall_budget(self.lm, self.sharing) or asked)
+        self._ways: list[tuple[str, bool]] = []  # found by this encoder or one `under` it
         self._check_room()
+
+    def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
+        """Give the same LM under another prompt.
+
+        The way in which prefixes are shared is found by the first of all these encoders that
+        reads, and taken by the others: for a prefix a query, comparing would cost more than it
+        saves. What one counts is its own.
+
+        Raises:
+            ConfigError: If the prefix leaves no room for a text.
+        """
+        other = PromptedEncoder(
+            self.lm,
+            prompt,
+            sharing=self.sharing,
+            batch_tokens=self.batch_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+        other._ways = self._ways
+        return other
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -312,11 +333,17 @@ class PromptedEncoder:
         """
         if not self.shared_ids or self.sharing == "none":
             return "none"
+        if not self._ways:
+            self._ways.append((self._find_way(), self._behind.is_short))
+        way, self._behind.is_short = self._ways[0]
+        self.num_tokens += len(self.shared_ids) if way != "none" else 0
+        return way
+
+    def _find_way(self) -> str:
         fault: str | None = None
         for way in WAYS if self.sharing == "auto" else (self.sharing,):
             fault = self._fault(way)
             if fault is None:
-                self.num_tokens += len(self.shared_ids)
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
                 return way
             logger.info("prefix sharing '%s' does not work here: %s", way, fault)

@@ -166,7 +166,8 @@ def _evidence(run: _Run) -> dict[str, object]:
     if rerank["reranker"] == "prompted":
         told["LM"] = f"`{public_name(rerank['lm'])}`"
         told["similarity"] = rerank["similarity"]
-        told["exemplars in its prompt"] = rerank["num_exemplars"]
+        own = ", the nearest of each query" if rerank["exemplars"] == "knn" else ""
+        told["exemplars in its prompt"] = f"{rerank['num_exemplars']}{own}"
     told["evidence (d)"] = rerank["num_evidence"]
     return told
 

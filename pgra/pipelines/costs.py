@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from pgra.models.calibration import Speed
+from pgra.models.causal_lm import CausalLM
+from pgra.models.loading import dtype_name
 from pgra.retrieval.survey import FirstStage
 
 WHOLE = "whole corpus"
 """A basis beside those of `pgra.retrieval.survey`: all passages are read."""
+PAIRS, MOST_PAIRS = "every pair", "at most every pair"
+"""Two more: each query has a prefix of its own, and its candidates are read under it."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,11 @@ class Texts:
         num_candidates: k; with the whole corpus, its size.
         pairs: Queries times k: what reading every pair would mean.
         distinct_queries: Different ones; each is read once.
-        distinct_passages: Different passages among the candidates, or expected.
+        distinct_passages: Different passages among the candidates, or expected; with a prefix a
+            query a passage counts once with each query.
         most_passages: No more than this, whatever is found.
-        basis: How that was found; "stored", "searched" and "whole corpus" are exact.
+        basis: How that was found; "stored", "searched", "whole corpus" and "every pair"
+            are exact.
         banked: Of both, how many the bank has.
         to_read: Of both, how many the LM has yet to read.
     """
@@ -39,7 +47,7 @@ class Texts:
     @property
     def is_exact(self) -> bool:
         """Say whether the numbers are counts, not estimates."""
-        return self.basis in ("stored", "searched", WHOLE)
+        return self.basis in ("stored", "searched", WHOLE, PAIRS)
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Reading:
     """Tokens and operations of reading it.
 
     Attributes:
-        prefix: Tokens that all prompts share.
+        prefix: Tokens that all prompts share; with a prefix a query those of one, on average.
         own_mean: Own tokens of a text, on average.
         sampled: Texts tokenised to find that.
         cut: Share of them that are cut to fit the LM's window.
@@ -55,6 +63,7 @@ class Reading:
         tokens_whole: With the prefix run for every text.
         flops: As `tokens`.
         flops_whole: As `tokens_whole`.
+        num_prefixes: How many prefixes there are to read: one, or one a query.
     """
 
     prefix: int
@@ -65,6 +74,7 @@ class Reading:
     tokens_whole: int
     flops: float
     flops_whole: float
+    num_prefixes: int = 1
 
     @property
     def is_shared(self) -> bool:
@@ -134,3 +144,19 @@ class Plan:
             return None
         share = -(-self.shards // processes) / self.shards  # of the process with the most shards
         return self.speed.load_seconds + share * self.reading.tokens / self.speed.tokens_per_second
+
+
+def describe_device(lm: CausalLM) -> str:
+    """Name where an LM runs, and in which dtype."""
+    name, dtype = lm.device.type, dtype_name(lm.dtype)
+    if name == "cuda":
+        return f"{torch.cuda.get_device_name(lm.device)}, {dtype}"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}, {dtype}"
+
+
+def index_bytes(first: FirstStage, num_rows: int) -> int:
+    """Give the bytes of a first stage's index; of one that is not built, about."""
+    if first.index_bytes or not first.width:
+        return first.index_bytes
+    return num_rows * first.width * (2 + 4)  # float16 shards, and FAISS' float32

@@ -12,7 +12,7 @@ from pgra.data.splits import Splits
 from pgra.data.tasks import Task
 from pgra.evaluation.results import EvidenceLine
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank import Reference, Reranker
+from pgra.rerank import NearestExemplars, Reference, Reranker
 from pgra.retrieval.store import Stored
 from pgra.types import MISSING_ROW, Candidates, Example, Json
 
@@ -26,7 +26,8 @@ class Found:
     Attributes:
         task: The task.
         splits: Its examples; training examples that stand in the prompt are left out.
-        prompt: The LM's prompt.
+        prompt: The LM's prompt; without exemplars where each query has its own.
+        exemplars: Chooses each query's own; None where one prompt serves all.
         corpus: What was searched; None where nothing was.
         reranker: The second stage; None where nothing was searched.
         candidates: First stage, by split; the evidence itself where there is no first stage.
@@ -39,6 +40,7 @@ class Found:
     task: Task
     splits: Splits
     prompt: FewShotPrompt
+    exemplars: NearestExemplars | None = None
     corpus: Corpus | None = None
     reranker: Reranker | None = None
     candidates: dict[str, Stored] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from pgra.errors import PgraError
 from pgra.pipelines.ablate import GridRun, in_order, width
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan import make_plan
-from pgra.rerank import PromptedReranker
+from pgra.rerank import NeighborReranker, PromptedReranker
 from pgra.rerank.similarity import WAYS
 
 
@@ -65,12 +65,14 @@ def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
     other = known.get(bank) or known.get(read[0])
     if bank in known or all(part in known for part in read):
         return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")
-    texts, note = make_plan(args, seconds=0).texts, ""
-    to_read = texts.to_read
+    plan = make_plan(args, seconds=0)
+    texts, note, to_read = plan.texts, "", plan.texts.to_read
     if other is not None:  # only what the similarity is fitted to is new
         plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
         to_read -= make_plan(plain, seconds=0).texts.to_read
         note = f", behind {other}"
+    if plan.reading.num_prefixes > 1:
+        note = f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
     for part in read:
         known.setdefault(part, runs[0].point.name)
     return Cost(runs, to_read, texts.is_exact, f"{texts.basis}{note}" if to_read else "all read")
@@ -80,6 +82,8 @@ def _bank(args: PgraArguments) -> str:
     """Tell banks apart by their folder, which holds the hash of all that states depend on."""
     found = read_task(args)
     open_stages(found, args)
+    if isinstance(found.reranker, NeighborReranker) and found.exemplars is not None:
+        return f"{found.reranker.bank.folder} {found.exemplars.fingerprint}"
     assert isinstance(found.reranker, PromptedReranker)
     return str(found.reranker.bank.folder)
 

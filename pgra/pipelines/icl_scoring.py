@@ -3,16 +3,21 @@
 Guo et al. 2023, section 3.1, baseline 1: the reranker's LM, template and exemplars ("the same
 templates as ours in the second stage", 8 shots); "generate answers" is here the likeliest label
 word, all its tokens counted, so that every query gets a label.
+
+With `--exemplars knn` it is KATE (Liu et al. 2022): each query stands behind its own nearest
+training examples. Prefixes are then read with every query.
 """
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from pgra.config import PgraArguments
 from pgra.icl.scoring import read_queries, score_words
 from pgra.models.answer_words import AnswerWords
 from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.exemplars import neighbor_model
 from pgra.pipelines.found import Found, timed
 from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run import Outcome
@@ -30,6 +35,7 @@ logger = logging.getLogger(__name__)
 _SEED_NOTE = (
     "the seed decides nothing here: the LM is frozen; other exemplars are --exemplar_seed's"
 )
+_KATE_NOTE = "the seed decides nothing here: the LM is frozen, and each query's exemplars are given"
 
 
 def run(
@@ -58,6 +64,7 @@ def run(
         "lm": dict(encoder.fingerprint),
         "words": {label: list(ids) for label, ids in words.tokens.items()},
         "length_normalize": args.reader.length_normalize,
+        **({} if found.exemplars is None else found.exemplars.fingerprint),
     }
     return run_untrained(
         args,
@@ -65,7 +72,7 @@ def run(
         found,
         lambda: _decide(args, found, encoder, words, processes=processes),
         settings=settings,
-        models=[args.rerank.lm],
+        models=[args.rerank.lm, *([] if found.exemplars is None else [neighbor_model(args)])],
         processes=processes,
     )
 
@@ -78,15 +85,20 @@ def _decide(
     *,
     processes: Processes,
 ) -> Decisions:
-    examples = found.examples("test")
-    bank = open_query_bank(encoder, args.artifacts, bank_name(args.rerank))
+    examples, exemplars = found.examples("test"), found.exemplars
+    made_of = {} if exemplars is None else exemplars.fingerprint
+    bank = open_query_bank(encoder, args.artifacts, bank_name(args.rerank), made_of)
+    tokenize = None if exemplars is None else partial(exemplars.tokenize, encoder)
     with timed(found, "states"):
+        if exemplars is not None:
+            exemplars.look_up(examples, processes)
         num_read = read_queries(
             encoder,
             bank,
             examples,
             words,
             shard_rows=batch_budget(args.rerank.bank_shard_rows, encoder.lm.device),
+            tokenize=tokenize,
             processes=processes,
             progress=processes.worker.is_main,
         )
@@ -96,4 +108,5 @@ def _decide(
         scores = score_words(encoder, bank, examples, words, length_normalize=normalize)
     verbalizer = Verbalizer(found.task.prompt_words, template="")
     ids = [example.id for example in examples]
-    return Decisions(decide(ids, scores, verbalizer), [_SEED_NOTE])
+    note = _SEED_NOTE if exemplars is None else _KATE_NOTE
+    return Decisions(decide(ids, scores, verbalizer), [note])

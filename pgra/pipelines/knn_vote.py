@@ -12,7 +12,6 @@ order of the training file.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +20,16 @@ from pgra.config import PgraArguments
 from pgra.errors import ConfigError
 from pgra.evaluation.metrics import measure
 from pgra.io import digest
-from pgra.models.encoder import Encoder
-from pgra.models.t5_encoder import load_t5_encoder
+from pgra.pipelines.exemplars import neighbor_model, open_neighbors
 from pgra.pipelines.found import Found, timed
 from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run import Outcome
 from pgra.pipelines.untrained import Decisions, run_untrained
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.retrieval.dense import load_encoder
-from pgra.retrieval.exact import Vectors, nearest
+from pgra.retrieval.neighbors import Neighbors
 from pgra.retrieval.store import examples_digest, store_candidates
-from pgra.types import Candidates, Example, Json, Prediction, Rows
+from pgra.types import Json, Prediction, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -63,20 +60,20 @@ def run(
         raise ConfigError(
             f"num_neighbors ({asked}) exceeds the {count} training examples: lower it"
         )
-    encoder = _open_encoder(args)
+    nearest = open_neighbors(found.task, found.splits, args)
     numbers = [number for number in NUMBERS if number <= count] if asked is None else [asked]
-    settings: Mapping[str, Json] = {"num_neighbors": numbers, "encoder": dict(encoder.fingerprint)}
-    neighborhood = Neighborhood(args, found, encoder, numbers[-1], processes)
-    name = args.retriever.encoder
-    if args.retriever.neighbor_encoder == "reader":
-        name = args.reader.model_name_or_path
+    settings: Mapping[str, Json] = {
+        "num_neighbors": numbers,
+        "encoder": dict(nearest.encoder.fingerprint),
+    }
+    neighborhood = Neighborhood(args, found, nearest, numbers[-1], processes)
     return run_untrained(
         args,
         training,
         found,
         lambda: _decide(found, neighborhood, numbers),
         settings=settings,
-        models=[name],
+        models=[neighbor_model(args)],
         processes=processes,
     )
 
@@ -118,45 +115,33 @@ class Neighborhood:
     Attributes:
         args: Where products go.
         found: The task's examples.
-        encoder: What texts are compared by.
+        nearest: The training examples, and what they are compared by.
         num_neighbors: How many are looked up.
         processes: Who waits.
     """
 
     args: PgraArguments
     found: Found
-    encoder: Encoder
+    nearest: Neighbors
     num_neighbors: int
     processes: Processes
-
-    @cached_property
-    def _vectors(self) -> Vectors:
-        """Encode the training examples, once for all splits."""
-        return self._encode(self.found.splits.train)
-
-    def _encode(self, examples: Sequence[Example]) -> Vectors:
-        return self.encoder.encode([example.text for example in examples])
-
-    def _look_up(self, split: str) -> Candidates:
-        vectors = self._vectors
-        rows = np.arange(len(vectors), dtype=np.int64)
-        queries = self._encode(self.found.examples(split))
-        return nearest(queries, [(rows, vectors)], self.num_neighbors)
 
     def of(self, split: str) -> Rows:
         """Give the training examples next to each of a split's, (B, k), nearest first."""
         fields = {
-            "encoder": dict(self.encoder.fingerprint),
+            "encoder": dict(self.nearest.encoder.fingerprint),
             "training_examples": examples_digest(self.found.splits.train),
             "queries": examples_digest(self.found.examples(split)),
             "num_neighbors": self.num_neighbors,
         }
+        examples = self.found.examples(split)
         with timed(self.found, f"neighbors of {split}"):
+            self.nearest.vectors(self.processes)
             stored = store_candidates(
                 self.args.artifacts / "neighbors" / self.found.task.name,
                 split,
                 fields,
-                lambda: self._look_up(split),
+                lambda: self.nearest.nearest(examples, self.num_neighbors),
                 stage="neighbors",
                 processes=self.processes,
             )
@@ -195,15 +180,3 @@ def _predictions(found: Found, votes: Votes) -> list[Prediction]:
             found.examples("test"), votes.decided, votes.shares, strict=True
         )
     ]
-
-
-def _open_encoder(args: PgraArguments) -> Encoder:
-    if args.retriever.neighbor_encoder == "encoder":
-        return load_encoder(args.retriever, args.runtime.device)
-    return load_t5_encoder(
-        args.reader.model_name_or_path,
-        normalize=args.retriever.normalize,
-        max_tokens=args.retriever.max_encoder_tokens,
-        device=args.runtime.device,
-        batch_tokens=args.retriever.encoder_batch_tokens,
-    )

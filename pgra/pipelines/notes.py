@@ -6,6 +6,7 @@ from pgra.config import PgraArguments
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.models.bundled import BUNDLED_MODELS
 from pgra.models.loading import BUNDLED
+from pgra.pipelines.exemplars import neighbor_model
 from pgra.pipelines.found import Found
 
 
@@ -16,7 +17,10 @@ def evidence_models(args: PgraArguments) -> list[str]:
     if args.rerank.num_evidence == 0:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    return [*models, args.rerank.lm] if args.rerank.reranker == "prompted" else models
+    if args.rerank.reranker != "prompted":
+        return models
+    models += [neighbor_model(args)] if args.rerank.exemplars == "knn" else []
+    return list(dict.fromkeys([*models, args.rerank.lm]))
 
 
 def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:

@@ -21,9 +21,9 @@ from pgra.data.splits import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
 from pgra.io import digest
+from pgra.pipelines.exemplars import write_task_prompt
 from pgra.pipelines.found import SPLITS, Found, timed
 from pgra.processes import Processes
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reranker, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
@@ -46,14 +46,7 @@ def read_task(args: PgraArguments) -> Found:
         raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
     task = load_task(args.data.task)
     splits = load_splits(task, args.data)
-    prompt = build_prompt(
-        prompt_template(task),
-        splits.train,
-        task.prompt_words,
-        num_exemplars=args.rerank.num_exemplars,
-        method=args.rerank.exemplars,
-        seed=args.rerank.exemplar_seed,
-    )
+    prompt, exemplars = write_task_prompt(prompt_template(task), task, splits, args)
     shown = set(prompt.exemplar_ids)
     # Systems without a prompt leave the same examples out, so that all train on equal data.
     train = [example for example in splits.train if example.id not in shown]
@@ -63,7 +56,7 @@ def read_task(args: PgraArguments) -> Found:
             "lower --num_exemplars, or give more examples"
         )
     splits = Splits(train, splits.dev, splits.test, splits.notes)
-    found = Found(task, splits, prompt, depth=args.rerank.num_evidence)
+    found = Found(task, splits, prompt, exemplars, depth=args.rerank.num_evidence)
     for split in SPLITS:
         found.fingerprints[split] = digest(
             [examples_digest(found.examples(split)), [e.label for e in found.examples(split)]]
@@ -137,6 +130,7 @@ def open_stages(found: Found, args: PgraArguments) -> None:
         found.prompt,
         found.corpus,
         args.artifacts,
+        exemplars=found.exemplars,
         device=args.runtime.device,
         reference=found.reference,
     )
@@ -196,9 +190,12 @@ def _retrieve(
 
 
 def _read(found: Found, reranker: Reranker, processes: Processes, splits: Sequence[str]) -> None:
-    """Let the LM read the union of all splits' candidates, each passage once."""
+    """Let the LM read the union of all splits' candidates, each passage once.
+
+    Where each query has a prefix of its own, a passage is read once with each.
+    """
     examples = [example for split in splits for example in found.examples(split)]
-    rows = np.concatenate([found.candidates[split].candidates.rows.ravel() for split in splits])
+    rows = np.concatenate([found.candidates[split].candidates.rows for split in splits])
     work = reranker.prepare(examples, rows, processes=processes, progress=processes.worker.is_main)
     if work.num_passages:
         pairs = int((rows != MISSING_ROW).sum())

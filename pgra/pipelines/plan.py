@@ -18,12 +18,21 @@ from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
 from pgra.models.calibration import measure_speed, own_lengths
 from pgra.models.flops import LmShape
-from pgra.models.loading import batch_budget, dtype_name
+from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.costs import WHOLE, Plan, Reading, Sizes, Texts
+from pgra.pipelines.costs import (
+    WHOLE,
+    Plan,
+    Reading,
+    Sizes,
+    Texts,
+    describe_device,
+    index_bytes,
+)
 from pgra.pipelines.found import SPLITS, Found
 from pgra.pipelines.pgra import open_stages, read_task
-from pgra.rerank import PromptedReranker
+from pgra.pipelines.plan_neighbors import NeighborPlanner
+from pgra.rerank import NeighborReranker, PromptedReranker
 from pgra.rerank.exhaustive import EXACT
 from pgra.rerank.prompted import query_key
 from pgra.retrieval.factory import empty_index
@@ -58,8 +67,24 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
     found = read_task(args)
     open_stages(found, args)
     assert found.corpus is not None
+    if isinstance(found.reranker, NeighborReranker):
+        survey = first_stage(args, found, found.corpus, seconds)
+        return NeighborPlanner(args, found, survey, found.reranker, seconds).plan()
     assert isinstance(found.reranker, PromptedReranker)
     return _Planner(args, found, found.corpus, found.reranker, seconds).plan()
+
+
+def first_stage(args: PgraArguments, found: Found, corpus: Corpus, seconds: float) -> Survey:
+    """Give a task's first stage, to be looked into."""
+    return Survey(
+        args=args.retriever,
+        corpus=corpus,
+        artifacts=args.artifacts,
+        task=found.task.name,
+        splits={split: found.examples(split) for split in SPLITS},
+        device=args.runtime.device,
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True)
@@ -106,15 +131,7 @@ class _Planner:
         """Look into the first stage; None where there is none."""
         if self.args.is_exhaustive:
             return None
-        return Survey(
-            args=self.args.retriever,
-            corpus=self.corpus,
-            artifacts=self.args.artifacts,
-            task=self.found.task.name,
-            splits=self.examples,
-            device=self.args.runtime.device,
-            seconds=self.seconds,
-        ).run()
+        return first_stage(self.args, self.found, self.corpus, self.seconds).run()
 
     def plan(self) -> Plan:
         shape = LmShape.of(self.encoder.lm.config)
@@ -124,14 +141,13 @@ class _Planner:
             empty_index(factory, width, len(self.corpus))
         texts, rows = self._texts()
         reading = self._reading(texts, rows, shape)
-        lm = self.encoder.lm
         speed = None
         if self.seconds > 0 and texts.to_read:
             speed = measure_speed(self.encoder, self._shards(rows), seconds=self.seconds)
         return Plan(
             task=self.found.task.name,
             lm=self.args.rerank.lm,
-            device=f"{_device_name(lm.device)}, {dtype_name(lm.dtype)}",
+            device=describe_device(self.encoder.lm),
             first=self.first,
             texts=texts,
             reading=reading,
@@ -266,13 +282,4 @@ class _Planner:
         if first is None:  # exhaustive: an index of the states themselves, or none
             width = self.reranker.fitting.num_columns(state)
             return 0 if self.args.retriever.index_factory == EXACT else num_rows * width * 4
-        if first.index_bytes or not first.width:
-            return first.index_bytes
-        return num_rows * first.width * (2 + 4)  # float16 shards, and FAISS' float32
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+        return index_bytes(first, num_rows)

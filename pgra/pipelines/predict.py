@@ -1,7 +1,8 @@
 """A trained run on new queries: evidence by its own index, bank and prompt, then its reader.
 
-No training data is read: the reader's folder holds the prompt. Corpus, index and LM must be those
-that the run was made with.
+No training data is read: the reader's folder holds the prompt. Only with exemplars "knn" each new
+query has neighbors to be found, and the training data must be where it was. Corpus, index and LM
+must be those that the run was made with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from pgra.evaluation.results import EvidenceLine, add_attention
 from pgra.io import check_fingerprint
 from pgra.models.loading import find_model
 from pgra.pipelines.found import evidence_lines
+from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run_folder import arguments_from
 from pgra.pipelines.stages import EvidenceSearch
 from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader
@@ -129,10 +131,13 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
             f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
             "their folder with --artifacts_dir"
         )
+    # Its own neighbors stand before each query: the training examples are the one thing that the
+    # reader's folder does not hold. That they are the run's, the reranker's fingerprint tells.
+    exemplars = read_task(args).exemplars if args.rerank.exemplars == "knn" else None
     made = record.fingerprints
     lm = made.get("reranker")
     reference = Reference(made=lm if isinstance(lm, Mapping) else {})
-    search = EvidenceSearch(args, record.prompt, reference=reference)
+    search = EvidenceSearch(args, record.prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), search.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(search.reranker.fingerprint))
     if args.is_exhaustive:

@@ -66,6 +66,7 @@ from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.trackers import finish_trackers
 from pgra.reader.train import TrainResult, train_reader
 from pgra.reader.trainer import set_dropout
+from pgra.rerank import NeighborReranker
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -202,8 +203,11 @@ def _begin(
     """Say in the run's folder what it is."""
     write_json(folder / IDENTITY_FILE, identity)
     write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
-    shown = found.prompt.prefix + found.prompt.suffix(found.splits.test[0].fields)
-    write_text(folder / "prompt.txt", shown)
+    query, prompt = found.splits.test[0], found.prompt
+    if isinstance(found.reranker, NeighborReranker):
+        exemplars = found.reranker.exemplars
+        prompt = exemplars.prompt(exemplars.of(query))
+    write_text(folder / "prompt.txt", prompt.prefix + prompt.suffix(query.fields))
 
 
 def _train(

@@ -8,7 +8,7 @@ from pgra.config import PgraArguments
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank import Reference, Reranker, open_reranker
+from pgra.rerank import NearestExemplars, Reference, Reranker, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.types import Candidates, Example
@@ -45,14 +45,16 @@ class EvidenceSearch:
         prompt: FewShotPrompt,
         processes: Processes = Processes(),  # noqa: B008 (frozen)
         *,
+        exemplars: NearestExemplars | None = None,
         reference: Reference = Reference(),  # noqa: B008 (frozen)
     ) -> None:
         """Open what is quick to open.
 
         Args:
             args: What to search, and how.
-            prompt: The task's.
+            prompt: The LM's.
             processes: Who shares the work.
+            exemplars: Each query's own, where the prompt has none.
             reference: What the task, or an earlier run, gives a similarity that is fitted.
 
         Raises:
@@ -65,6 +67,7 @@ class EvidenceSearch:
             prompt,
             self.corpus,
             args.artifacts,
+            exemplars=exemplars,
             device=args.runtime.device,
             reference=reference,
         )

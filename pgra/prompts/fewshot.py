@@ -1,6 +1,7 @@
 """Few-shot prefixes: which labelled examples stand before every text of a task, and in what order.
 
-One draw serves all splits and the corpus, so that all states live in one space.
+One draw serves all splits and the corpus, so that all states live in one space. (Prefixes that
+differ by query are another thing: `pgra.rerank.exemplars`.)
 """
 
 import random
@@ -72,9 +73,24 @@ def build_prompt(
             "examples: ask for fewer"
         )
     chosen = EXEMPLAR_METHODS[method](examples, list(words), num_exemplars, random.Random(seed))
-    shown = [template.render_exemplar(e.fields, words[e.label or ""]) for e in chosen]
+    return write_prompt(template, chosen, words)
+
+
+def write_prompt(
+    template: PromptTemplate, exemplars: Sequence[Example], words: Mapping[str, str]
+) -> FewShotPrompt:
+    """Write the prefix of exemplars that are chosen; without any there is none.
+
+    Args:
+        template: How a text is shown.
+        exemplars: Labelled, in the order in which they are shown.
+        words: The word that answers, by label.
+    """
+    if not exemplars:
+        return FewShotPrompt(template)
+    shown = [template.render_exemplar(e.fields, words[e.label or ""]) for e in exemplars]
     prefix = INSTRUCTION + SEPARATOR.join(shown)
-    return FewShotPrompt(template, prefix, tuple(e.id for e in chosen))
+    return FewShotPrompt(template, prefix, tuple(e.id for e in exemplars))
 
 
 def _by_label(examples: Sequence[Example]) -> dict[str, list[Example]]:

@@ -5,18 +5,23 @@ from pathlib import Path
 
 from pgra.config import RerankArguments, choose
 from pgra.data.corpus import Corpus
+from pgra.errors import ConfigError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
+from pgra.rerank.exemplars import NearestExemplars
 from pgra.rerank.fitting import Reference
+from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import WAYS
 
 __all__ = [
     "RERANKERS",
     "FirstStageOrder",
+    "NearestExemplars",
+    "NeighborReranker",
     "PromptedReranker",
     "Reference",
     "Reranker",
@@ -89,6 +94,26 @@ def _open_prompted(
     )
 
 
+def _open_under_neighbors(
+    args: RerankArguments,
+    exemplars: NearestExemplars,
+    corpus: Corpus,
+    artifacts: Path,
+    *,
+    device: str,
+) -> Reranker:
+    encoder = open_prompted_encoder(args, exemplars.prompt(()), device=device)
+    return NeighborReranker(
+        encoder,
+        exemplars,
+        corpus,
+        artifacts,
+        similarity=args.similarity,
+        shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
+        name=bank_name(args),
+    )
+
+
 def _open_none(*_: object) -> Reranker:
     return FirstStageOrder()
 
@@ -102,6 +127,7 @@ def open_reranker(
     corpus: Corpus,
     artifacts: Path,
     *,
+    exemplars: NearestExemplars | None = None,
     device: str = "auto",
     reference: Reference = Reference(),  # noqa: B008 (frozen)
 ) -> Reranker:
@@ -112,14 +138,22 @@ def open_reranker(
         prompt: The task's prompt.
         corpus: What rows stand for.
         artifacts: Root of all products.
+        exemplars: Each query's own, with exemplars "knn"; the prompt's prefix is not used then.
         device: Where the LM runs.
         reference: What the task gives a similarity that is fitted to training queries or words.
 
     Raises:
-        ConfigError: If the reranker is unknown, the prompt leaves no room for a text, or the
-            similarity cannot be fitted.
+        ConfigError: If the reranker is unknown, the prompt leaves no room for a text, the
+            similarity cannot be fitted, or exemplars "knn" are asked for and not given.
         ArtifactError: If a bank is damaged.
         ModelError: If the LM cannot be used.
     """
     choose("reranker", args.reranker, sorted(RERANKERS))
+    if args.reranker == "prompted" and args.exemplars == "knn":
+        if exemplars is None:
+            raise ConfigError(
+                "exemplars 'knn' are chosen from training examples: give open_reranker a "
+                "NearestExemplars, or use other exemplars"
+            )
+        return _open_under_neighbors(args, exemplars, corpus, artifacts, device=device)
     return RERANKERS[args.reranker](args, prompt, corpus, artifacts, device, reference)

@@ -112,6 +112,7 @@ class Bank:
         encode: Encode[T],
         *,
         shard_rows: int,
+        cut: Callable[[Rows], Sequence[Rows]] | None = None,
         processes: Processes = Processes(),  # noqa: B008 (frozen)
         progress: bool = False,
         title: str = "states",
@@ -125,6 +126,7 @@ class Bank:
             prepare: Reads a shard's keys; called in another thread, one shard ahead.
             encode: Computes states from what `prepare` gave; called in this thread.
             shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
+            cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
             processes: Who shares the shards.
             progress: Whether to show a bar.
             title: What the bar says.
@@ -143,7 +145,10 @@ class Bank:
         barrier()  # all have looked before anyone writes
         if not len(missing):
             return 0
-        shards = [missing[i : i + shard_rows] for i in range(0, len(missing), shard_rows)]
+        if cut is None:
+            shards = [missing[i : i + shard_rows] for i in range(0, len(missing), shard_rows)]
+        else:
+            shards = list(cut(missing))
         share, show = worker.share(shards), progress and worker.is_main
         with tqdm(total=sum(map(len, share)), unit="text", desc=title, disable=not show) as bar:
 

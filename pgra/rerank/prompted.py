@@ -6,8 +6,9 @@ change the order, so scores are the plain products; other ways are in `pgra.rera
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor
@@ -184,18 +185,24 @@ class PromptedReranker:
         return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
 
-def open_query_bank(encoder: PromptedEncoder, artifacts: Path, name: str) -> Bank:
+def open_query_bank(
+    encoder: PromptedEncoder,
+    artifacts: Path,
+    name: str,
+    made_of: Mapping[str, Json] = MappingProxyType({}),
+) -> Bank:
     """Open the bank of an LM's states of queries, whatever the corpus.
 
     Args:
         encoder: Gives the states.
         artifacts: Root of all products.
         name: How the folders of the LM's banks begin.
+        made_of: What else a query's prompt depends on, besides its fields.
 
     Raises:
         ArtifactError: If it is damaged.
     """
-    fields = {**encoder.fingerprint, "bank_dtype": "auto"}
+    fields = {**encoder.fingerprint, **made_of, "bank_dtype": "auto"}
     return _open_bank(artifacts, f"{name}-queries", fields)
 
 
@@ -206,6 +213,7 @@ def fill_queries(
     *,
     shard_rows: int,
     written: Sequence[int] = (),
+    tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = False,
 ) -> int:
@@ -217,6 +225,7 @@ def fill_queries(
         examples: The queries; equal ones are read once.
         shard_rows: Texts in one shard.
         written: Token ids that follow each prompt.
+        tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
         processes: Who shares the work.
         progress: Whether to show a bar.
 
@@ -229,7 +238,11 @@ def fill_queries(
     by_key = {query_key(example, written): example for example in examples}
 
     def read(keys: Rows) -> Prompts:
-        prompts = encoder.tokenize([by_key[int(key)].fields for key in keys])
+        asked = [by_key[int(key)] for key in keys]
+        if tokenize is None:
+            prompts = encoder.tokenize([example.fields for example in asked])
+        else:
+            prompts = tokenize(asked)
         return encoder.continued(prompts, written) if written else prompts
 
     return bank.fill(

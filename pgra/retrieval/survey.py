@@ -114,14 +114,15 @@ class Survey:
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in there for p in f.iterdir() if p.is_file()),
         )
-        stored = self._read_stored(parts)
-        if stored is not None:
+        found = self._read_stored(parts)
+        if found is not None:
+            stored = _distinct(np.concatenate([rows.ravel() for rows in found.values()]))
             seconds = 0.0 if is_built else None  # an index that is gone is built all the same
             return replace(base, rows=stored, num_texts=len(stored), basis=STORED, seconds=seconds)
         if self.seconds > 0 and is_built:
             return self._search(base)
-        found = self._try(base, encoder) if self.seconds > 0 else None
-        return found or replace(base, num_texts=self._guess())
+        tried = self._try(base, encoder) if self.seconds > 0 else None
+        return tried or replace(base, num_texts=self._guess())
 
     def _parts(self, encoder: Encoder | None) -> Mapping[str, Mapping[str, Json]]:
         """Give what determines each index of the retriever; a random one has none."""
@@ -150,10 +151,16 @@ class Survey:
         found = (self.artifacts / "indexes").glob(f"*-{digest}")
         return next((folder for folder in found if is_finished(folder)), None)
 
-    def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
-        """Read the candidates of all splits, if all are there."""
+    def stored(self) -> Mapping[str, Rows] | None:
+        """Read the candidates of all splits, (B, K) each, if all are there."""
+        has_encoder = self.args.retriever in ("dense", "hybrid")
+        return self._read_stored(
+            self._parts(load_encoder(self.args, self.device) if has_encoder else None)
+        )
+
+    def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Rows] | None:
         made_of = self._made_of(parts)
-        rows = [np.empty(0, np.int64)]
+        found = {}
         for split, examples in self.splits.items():
             args = self.args
             fields = candidates_fields(
@@ -162,8 +169,8 @@ class Survey:
             folder = artifact_dir(self.artifacts / "candidates" / self.task, split, fields)
             if not is_finished(folder):
                 return None
-            rows.append(np.unique(read_array(folder / "rows.npy")))
-        return _distinct(np.concatenate(rows))
+            found[split] = np.asarray(read_array(folder / "rows.npy"))
+        return found
 
     def _made_of(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Json]:
         """Give the retriever's fingerprint."""

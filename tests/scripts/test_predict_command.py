@@ -327,3 +327,19 @@ def test_a_finished_run_says_how_to_add_attention(bench, run):
 def test_predict_is_a_command(run, capsys):
     assert pgra_main(["predict", "A warm film.", "--run", str(run), "--device", "cpu"]) == 0
     assert capsys.readouterr().out.startswith("query: A warm film.")
+
+
+def test_a_run_with_exemplars_by_nearest_neighbor_finds_those_of_a_new_text(bench):
+    run = trained(bench, "nearest", exemplars="knn")
+    assert read_json(run / "reader" / "pgra.json")["prompt"]["prefix"] == ""
+    assert "Follow the demonstrations" in (run / "prompt.txt").read_text()
+    (warm, dull) = answers(run, *TEXTS)
+    assert len(warm["evidence"]) == len(dull["evidence"]) == 2
+    # A test query gives what the run found for it.
+    line = bench.predictions("nearest")[0]
+    (again,) = answers(run, line["text"])
+    assert [e["row"] for e in again["evidence"]] == [e["row"] for e in line["evidence"]]
+    moved = bench.flags["train_file"].rename(bench.root / "moved.jsonl")
+    called = ask(run, TEXTS[0])
+    moved.rename(bench.flags["train_file"])
+    assert "train.jsonl" in called.error

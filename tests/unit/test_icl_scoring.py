@@ -195,6 +195,40 @@ def test_after_a_rerank_only_the_words_beginnings_are_left_to_read(args, tmp_pat
     assert told == [f"icl: {12 * len(beginnings)} LM forwards for 12 queries"]
 
 
+def test_each_query_may_stand_behind_its_own_neighbors(args, tmp_path):
+    """KATE: every query's whole prompt, with each word, through the whole LM."""
+    args = with_rerank(as_icl(args), exemplars="knn")
+    assert run_system(args, training(tmp_path / "kate")).metrics["n"] == 12
+    lines = (tmp_path / "kate" / "predictions.jsonl").read_text().splitlines()
+    told = [json.loads(line)["scores"] for line in lines]
+    found = read_task(args)
+    found.exemplars.look_up(found.splits.test)
+    lm = AutoModelForCausalLM.from_pretrained(args.rerank.lm).eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.rerank.lm)
+
+    def chances(prompt, query):
+        logs = []
+        for word in found.task.prompt_words.values():
+            asked = prompt.prefix + prompt.suffix(query.fields)
+            start = len(tokenizer(asked).input_ids)
+            ids = tokenizer(f"{asked} {word}", return_tensors="pt").input_ids
+            with torch.no_grad():
+                logits = lm(ids).logits[0, start - 1 : -1].log_softmax(-1)
+            logs.append(logits.gather(1, ids[0, start:, None]).sum())
+        return torch.stack(logs).log_softmax(0).numpy()
+
+    prefixes = set()
+    for query, scores in list(zip(found.splits.test, told, strict=True))[:4]:
+        prompt = found.exemplars.prompt(found.exemplars.of(query))
+        prefixes.add(prompt.prefix)
+        ours = np.log(list(scores.values()))
+        np.testing.assert_allclose(ours, chances(prompt, query), rtol=1e-3, atol=1e-3)
+    fixed = read_task(with_rerank(args, exemplars="balanced")).prompt  # the control
+    query = found.splits.test[0]
+    assert np.abs(np.log(list(told[0].values())) - chances(fixed, query)).max() > 0.1
+    assert len(prefixes) > 1
+
+
 @pytest.mark.slow
 def test_a_real_lm_scores_words_of_one_and_of_several_tokens_as_it_does_whole(tmp_path):
     task = load_task("trec")

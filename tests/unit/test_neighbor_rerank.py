@@ -1,0 +1,297 @@
+"""The reranker with a prefix a query, against every whole prompt read alone by the LM."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import with_rerank, with_retriever
+from transformers import AutoModel, AutoTokenizer
+
+from pgra.config import CorpusArguments, RerankArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError
+from pgra.models.causal_lm import CausalLM
+from pgra.models.encoder import Encoder
+from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.pgra import find_evidence, open_stages, read_task
+from pgra.pipelines.stages import EvidenceSearch
+from pgra.prompts.fewshot import build_prompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank import NearestExemplars, NeighborReranker, open_reranker
+from pgra.retrieval.neighbors import Neighbors
+from pgra.types import Candidates, Example
+
+TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
+WORDS = {"negative": "negative", "positive": "positive"}
+TRAIN = [
+    Example(f"train-{i}", {"text": f"A {'great' if i % 2 else 'dull'} film number {i}."}, label)
+    for i, label in enumerate(["negative", "positive"] * 4)
+]
+QUERIES = [
+    Example("test-0", {"text": "A warm film."}),
+    Example("test-1", {"text": "Dull!"}),
+    TRAIN[3],
+]
+ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
+
+
+@pytest.fixture
+def corpus(corpus_file, tmp_path):
+    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
+
+
+@pytest.fixture
+def open_one(corpus, encoder_dir, tmp_path):
+    """Give a reranker; with another artefacts folder its bank is another."""
+
+    def build(lm_dir, *, count=3, artifacts=None, sharing="auto", **kwargs):
+        encoder = partial(Encoder.from_name, str(encoder_dir), device="cpu")
+        exemplars = NearestExemplars(
+            Neighbors(encoder, TRAIN, tmp_path / "near"), TEMPLATE, WORDS, count=count
+        )
+        lm = CausalLM.from_name(str(lm_dir), dtype="float32", device="cpu")
+        base = PromptedEncoder(lm, exemplars.prompt(()), sharing=sharing)
+        folder = artifacts or tmp_path / "artifacts"
+        kwargs = {"shard_rows": 4, **kwargs}
+        return NeighborReranker(base, exemplars, corpus, folder, **kwargs)
+
+    return build
+
+
+def run(reranker, queries=QUERIES, rows=ROWS):
+    work = reranker.prepare(queries, rows)
+    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
+
+
+def states_by_hand(lm_dir, prompts):
+    lm, tokenizer = AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
+    with torch.no_grad():
+        return [
+            lm(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
+            for prompt in prompts
+        ]
+
+
+def scores_by_hand(lm_dir, reranker, query, rows, *, cosine=False, prompt=None):
+    """Read the query and each candidate whole, with everything that stands before them."""
+    prompt = prompt or reranker.exemplars.prompt(reranker.exemplars.of(query))
+    texts = [query.text, *reranker.corpus.texts(rows)]
+    whole = [prompt.prefix + prompt.suffix({"text": text}) for text in texts]
+    asked, *states = states_by_hand(lm_dir, whole)
+    scores = [float(state @ asked) for state in states]
+    lengths = [float(state.norm() * asked.norm()) for state in states]
+    return np.array([s / n if cosine else s for s, n in zip(scores, lengths, strict=True)])
+
+
+def by_row(candidates, query):
+    return dict(
+        zip(candidates.rows[query].tolist(), candidates.scores[query].tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine"])
+def test_scores_are_those_of_whole_prompts_read_alone(lm_dir, open_one, similarity):
+    reranker = open_one(lm_dir, similarity=similarity)
+    found, _ = run(reranker)
+    is_cosine = similarity == "cosine"
+    for place, query in enumerate(QUERIES):
+        rows = [row for row in ROWS[place] if row >= 0]
+        expected = scores_by_hand(lm_dir, reranker, query, rows, cosine=is_cosine)
+        ours = by_row(found, place)
+        np.testing.assert_allclose([ours[row] for row in rows], expected, rtol=1e-4, atol=1e-4)
+        assert found.scores[place].tolist() == sorted(found.scores[place], reverse=True)
+    # The control: under one prompt for all, scores are others.
+    fixed = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=3, seed=1)
+    other = scores_by_hand(lm_dir, reranker, QUERIES[0], ROWS[0], cosine=is_cosine, prompt=fixed)
+    ours = np.array([by_row(found, 0)[row] for row in ROWS[0]])
+    assert np.abs(other - ours).max() > (1e-3 if is_cosine else 0.05)
+    assert found.rows[1, -1] == -1
+    assert found.scores[1, -1] == -np.inf
+
+
+@pytest.mark.parametrize("sharing", ["cascade", "packed", "expanded", "none"])
+def test_each_way_of_sharing_gives_the_same_scores(lm_dirs, open_one, tmp_path, sharing):
+    expected, _ = run(open_one(lm_dirs["llama"]))
+    found, _ = run(open_one(lm_dirs["llama"], sharing=sharing, artifacts=tmp_path / sharing))
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """List the prompts that the LM is asked to read, in order."""
+    read, encode = [], PromptedEncoder.encode_prompts
+
+    def listen(self, prompts, **kwargs):
+        read.extend((self.prompt.prefix, *fields.values()) for fields in prompts.fields)
+        return encode(self, prompts, **kwargs)
+
+    monkeypatch.setattr(PromptedEncoder, "encode_prompts", listen)
+    return read
+
+
+def test_a_query_costs_one_read_more_than_its_candidates(lm_dirs, open_one, forwards):
+    _, work = run(open_one(lm_dirs["gpt2"]))
+    assert len(forwards) == work.num_new == (4 + 1) + (3 + 1) + (4 + 1)
+    assert len(set(forwards)) == len(forwards)
+    _, again = run(open_one(lm_dirs["gpt2"], similarity="cosine"))  # the other costs nothing
+    assert (again.num_new, len(forwards)) == (0, work.num_new)
+
+
+def test_a_prefix_is_read_once_for_its_query(lm_dirs, open_one, monkeypatch):
+    from transformers import GPT2Model
+
+    read, forward = [], GPT2Model.forward
+
+    def listen(self, input_ids, **kwargs):
+        read.append(input_ids.shape)
+        return forward(self, input_ids, **kwargs)
+
+    reranker = open_one(lm_dirs["gpt2"])
+    run(reranker, QUERIES[:1], ROWS[:1])  # finds the way
+    monkeypatch.setattr(GPT2Model, "forward", listen)
+    _, work = run(reranker, QUERIES[1:], ROWS[1:])
+    shared = [
+        len(reranker.exemplars.encoder_for(reranker.encoder, query).shared_ids)
+        for query in QUERIES[1:]
+    ]
+    for tokens in shared:
+        assert sum(shape[1] >= tokens for shape in read) == len([t for t in shared if t <= tokens])
+    whole = work.num_new * min(shared)
+    assert sum(shared) < work.num_tokens < whole
+
+
+def test_fewer_candidates_cost_nothing_and_more_only_the_rest(lm_dirs, open_one):
+    reranker = open_one(lm_dirs["gpt2"])
+    run(reranker)
+    fewer, work = run(open_one(lm_dirs["gpt2"]), rows=ROWS[:, :2])
+    assert work.num_new == 0
+    assert fewer.rows.shape == (3, 2)
+    _, work = run(open_one(lm_dirs["gpt2"]), rows=np.hstack([ROWS, [[8], [8], [8]]]))
+    assert work.num_new == 3 * 2
+
+
+def test_other_exemplars_are_other_pairs(lm_dirs, open_one):
+    first, _ = run(open_one(lm_dirs["gpt2"]))
+    reranker = open_one(lm_dirs["gpt2"], count=2)
+    second, work = run(reranker)
+    assert work.num_new == 14
+    assert np.abs(second.scores[0] - first.scores[0]).max() > 1e-3
+    assert reranker.fingerprint != open_one(lm_dirs["gpt2"]).fingerprint
+
+
+def test_a_stopped_job_goes_on_and_reads_nothing_twice(lm_dirs, open_one, tmp_path, forwards):
+    open_one = partial(open_one, lm_dirs["gpt2"], shard_rows=3)  # a shard a query
+    expected, _ = run(open_one(artifacts=tmp_path / "whole"))
+    every = list(forwards)
+    forwards.clear()
+    stopped, score = open_one(), NeighborReranker._score
+    scored = []
+
+    def stop_at_the_third(shard, advance):
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        scored.append(shard)
+        return score(stopped, shard, advance)
+
+    stopped._score = stop_at_the_third
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    assert 0 < len(forwards) < len(every)
+    found, work = run(open_one())
+    assert sorted(forwards) == sorted(every)  # all of it, and none of it twice
+    assert work.num_new == 4 + 1  # one query was left
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    same = [
+        {path.name: path.read_bytes() for path in folder.glob("banks/*/*.npy")}
+        for folder in (tmp_path / "whole", tmp_path / "artifacts")
+    ]
+    assert same[0] == same[1] != {}
+
+
+def test_scores_do_not_depend_on_order_or_on_the_size_of_shards(lm_dirs, open_one, tmp_path):
+    expected, _ = run(open_one(lm_dirs["qwen2"]))
+    order = [2, 0, 1]
+    other = open_one(lm_dirs["qwen2"], artifacts=tmp_path / "other", shard_rows=100)
+    found, _ = run(other, [QUERIES[i] for i in order], ROWS[order][:, ::-1])
+    np.testing.assert_array_equal(found.rows, expected.rows[order])
+    np.testing.assert_allclose(found.scores, expected.scores[order], rtol=1e-4, atol=1e-4)
+
+
+def test_shards_hold_whole_queries(lm_dirs, open_one):
+    reranker = open_one(lm_dirs["gpt2"])
+    pairs = reranker.pairs(QUERIES, ROWS)
+    shards = pairs.cut(pairs.keys, shard_rows=5)
+    queries = [set(pairs.queries[pairs.places(shard)].tolist()) for shard in shards]
+    assert queries == [{0, 1}, {2}]
+    assert all((np.diff(shard) > 0).all() for shard in shards)
+    assert [len(s) for s in pairs.cut(pairs.keys, shard_rows=1)] == [4, 3, 4]
+
+
+def test_a_pair_that_was_not_read_is_an_error(lm_dirs, open_one):
+    reranker = open_one(lm_dirs["gpt2"])
+    run(reranker)
+    with pytest.raises(KeyError, match="lacks the state"):
+        reranker.rerank(QUERIES, Candidates(ROWS + 1, np.zeros(ROWS.shape, np.float32)))
+
+
+def test_a_damaged_bank_is_named(lm_dirs, open_one):
+    reranker = open_one(lm_dirs["gpt2"])
+    run(reranker)
+    record = next(reranker.bank.folder.glob("[!m]*.keys.npy"))
+    record.write_bytes(b"x")
+    with pytest.raises(ArtifactError, match=record.name.split(".")[0]):
+        open_one(lm_dirs["gpt2"])
+
+
+def test_both_stages_run_with_each_querys_own_neighbors(args):
+    args = with_rerank(args, exemplars="knn")
+    found = read_task(args)
+    find_evidence(found, args)
+    lines = found.evidence_lines("train")
+    assert len(lines) == len(found.splits.train)
+    assert {len(line) for line in lines} == {3}
+    again = read_task(args)
+    find_evidence(again, args)
+    assert all(stored.reused for stored in again.evidence.values())
+    assert again.fingerprints == found.fingerprints
+    # New queries, as `pgra rerank TEXT` and `pgra predict` ask them, rank as the run's do.
+    search = EvidenceSearch(args, found.prompt, exemplars=read_task(args).exemplars)
+    ranked = search.find(found.examples("test"))
+    np.testing.assert_array_equal(ranked.best.rows, found.evidence["test"].candidates.rows)
+    fixed = read_task(with_rerank(args, exemplars="balanced"))
+    find_evidence(fixed, with_rerank(args, exemplars="balanced"))
+    control = fixed.evidence["test"].candidates
+    assert not np.array_equal(control.scores, found.evidence["test"].candidates.scores)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bank": "full"}, "bank 'full' reads the corpus once under one prompt.* --bank lazy"),
+        ({"num_exemplars": 0}, "num_exemplars with exemplars 'knn' is 0"),
+    ],
+)
+def test_what_needs_one_prompt_for_all_is_refused(change, message):
+    RerankArguments(exemplars="knn")
+    with pytest.raises(ConfigError, match=message):
+        RerankArguments(exemplars="knn", **change)
+
+
+def test_the_exhaustive_search_is_refused(args):
+    args = with_rerank(args, exemplars="knn")
+    with pytest.raises(ConfigError, match="exhaustive search compares states of one prompt"):
+        with_retriever(args, retriever="exhaustive")
+    with pytest.raises(ConfigError, match="use another --retriever .or --system pgra"):
+        replace(args, runtime=replace(args.runtime, system="exhaustive"))
+
+
+def test_neighbors_must_be_given(args):
+    args = with_rerank(args, exemplars="knn")
+    found = read_task(args)
+    open_stages(found, args)
+    assert isinstance(found.reranker, NeighborReranker)
+    with pytest.raises(ConfigError, match="chosen from training examples"):
+        open_reranker(args.rerank, found.prompt, found.corpus, args.artifacts)
