@@ -247,7 +247,8 @@ def test_a_damaged_bank_is_named(lm_dirs, open_one):
 
 
 def test_both_stages_run_with_each_querys_own_neighbors(args):
-    args = with_rerank(args, exemplars="knn")
+    few = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
+    args = with_rerank(few, exemplars="knn")
     found = read_task(args)
     find_evidence(found, args)
     lines = found.evidence_lines("train")
