@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import build_lm, with_rerank
+from conftest import with_rerank
 from safetensors.torch import load_file, save_file
+from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import ReaderArguments, RerankArguments
