@@ -1,6 +1,5 @@
 """Every command for a table or figure of the paper, at demo size on the bundled models."""
 
-import gc
 import json
 import re
 
@@ -52,14 +51,6 @@ OF_THE_PAPER = {
     "retriever": ["FiD (BM25)", "PGRA (BM25)"],
     "fever": ["FiD", "PGRA"],
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Leave what is imported out of the collections that accelerate makes after a training."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
