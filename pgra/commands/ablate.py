@@ -213,10 +213,10 @@ def _show(root: Path) -> None:
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:
     """List what each stage of each finished run took, in seconds."""
-    from pgra.pipelines.run_folder import read_json
+    from pgra.evaluation.run_files import read_object
 
     done = [run for run in runs if run.is_finished]
-    took = [read_json(run.folder / "metrics.json")["seconds"] for run in done]
+    took = [read_object(run.folder / "metrics.json")["seconds"] for run in done]
     stages = list(dict.fromkeys(stage for one in took for stage in one))
     rows = [("seconds", *stages, "all")]
     for run, one in zip(done, took, strict=True):

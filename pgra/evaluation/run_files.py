@@ -97,5 +97,6 @@ def damaged(path: Path, why: object) -> ArtifactError:
     """Word that a run's file is not what it should be."""
     said = f"no {why}" if isinstance(why, KeyError) else why
     return ArtifactError(
-        f"{path} is damaged ({said}): leave {path.parent} out, or delete it and run it again"
+        f"{path} is damaged ({said}): delete {path.parent} and run its command again, "
+        "or give another folder"
     )

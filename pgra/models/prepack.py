@@ -2,8 +2,8 @@
 
 torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes weights
 laid out beforehand, and does what follows a product (T5's gated activation, the residual sum)
-while it writes the result. T5-small's encoder then reads about a tenth more (two cores of an AMD
-EPYC). Inductor does the same when it freezes a model, after minutes of compiling.
+while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is reached.
+Inductor does the same when it freezes a model, after minutes of compiling.
 """
 
 from collections.abc import Callable, Iterator

@@ -18,6 +18,7 @@ from typing import Any
 from pgra.config import READER_SYSTEMS, PgraArguments
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import read_object
 from pgra.io import write_json
 from pgra.pipelines.grid import PROFILE, Grid, Point, argument_sections
 from pgra.pipelines.prepare import check_run, prepare_runs
@@ -26,7 +27,6 @@ from pgra.pipelines.run_folder import (
     IDENTITY_FILE,
     WEIGHTS_FILE,
     check_writable,
-    read_json,
     run_identity,
 )
 from pgra.pipelines.seeds import variant
@@ -186,7 +186,7 @@ def run_point(run: GridRun, processes: Processes = Processes()) -> Outcome:  # n
     identity = run_identity(run.args, run.training, prepared.found, prepared.source)
     check_run(run.folder, identity, run.training)
     logger.info("run: %s is finished, without its reader (reused)", run.folder)
-    return Outcome(run.folder, read_json(run.folder / METRICS_FILE), reused=True)
+    return Outcome(run.folder, read_object(run.folder / METRICS_FILE), reused=True)
 
 
 def drop_reader(run: GridRun) -> None:
@@ -209,9 +209,9 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
     path = root / GRID_FILE
     if (root / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{root} is a run itself: choose another --output_dir for the grid")
-    if path.is_file() and read_json(path).get("name") != grid.name:
+    if path.is_file() and read_object(path).get("name") != grid.name:
         raise ArtifactError(
-            f"{root} holds the grid '{read_json(path).get('name')}', this one is '{grid.name}': "
+            f"{root} holds the grid '{read_object(path).get('name')}', this one is '{grid.name}': "
             "choose another --output_dir"
         )
     root.mkdir(parents=True, exist_ok=True)

@@ -12,13 +12,13 @@ from typing import Any
 from pgra import __version__
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import read_object
 from pgra.io import write_text
 from pgra.pipelines.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
     TRAINING_FILE,
     check_reader,
-    read_json,
 )
 from pgra.reader.record import OWN_INPUTS, READER_FOLDER
 
@@ -78,9 +78,9 @@ def write_card(run: Path) -> Path:
             "folder of a finished run of train.py"
         )
     check_reader(run)
-    training = read_json(run / TRAINING_FILE) if (run / TRAINING_FILE).is_file() else {}
-    identity, arguments = read_json(run / IDENTITY_FILE), read_json(run / ARGUMENTS_FILE)
-    told = _Run(identity, arguments, read_json(run / METRICS_FILE), training)
+    training = read_object(run / TRAINING_FILE) if (run / TRAINING_FILE).is_file() else {}
+    identity, arguments = read_object(run / IDENTITY_FILE), read_object(run / ARGUMENTS_FILE)
+    told = _Run(identity, arguments, read_object(run / METRICS_FILE), training)
     card = ModelCard(f"---\n{_metadata(told)}\n---\n\n{_body(told)}\n")
     write_text(run / READER_FOLDER / CARD_FILE, card.content)
     return run / READER_FOLDER / CARD_FILE

@@ -15,8 +15,8 @@ from typing import Any
 
 from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import read_object
 from pgra.io import file_checksum, write_lines
-from pgra.pipelines.run_folder import read_json
 from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader, read_record
 from pgra.reader.trained import Reader
 from pgra.types import Json
@@ -82,7 +82,7 @@ def open_labeler(folder: Path) -> Labeler:
         )
     home = find_reader(folder)
     path = (home.parent if home == folder else folder) / METRICS_FILE
-    measured = read_json(path) if path.is_file() else {}
+    measured = read_object(path) if path.is_file() else {}
     return Labeler(folder, home, record, measured)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import read_object
 from pgra.pipelines.card import write_card
-from pgra.pipelines.run_folder import read_json
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.record import READER_FOLDER
 
@@ -133,7 +133,7 @@ def push_run(run: Path, target: HubTarget) -> str:
     from huggingface_hub import HfApi
 
     write_card(run)
-    metrics = read_json(run / METRICS_FILE)
+    metrics = read_object(run / METRICS_FILE)
     message = f"{metrics['task']}: {metrics['split']} {metrics['metric']} {metrics['value']:.4f}"
     try:
         commit = HfApi(token=target.token).upload_folder(

@@ -26,6 +26,7 @@ from pgra.evaluation.results import (
     add_attention,
     write_results,
 )
+from pgra.evaluation.run_files import read_object
 from pgra.io import digest, write_json, write_text
 from pgra.models.fid import FusionReader
 from pgra.models.loading import choose_device, find_model, load_tokenizer
@@ -43,7 +44,6 @@ from pgra.pipelines.run_folder import (
     check_same_inputs,
     check_writable,
     load_run_arguments,
-    read_json,
     read_training,
     reader_checksum,
     run_identity,
@@ -184,7 +184,7 @@ def _reuse(folder: Path, args: PgraArguments) -> Outcome:
     logger.info("run: %s is finished (reused)", folder)
     if args.reader.evidence_attention and not _tells_attention(folder):
         logger.warning("attention: pgra evaluate --run %s --evidence_attention adds it", folder)
-    metrics, training = read_json(folder / METRICS_FILE), read_training(folder) or {}
+    metrics, training = read_object(folder / METRICS_FILE), read_training(folder) or {}
     return Outcome(folder, metrics, reused=True, training=training)
 
 
@@ -274,10 +274,10 @@ def evaluate_run(
     check_same_inputs(run, task_identity(args, found), free=free)
     reader = FusionReader.from_name(str(run / READER_FOLDER))
     reader.to(choose_device(args.runtime.device))
-    found.fingerprints["run"] = digest(read_json(run / IDENTITY_FILE))
+    found.fingerprints["run"] = digest(read_object(run / IDENTITY_FILE))
     found.fingerprints["reader"] = weights
     if folder == run and (run / METRICS_FILE).is_file():  # it goes on telling what the run cost
-        before = read_json(run / METRICS_FILE)
+        before = read_object(run / METRICS_FILE)
         found.fingerprints = {**before["fingerprints"], **found.fingerprints}
         found.seconds = {**found.seconds, **before["seconds"]}
     verbalizer, decision = task_verbalizer(found.task, args.reader), label_decision(args.reader)
@@ -332,7 +332,7 @@ def _measure(
     if processes.worker.is_main:
         write_results(folder, record, examples, decided.predictions, lines)
     processes.barrier()
-    return read_json(folder / METRICS_FILE)
+    return read_object(folder / METRICS_FILE)
 
 
 def resolved_arguments(args: PgraArguments, training: ReaderTrainingArguments) -> dict[str, Json]:

@@ -1,7 +1,6 @@
 """A run's folder: whose it is, what it was made with, and whether it is whole."""
 
 import errno
-import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
@@ -11,6 +10,7 @@ from typing import Any
 from pgra.config import PgraArguments
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import damaged, read_object
 from pgra.io import check_fingerprint, file_checksum, write_json
 from pgra.models.loading import ModelSource
 from pgra.pipelines.found import Found
@@ -98,7 +98,7 @@ def check_same_run(folder: Path, identity: Mapping[str, Json], *, is_whole: bool
     has_begun = has_begun or (folder / METRICS_FILE).is_file()  # a system that trains nothing
     if not path.is_file() or not has_begun:
         return
-    made = _known(read_json(path), identity, is_whole=is_whole)
+    made = _known(read_object(path), identity, is_whole=is_whole)
     _compare(folder, made, identity, "choose another --output_dir, or delete it")
 
 
@@ -127,7 +127,7 @@ def check_same_checkpoint(
             f"{checkpoint} has no {IDENTITY_FILE} beside it, so what it was trained on is unknown: "
             "give a checkpoint inside its run's folder"
         )
-    made = _known(read_json(path), identity, is_whole=is_whole)
+    made = _known(read_object(path), identity, is_whole=is_whole)
     _compare(checkpoint, made, identity, "give a checkpoint of the same run")
 
 
@@ -148,7 +148,7 @@ def check_same_inputs(run: Path, asked: Mapping[str, Json], *, free: Collection[
     Raises:
         ArtifactError: If another field differs; it is named.
     """
-    made = read_json(run / IDENTITY_FILE)
+    made = read_object(run / IDENTITY_FILE)
     both = [name for name in asked if name in made and name not in free]
     _compare(
         run,
@@ -214,7 +214,7 @@ def read_training(run: Path) -> dict[str, Any] | None:
     """
     if not (run / TRAINING_FILE).is_file() or not (run / READER_FOLDER).is_dir():
         return None
-    record = read_json(run / TRAINING_FILE)
+    record = read_object(run / TRAINING_FILE)
     if record.get("reader") != reader_checksum(run):
         raise _other_reader(run, TRAINING_FILE)
     return record
@@ -236,7 +236,7 @@ def check_reader(run: Path) -> str:
     """
     checksum = reader_checksum(run)
     if (run / METRICS_FILE).is_file():
-        known = read_json(run / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
+        known = read_object(run / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
         if known != checksum:
             raise _other_reader(run, METRICS_FILE)
     return checksum
@@ -254,11 +254,11 @@ def load_run_arguments(
         raise ArtifactError(
             f"{run} holds no trained reader: give the folder of a finished run of train.py"
         )
-    values = read_json(run / ARGUMENTS_FILE)
+    values = read_object(run / ARGUMENTS_FILE)
     try:
         return arguments_from(values, changes), int(values["training"]["seed"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(run / ARGUMENTS_FILE, error) from None
+        raise damaged(run / ARGUMENTS_FILE, error) from None
 
 
 def arguments_from(
@@ -276,22 +276,3 @@ def arguments_from(
         cls: Any = section.type
         sections[section.name] = cls(**{**values[section.name], **changes.get(section.name, {})})
     return PgraArguments(**sections)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read one of a run's files.
-
-    Raises:
-        ArtifactError: If it is missing or damaged.
-    """
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, error) from None
-    if not isinstance(values, dict):
-        raise _damaged(path, f"a {type(values).__name__}, not an object")
-    return values
-
-
-def _damaged(path: Path, why: object) -> ArtifactError:
-    return ArtifactError(f"{path} is damaged ({why}): delete {path.parent} and run train.py again")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pgra.config import PgraArguments
 from pgra.evaluation.results import METRICS_FILE, RunRecord, write_results
+from pgra.evaluation.run_files import read_object
 from pgra.io import digest, write_json
 from pgra.pipelines.found import Found
 from pgra.pipelines.notes import run_notes
@@ -22,7 +23,6 @@ from pgra.pipelines.run_folder import (
     TRAINING_FILE,
     check_same_run,
     check_writable,
-    read_json,
 )
 from pgra.processes import Processes
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -115,5 +115,5 @@ def run_untrained(
 
 def _outcome(folder: Path, *, reused: bool) -> Outcome:
     has_dev = (folder / TRAINING_FILE).is_file()
-    dev = read_json(folder / TRAINING_FILE) if has_dev else {}
-    return Outcome(folder, read_json(folder / METRICS_FILE), reused, dev)
+    dev = read_object(folder / TRAINING_FILE) if has_dev else {}
+    return Outcome(folder, read_object(folder / METRICS_FILE), reused, dev)

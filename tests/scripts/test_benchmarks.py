@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SENTENCES, build_encoder, build_lm, build_t5
+from conftest import SENTENCES
+from scripted import call
+from tiny_models import build_encoder, build_lm, build_t5
 
 from pgra.errors import ConfigError
 from pgra.io import canonical_json
 from pgra.models.budgets import recall_budget, remember_budget
 
-OTHERS = ("bank", "quantized", "reader")
+NAMES = ("bank", "quantized", "reader", "rerank")
+AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -144,12 +147,17 @@ def test_a_wrong_flag_is_refused_in_a_line(benchmark, words):
         benchmark("rerank").parse([*words])
 
 
-SLOW = pytest.mark.slow  # the quick suite starts one of them only
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_error_is_a_line_and_exit_code_2(name, benchmark, tmp_path):
+    called = call(benchmark(name).main, ["--quick", "--json", str(tmp_path)])
+    assert (called.code, called.out) == (2, "")
+    assert called.error == f"--json {tmp_path} is a folder: name a file in it"
+    assert (FOLDER / f"{name}.py").read_text().endswith(AS_A_SCRIPT)
 
 
-@pytest.mark.parametrize("name", ["rerank", *(pytest.param(n, marks=SLOW) for n in OTHERS)])
-def test_a_users_error_is_a_line_and_exit_code_2(name, tmp_path):
-    words = [sys.executable, str(FOLDER / f"{name}.py"), "--quick", "--json", str(tmp_path)]
+@pytest.mark.slow
+def test_a_users_error_is_a_line_and_exit_code_2_of_the_script(tmp_path):
+    words = [sys.executable, str(FOLDER / "rerank.py"), "--quick", "--json", str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     last = done.stderr.splitlines()[-1]  # libraries may have spoken while they were imported

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import SENTENCES, build_encoder, build_lm, write_jsonl
+from conftest import SENTENCES, write_jsonl
 from scripted import (
     Bench,
     call,
@@ -15,6 +15,7 @@ from scripted import (
     half_written,
     review_rows,
 )
+from tiny_models import build_encoder, build_lm
 
 from index_build.__main__ import main as index_main
 from pgra.commands.train import main as train_main

@@ -8,8 +8,9 @@ import sys
 import time
 
 import pytest
-from conftest import build_t5, write_jsonl
+from conftest import write_jsonl
 from scripted import ROOT, Bench, contents, environment, finish, review_rows
+from tiny_models import build_t5
 
 PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
 

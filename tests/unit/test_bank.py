@@ -271,6 +271,7 @@ Bank(Path(sys.argv[1]), {FIELDS!r}).fill(range(60), lambda keys: keys, states, s
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
     def states(keys, _):
         return torch.from_numpy(keys)[:, None].float().repeat(1, 3)

@@ -4,7 +4,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, build_encoder
+from conftest import SENTENCES
+from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from pgra.errors import ConfigError, ModelError

@@ -6,20 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import build_lm, with_rerank
+from conftest import with_rerank
 from safetensors.torch import load_file, save_file
+from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import ReaderArguments, RerankArguments
 from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.evaluation.run_files import read_object
 from pgra.icl.scoring import read_queries, score_words
 from pgra.models.answer_words import AnswerWords
 from pgra.models.causal_lm import CausalLM
 from pgra.models.lm_head import LMHead
 from pgra.pipelines.icl_scoring import run
 from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
-from pgra.pipelines.run_folder import read_json
 from pgra.pipelines.systems import run_system
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -166,7 +167,7 @@ def test_a_run_leaves_what_any_run_leaves_and_is_taken_up(args, tmp_path, caplog
     assert metrics["value"] == sum(right) / 12
     assert all(line["prediction"] == max(line["scores"], key=line["scores"].get) for line in lines)
     assert all(sum(line["scores"].values()) == pytest.approx(1) for line in lines)
-    assert read_json(folder / "run.json")["method"] == "icl"
+    assert read_object(folder / "run.json")["method"] == "icl"
     assert not outcome.reused
     again = run_system(args, training(folder))
     assert again.reused

@@ -49,9 +49,9 @@ def violations(source, path):
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_imports_no_later_layer(path):
-    assert violations(path.read_text(), path) == []
+def test_no_module_imports_a_later_layer():
+    assert len(MODULES) > 150
+    assert [found for path in MODULES for found in violations(path.read_text(), path)] == []
 
 
 def test_every_module_has_a_layer():

@@ -5,21 +5,25 @@ the first input and leaves the other empty, so that it has one state for all que
 """
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
-from pgra.config import DataArguments
+from pgra.config import DataArguments, config_root, read_yaml
 from pgra.data.splits import load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
 from pgra.evaluation.results import RunRecord, write_results
 from pgra.models.causal_lm import CausalLM
 from pgra.models.prefix import PromptedEncoder
+from pgra.pipelines.inputs import reader_template
 from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
+from pgra.pipelines.prepare import prepare_runs
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.retrieval import open_retriever
 from pgra.types import Prediction
 
@@ -115,6 +119,20 @@ def pair_args(args, tmp_path):
     test = write_jsonl(tmp_path / "pairs-test.jsonl", pair_rows(37)[30:])
     data = DataArguments(task="rte", train_file=str(train), test_file=str(test))
     return with_rerank(replace(args, data=data), num_exemplars=2)
+
+
+def test_the_official_template_is_refused_for_a_pair_before_anything_is_read(pair_args, tmp_path):
+    one_text = read_yaml(config_root() / "profiles" / "official.yaml")["reader_template"]
+    reader = replace(pair_args.reader, reader_template=one_text)
+    training = ReaderTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
+    own = re.escape("--reader_template '{sentence1} ? <extra_id_0> , {sentence2}'")
+    with pytest.raises(ConfigError, match=f"does not fit task 'rte': .*'text'.* own.*: {own}$"):
+        prepare_runs(replace(pair_args, reader=reader), [training])
+    assert not pair_args.artifacts.exists()
+    task = load_task("rte")
+    own_words = replace(reader, reader_template=task.reader_template)  # the way out
+    assert reader_template(task, own_words) == task.reader_template
+    assert reader_template(load_task("sst2"), reader) == one_text  # the control: one text
 
 
 def test_stage_1_searches_once_with_both_fields(pair_args):

@@ -6,8 +6,9 @@ from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import SIMILARITIES, DataArguments, RuntimeArguments
 from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.evaluation.run_files import read_object
 from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments, read_json
+from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments
 from pgra.processes import Processes
 from pgra.types import MISSING_ROW, Worker
 
@@ -156,7 +157,7 @@ def candidate_rows(found):
 def test_exhaustive_by_an_index_says_its_recall(args):
     found = found_for(with_retriever(args, retriever="exhaustive", index_factory="HNSW8"))
     for split in ("train", "dev", "test"):
-        manifest = read_json(found.evidence[split].folder / "manifest.json")
+        manifest = read_object(found.evidence[split].folder / "manifest.json")
         assert set(manifest["counts"]["recall"]) == {"10", "12"}
         assert 0 < manifest["counts"]["recall"]["12"] <= 1
         assert (manifest["counts"]["queries"], manifest["counts"]["candidates"]) == (
@@ -246,5 +247,5 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="holds no trained reader: give the folder"):
         load_run_arguments(tmp_path, {})
-    with pytest.raises(ArtifactError, match="is damaged .*: delete .* and run train.py again"):
-        read_json(tmp_path / "none.json")
+    with pytest.raises(ArtifactError, match="is damaged .*: delete .* and run its command again"):
+        read_object(tmp_path / "none.json")

@@ -4,7 +4,8 @@ import weakref
 
 import pytest
 import torch
-from conftest import SENTENCES, _lively, build_encoder, build_lm, build_t5
+from conftest import SENTENCES
+from tiny_models import _lively, build_encoder, build_lm, build_t5
 from transformers import (
     AutoModel,
     AutoTokenizer,

@@ -61,7 +61,14 @@ def test_killed_at_any_batch_it_goes_on_as_if_it_had_not_been(whole, t5_dir, tmp
     assert result.train_loss == whole[1].train_loss
 
 
-@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGUSR1", 138)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        ("SIGTERM", 143),
+        pytest.param("SIGINT", 130, marks=pytest.mark.slow),
+        pytest.param("SIGUSR1", 138, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, code):
     batch = random.Random(number).randrange(2, 32)
     before = signal.getsignal(signal.Signals[number])

@@ -87,7 +87,7 @@ def test_nothing_there_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("metrics.json", "{", "metrics.json is damaged .*leave .* out, or delete it"),
+        ("metrics.json", "{", "metrics.json is damaged .*delete .* again, or give another"),
         ("metrics.json", "[]", "a list, not an object"),
         ("metrics.json", "{}", r"metrics.json is damaged \(no 'task'\)"),
         ("predictions.jsonl", "{\n", "predictions.jsonl is damaged"),

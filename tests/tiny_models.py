@@ -1,0 +1,250 @@
+"""Builds tiny models of every architecture, as folders that the real loaders read. No network."""
+
+import json
+from pathlib import Path
+
+import torch
+from conftest import SENTENCES
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import (
+    BertConfig,
+    BertModel,
+    ByT5Tokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    RobertaConfig,
+    RobertaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+_WORDS = (
+    "negative positive terrible great The answer is Does the following sentence have a sentiment?"
+)
+_TEXTS = [*SENTENCES, _WORDS, "0123456789 ,.;:!?'\"-()\n\n" + "abcdefghijklmnopqrstuvwxyz" * 2]
+
+
+def _byte_level(folder: Path, *, bos: str | None, eos: str, pad: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [t for t in dict.fromkeys([pad, bos, eos]) if t]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        _TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, pad_token=pad
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _word_piece(folder: Path) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    split = tokenizer.pre_tokenizer.pre_tokenize_str(" ".join(_TEXTS).lower())
+    words = {word for word, _ in split}
+    letters = set("".join(words))
+    pieces = letters | {f"##{letter}" for letter in letters} | words
+    # not the library's trainer, which finds other pieces in each process
+    vocabulary = {piece: number for number, piece in enumerate([*special, *sorted(pieces)])}
+    tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
+    ends = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _unigram(folder: Path, *, plain_slots: bool = False) -> PreTrainedTokenizerFast:
+    """Like T5's. In mT5's the slots are pieces like all others, not special tokens."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special, slots = ["<pad>", "</s>", "<unk>"], ["<extra_id_0>", "<extra_id_1>"]
+    tokenizer.train_from_iterator(
+        _TEXTS,
+        trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=special, unk_token="<unk>", show_progress=False
+        ),
+    )
+    pieces = [
+        (piece, round(score, 2))  # the rest of the digits differs between processes
+        for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"]
+    ]
+    pieces[3:] = sorted(pieces[3:])
+    if plain_slots:
+        pieces += [(f"▁{slot}", 0.0) for slot in reversed(slots)]
+    tokenizer.model = models.Unigram(pieces, unk_id=2)
+    if not plain_slots:
+        tokenizer.add_special_tokens(slots)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **({} if plain_slots else {"extra_special_tokens": slots}),
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _reader_tokenizer(folder: Path, kind: str) -> PreTrainedTokenizerBase:
+    if kind != "byt5":
+        return _unigram(folder, plain_slots=kind == "mt5")
+    bytewise = ByT5Tokenizer()  # no vocabulary, and Python alone
+    bytewise.save_pretrained(folder)
+    return bytewise
+
+
+def _lively(model: torch.nn.Module) -> torch.nn.Module:
+    """Give random weights enough spread that a wrong token or position shows in the output."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+        elif "bias" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+    return model
+
+
+def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
+    """Write a 2-layer causal LM with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bos = None if kind in ("gpt2", "qwen2") else "</s>" if kind.startswith("opt") else "<s>"
+    tok = _byte_level(folder, bos=bos, eos="</s>", pad="<pad>")
+    ids = {
+        "bos_token_id": tok.bos_token_id,
+        "eos_token_id": tok.eos_token_id,
+        "pad_token_id": tok.pad_token_id,
+    }
+    size = {
+        "vocab_size": len(tok),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=len(tok), n_embd=32, n_layer=2, n_head=4, n_positions=window, **ids
+        )
+        model = GPT2LMHeadModel(config)
+    elif kind in ("llama", "qwen2"):
+        is_llama = kind == "llama"
+        config = (LlamaConfig if is_llama else Qwen2Config)(
+            **size,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=window,
+            **ids,
+        )
+        model = (LlamaForCausalLM if is_llama else Qwen2ForCausalLM)(config)
+    else:
+        odd = kind == "opt-350m"  # post-norm, with projections and no final norm
+        model = OPTForCausalLM(
+            OPTConfig(
+                **size,
+                ffn_dim=64,
+                max_position_embeddings=window,
+                word_embed_proj_dim=16 if odd else 32,
+                do_layer_norm_before=not odd,
+                **ids,
+            )
+        )
+    _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_encoder(folder: Path, kind: str = "bert") -> Path:
+    """Write a 2-layer encoder with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tok = _word_piece(folder)
+    size = {
+        "vocab_size": len(tok),
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 160,
+        "pad_token_id": tok.pad_token_id,
+    }
+    model = BertModel(BertConfig(**size)) if kind == "bert" else RobertaModel(RobertaConfig(**size))
+    _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_t5(folder: Path, kind: str = "t5") -> Path:
+    """Write a tiny T5 with its tokenizer, in the shape and with the kind of folder of the real one.
+
+    All but the original T5 have gated layers and a head of their own; flan's heads are narrower
+    than the model (as flan-T5-small's), and most of ByT5's layers are the encoder's.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tok = _reader_tokenizer(folder, kind)
+    is_original = kind == "t5"
+    config = (MT5Config if kind == "mt5" else T5Config)(
+        vocab_size=len(tok),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=3 if kind == "byt5" else 2,
+        num_decoder_layers=1 if kind == "byt5" else 2,
+        num_heads=3 if kind == "flan-t5" else 4,
+        dropout_rate=0.1,
+        pad_token_id=tok.pad_token_id,
+        eos_token_id=tok.eos_token_id,
+        decoder_start_token_id=tok.pad_token_id,
+        feed_forward_proj="relu" if is_original else "gated-gelu",
+        tie_word_embeddings=is_original,
+    )
+    torch.manual_seed(3)
+    model = (MT5ForConditionalGeneration if kind == "mt5" else T5ForConditionalGeneration)(config)
+    if not is_original:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.2)
+    model.save_pretrained(folder)
+    if not is_original:  # as the hub's folders say it, whatever this transformers writes
+        path = folder / "config.json"
+        saved = {**json.loads(path.read_text()), "tie_word_embeddings": False}
+        saved.pop("scale_decoder_outputs", None)
+        path.write_text(json.dumps(saved))
+    return folder
