@@ -71,7 +71,7 @@ def test_a_corpus_that_cannot_be_read(bench, kind, main):
 
 
 NAMES = [
-    ({"task": "trek"}, "unknown task 'trek'. Did you mean 'trec'? Known: cola, cr, "),
+    ({"task": "trek"}, "unknown task 'trek'. Did you mean 'trec'? Known: cola, "),
     ({"retriever": "dens"}, "unknown retriever 'dens'. Did you mean 'dense'? Known: bm25, dense"),
     ({"reranker": "promted"}, "unknown reranker 'promted'. Did you mean 'prompted'?"),
     ({"similarity": "cosin"}, "unknown similarity 'cosin'. Did you mean 'cosine'?"),
