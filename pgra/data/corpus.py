@@ -3,13 +3,15 @@
 A passage is one line: white space around it is dropped, and a line break inside a JSON value
 becomes a space. With `passage_words` a line is a document, and its passages are blocks of so many
 words that do not overlap (Karpukhin et al. 2020, section 4.1), the last as long as what is left.
-Blank lines are dropped. Of equal passages the first stays. Both are counted.
+Blank lines are dropped, and so are lines that are not UTF-8, if they are fewer than one in a
+hundred. Of equal passages the first stays. All are counted; `strict` refuses them. Several files
+are one corpus: their passages in the order of the files, so that one more file adds rows behind.
 """
 
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from pgra.config import CorpusArguments
 from pgra.data.build import build_once
 from pgra.data.bundled import bundled_corpus_file
 from pgra.data.hubfile import fetch_file, hub_errors, hub_reason
-from pgra.data.textfile import check_file, is_utf8, read_lines, read_records
+from pgra.data.textfile import Spoiled, check_file, is_utf8, read_lines, read_records
 from pgra.errors import ArtifactError, DataError
 from pgra.io import Manifest, artifact_dir, file_checksum, read_manifest
 from pgra.types import Json, Rows
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 BUNDLED = "bundled:"
 KINDS = ("txt", "jsonl")
 STAGE = "corpus"
+COUNTS = ("rows", "blank", "duplicates", "not_utf8")
 _FILE = "corpus.arrow"
 _BATCH_ROWS = 1 << 14
 _SCHEMA = pa.schema([("text", pa.large_string())])
@@ -43,14 +46,16 @@ class Corpus:
     Attributes:
         folder: The artefact that holds them.
         fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
-        counts: {"rows", "blank", "duplicates"}: kept, and what the source held beside them.
+        counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
         batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
+        made_by: How it was asked for; None where it was opened by its folder.
     """
 
     folder: Path
     fingerprint: Mapping[str, Json]
     counts: Mapping[str, int]
     batches: Sequence[Any]
+    made_by: CorpusArguments | None = None
 
     def __len__(self) -> int:
         """Count the passages."""
@@ -111,29 +116,46 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
         is_told: Whether to say what was read; the user did not ask for every corpus there is.
 
     Raises:
-        DataError: If the source is missing, of an unknown kind, empty, damaged or not UTF-8.
+        DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
+            `strict`, if it holds lines that were dropped.
         ArtifactError: If what was read before is damaged.
     """
-    source = _find_source(args.corpus)
-    kind = check_file(source, KINDS)
+    sources = [_find_source(name) for name in args.sources]
+    kinds = [check_file(source, KINDS) for source in sources]
+    checksums = [file_checksum(source) for source in sources]
     fields: dict[str, Json] = {
-        "source": file_checksum(source),
-        "kind": kind,
-        "field": args.corpus_field if kind == "jsonl" else None,
+        "source": checksums[0] if len(sources) == 1 else checksums,
+        "kind": kinds[0] if len(sources) == 1 else kinds,
+        "field": args.corpus_field if "jsonl" in kinds else None,
         "max_passages": args.max_passages,
         "drop_duplicates": args.drop_duplicates,
     }
     if args.passage_words is not None:  # folders of corpora made without it keep their names
         fields["passage_words"] = args.passage_words
-    name = Path(args.corpus.removeprefix(BUNDLED)).name.split(".")[0]
+    name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0]
     folder = artifact_dir(artifacts / "corpora", name, fields)
     manifest = build_once(
         folder,
         stage=STAGE,
         fingerprint=fields,
-        build=lambda aside: _CorpusWriter(args, source, is_told=is_told).write(aside),
+        build=lambda aside: _CorpusWriter(args, sources, is_told=is_told).write(aside),
     )
-    return _open(folder, manifest)
+    corpus = replace(_open(folder, manifest), made_by=args)
+    if args.strict:
+        _refuse_dropped(corpus, args)
+    return corpus
+
+
+def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
+    names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
+    if args.drop_duplicates:
+        names["duplicates"] = "duplicates"
+    told = [f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]]
+    if told:
+        raise DataError(
+            f"{', '.join(args.sources)} holds {', '.join(told)}, and --strict refuses them: mend "
+            "the file, or leave --strict out to drop and count them"
+        )
 
 
 def load_corpus(folder: Path) -> Corpus:
@@ -153,18 +175,20 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
         raise ArtifactError(
             f"{folder / _FILE} cannot be read ({error}): delete {folder} and run again"
         ) from None
-    counts = {name: int(str(manifest.counts[name])) for name in ("rows", "blank", "duplicates")}
+    counts = {name: int(str(manifest.counts.get(name, 0))) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
     return Corpus(folder, fingerprint, counts, batches)
 
 
 class _CorpusWriter:
-    """Streams one source into an Arrow file. Memory: about 100 bytes a passage, for duplicates."""
+    """Streams sources into an Arrow file. Memory: about 100 bytes a passage, for duplicates."""
 
-    def __init__(self, args: CorpusArguments, source: Path, *, is_told: bool) -> None:
+    def __init__(self, args: CorpusArguments, sources: Sequence[Path], *, is_told: bool) -> None:
         self.args = args
         self._level = logging.INFO if is_told else logging.DEBUG
-        self.source = source
+        self.sources = sources
+        self.name = ", ".join(map(str, sources))  # for messages
+        self.spoiled = [Spoiled() for _ in sources]
         self.seen: set[bytes] = set()
         self.sha256 = hashlib.sha256()
         self.rows = self.blank = self.duplicates = self.cut = 0
@@ -177,28 +201,34 @@ class _CorpusWriter:
                 if len(batch) == _BATCH_ROWS:
                     self._flush(sink, batch)
             self._flush(sink, batch)
+        for spoiled in self.spoiled:
+            spoiled.check()
         if not self.rows:
-            raise DataError(f"{self.source} holds no passage: all of its lines are blank")
+            raise DataError(f"{self.name} holds no passage: all of its lines are blank")
         if self.args.passage_words is not None and not self.cut:
             logger.warning(
                 "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
                 "must be a document",
-                self.source,
+                self.name,
                 self.args.passage_words,
             )
         logger.log(
             self._level,
             "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
-            self.source,
+            self.name,
             self.rows,
             self.blank,
             self.duplicates,
             "dropped" if self.args.drop_duplicates else "kept",
         )
+        for spoiled in self.spoiled:
+            if spoiled.count:
+                logger.warning("corpus: %d lines dropped, as %s", spoiled.count, spoiled.first)
         return {
             "rows": self.rows,
             "blank": self.blank,
             "duplicates": self.duplicates,
+            "not_utf8": sum(spoiled.count for spoiled in self.spoiled),
             "sha256": self.sha256.hexdigest(),
         }
 
@@ -224,7 +254,7 @@ class _CorpusWriter:
                 return
 
     def _passages(self) -> Iterator[str]:
-        for text in _raw_passages(self.source, self.args.corpus_field):
+        for text in self._raw():
             document = text.strip()
             if not document:
                 self.blank += 1
@@ -235,6 +265,10 @@ class _CorpusWriter:
                 self.cut += len(blocks) > 1
                 yield from blocks
 
+    def _raw(self) -> Iterator[str]:
+        for source, spoiled in zip(self.sources, self.spoiled, strict=True):
+            yield from _raw_passages(source, self.args.corpus_field, spoiled)
+
 
 def cut_words(text: str, num_words: int) -> list[str]:
     """Cut a text into blocks of so many words, one space between two; the last holds the rest."""
@@ -243,10 +277,10 @@ def cut_words(text: str, num_words: int) -> list[str]:
     return [" ".join(words[start : start + num_words]) for start in starts]
 
 
-def _raw_passages(source: Path, field: str) -> Iterator[str]:
+def _raw_passages(source: Path, field: str, spoiled: Spoiled) -> Iterator[str]:
     if check_file(source, KINDS) == "txt":
         num_lines, has_returns = 0, False
-        for line in read_lines(source):
+        for line in read_lines(source, spoiled):
             num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
             yield line.text.replace("\r", " ")  # a stray one is white space
         if num_lines == 1 and has_returns:
@@ -255,7 +289,7 @@ def _raw_passages(source: Path, field: str) -> Iterator[str]:
                 "are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
             )
         return
-    for record in read_records(source):
+    for record in read_records(source, spoiled):
         value = record.fields.get(field)
         where = f"{source}, line {record.line}"
         if field not in record.fields:

@@ -7,9 +7,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, ClassVar, cast
 
 from pgra.errors import DataError
+
+
+class NotUtf8Error(DataError):
+    """A line that is not UTF-8; what stands around it may be."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,44 @@ def _near_files(path: Path) -> str:
     return f" Near it: {', '.join(near)}." if near else ""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+@dataclass
+class Spoiled:
+    """Lines of a file that are not UTF-8 and were left out.
+
+    A few are damage, as web text has. A file with more than one in `MOST` is in another encoding.
+
+    Attributes:
+        lines: Lines read so far, these included.
+        count: How many were left out.
+        first: What is wrong with the first of them.
+    """
+
+    MOST: ClassVar[int] = 100
+    lines: int = 0
+    count: int = 0
+    first: DataError | None = None
+
+    def add(self, error: DataError) -> None:
+        """Count a line that is left out."""
+        self.count += 1
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Refuse a file of another encoding.
+
+        Raises:
+            DataError: Of the first such line.
+        """
+        if self.first is not None and self.count * self.MOST > self.lines:
+            raise self.first
+
+
+def read_lines(path: Path, spoiled: Spoiled | None = None) -> Iterator[Line]:
     """Give a file's lines; memory does not grow with the file. A byte order mark is dropped.
+
+    Args:
+        path: The file.
+        spoiled: Counts the lines that are not UTF-8, which are left out; None refuses them.
 
     Raises:
         DataError: If it is cut short, not gzip, binary or not UTF-8 (line and byte are named).
@@ -84,7 +124,16 @@ def read_lines(path: Path) -> Iterator[Line]:
     try:
         with _open_bytes(path) as file:
             for number, raw in enumerate(file, 1):
-                yield Line(number, _decode(path, number, raw))
+                if spoiled is None:
+                    yield Line(number, _decode(path, number, raw))
+                    continue
+                spoiled.lines = number
+                try:
+                    line = Line(number, _decode(path, number, raw))
+                except NotUtf8Error as error:
+                    spoiled.add(error)
+                else:
+                    yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is cut short or is not gzip ({error}): fetch it again") from None
     except OSError as error:
@@ -106,7 +155,7 @@ def _decode(path: Path, number: int, raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
+        raise NotUtf8Error(
             f"{path}, line {number}, byte {error.start + 1}: 0x{raw[error.start]:02x} is not "
             "UTF-8; convert the file (iconv -f ENCODING -t UTF-8)"
         ) from None
@@ -121,13 +170,17 @@ def is_utf8(text: str) -> bool:
     return "\0" not in text
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path, spoiled: Spoiled | None = None) -> Iterator[Record]:
     """Give a jsonl file's objects; blank lines are skipped.
+
+    Args:
+        path: The file.
+        spoiled: As `read_lines` takes it.
 
     Raises:
         DataError: If a line is not a JSON object, or as `read_lines`.
     """
-    for line in read_lines(path):
+    for line in read_lines(path, spoiled):
         if not line.text.strip():
             continue
         try:

@@ -15,7 +15,7 @@ from pgra.config import CorpusArguments
 from pgra.data import corpus as corpus_module
 from pgra.data.build import build_once
 from pgra.data.corpus import load_corpus, open_corpus
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError
 
 
 def read(path, root, **rules):
@@ -35,7 +35,7 @@ def test_blank_lines_and_duplicates_are_dropped_and_counted(tmp_path):
     path = write(tmp_path / "c.txt", "one two \n\n  three\t\r\n   \none two\nthree\nfour")
     corpus = read(path, tmp_path)
     assert everything(corpus) == ["one two", "three", "four"]
-    assert corpus.counts == {"rows": 3, "blank": 2, "duplicates": 2}
+    assert corpus.counts == {"rows": 3, "blank": 2, "duplicates": 2, "not_utf8": 0}
 
 
 def test_duplicates_stay_when_asked_and_are_still_counted(tmp_path):
@@ -95,6 +95,71 @@ def test_rows_outside_the_corpus_are_refused(corpus_file, tmp_path, row):
         corpus.texts([0, row])
     with pytest.raises(IndexError, match=f"row {row}"):
         corpus[row]
+
+
+def test_several_files_are_one_corpus_in_the_order_given(tmp_path):
+    one = write(tmp_path / "one.txt", "a\nb\n")
+    two = write_jsonl(tmp_path / "two.jsonl", [{"text": "b"}, {"text": "c"}])
+    both = open_corpus(CorpusArguments(corpus=[str(one), str(two)]), tmp_path / "artifacts")
+    assert everything(both) == ["a", "b", "c"]
+    assert both.counts["duplicates"] == 1
+    whole = read(write(tmp_path / "whole.txt", "a\nb\nc\n"), tmp_path)
+    assert both.fingerprint == whole.fingerprint
+    turned = open_corpus(CorpusArguments(corpus=[str(two), str(one)]), tmp_path / "artifacts")
+    assert everything(turned) == ["b", "c", "a"]
+    assert turned.fingerprint != both.fingerprint
+
+
+def test_one_name_in_a_list_is_that_name():
+    assert CorpusArguments(corpus=["a.txt"]) == CorpusArguments(corpus="a.txt")
+    assert CorpusArguments(corpus=["a.txt", "b.txt"]).sources == ["a.txt", "b.txt"]
+    with pytest.raises(ConfigError, match="corpus names no file"):
+        CorpusArguments(corpus=[])
+
+
+def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog):
+    lines = [f"passage {i}".encode() for i in range(200)]
+    lines[7] = lines[30] = b"caf\xe9"
+    corpus = read(write(tmp_path / "c.txt", b"\n".join(lines)), tmp_path)
+    assert len(corpus) == 198
+    assert corpus.counts["not_utf8"] == 2
+    assert corpus[7] == "passage 8"
+    assert "2 lines dropped, as" in caplog.text
+    assert "line 8, byte 4: 0xe9 is not UTF-8" in caplog.text
+    lines[31] = b"caf\xe9"  # the third of 200: another encoding
+    with pytest.raises(DataError, match="line 8, byte 4: 0xe9 is not UTF-8"):
+        read(write(tmp_path / "d.txt", b"\n".join(lines)), tmp_path)
+
+
+def test_lines_of_jsonl_that_are_not_utf8_are_dropped_too(tmp_path):
+    lines = [b'{"text": "p%d"}' % i for i in range(150)]
+    lines[3] = b'{"text": "caf\xe9"}'
+    corpus = read(write(tmp_path / "c.jsonl", b"\n".join(lines)), tmp_path)
+    assert (len(corpus), corpus.counts["not_utf8"]) == (149, 1)
+
+
+STRICT = {
+    "blank": b"a\n\nb\n",
+    "duplicates": b"a\na\n",
+    "UTF-8": b"".join(b"%d\n" % i for i in range(150)) + b"\xe9\n",
+}
+
+
+@pytest.mark.parametrize("what", sorted(STRICT))
+def test_strict_refuses_what_is_dropped_else(what, tmp_path):
+    path = write(tmp_path / "c.txt", STRICT[what])
+    for _ in range(2):  # when it is read, and when it is found read
+        with pytest.raises(
+            DataError, match=rf"c\.txt holds 1 .*{what}.*--strict refuses them: mend"
+        ):
+            read(path, tmp_path, strict=True)
+    assert len(read(path, tmp_path)) == len(STRICT[what].split()) - (what != "blank")
+    assert len(read(write(tmp_path / "d.txt", "a\nb\n"), tmp_path, strict=True)) == 2
+
+
+def test_strict_lets_duplicates_be_that_are_kept(tmp_path):
+    path = write(tmp_path / "c.txt", "a\na\n")
+    assert len(read(path, tmp_path, strict=True, drop_duplicates=False)) == 2
 
 
 def test_max_passages_keeps_the_first(corpus_file, tmp_path):
