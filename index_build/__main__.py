@@ -73,10 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if worker.is_main:
         for built in built_indexes:
             say(describe_index(built))
+        spoiled = corpus.counts["not_utf8"]
         kept = "dropped" if corpus_args.drop_duplicates else "kept"
         say(
             f"corpus: {len(corpus):,} passages; {corpus.counts['blank']:,} blank lines dropped, "
             f"{corpus.counts['duplicates']:,} duplicates {kept}"
+            + (f", {spoiled:,} lines dropped that are not UTF-8" if spoiled else "")
         )
     return 0
 
@@ -101,6 +103,10 @@ def describe_index(built: "BuiltIndex") -> str:
         recall = ", ".join(f"@{depth} {share}" for depth, share in counts["recall"].items())
         setting = ", ".join(f"{name} {value}" for name, value in counts["search"].items())
         lines.append(f"  recall {recall}" + (f" with {setting}" if setting else ""))
+    if "trained_rows" in counts:
+        lines.append(f"  trained on a sample of its first {counts['trained_rows']:,} rows, no more")
+    if "removed" in counts:
+        lines.append(f"  {counts['removed']:,} rows are removed")
     if counts.get("cut"):
         lines.append(f"  {counts['cut']:,} passages were cut at max_encoder_tokens")
     return "\n".join(lines)

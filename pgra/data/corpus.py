@@ -158,6 +158,27 @@ def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
         )
 
 
+def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
+    """Name the sources that are not, or no more, what a corpus was read from.
+
+    Args:
+        args: How the corpus was asked for.
+        folder: Where it was read into.
+
+    Raises:
+        DataError: If a source is missing.
+        ArtifactError: If the folder is missing, unfinished or damaged.
+    """
+    made = read_manifest(folder, stage=STAGE, verify=False).fingerprint["source"]
+    checksums = made if isinstance(made, list) else [made]
+    changed = []
+    for name, checksum in zip(args.sources, checksums, strict=True):
+        source = _find_source(name)
+        check_file(source, KINDS)
+        changed += [] if file_checksum(source) == checksum else [name]
+    return changed
+
+
 def load_corpus(folder: Path) -> Corpus:
     """Open a corpus that was read before.
 

@@ -14,9 +14,11 @@ from pgra.io import artifact_dir, read_manifest
 from pgra.models.encoder import Encoder
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
 from pgra.retrieval.exact import BLAS_THRESHOLD
-from pgra.retrieval.factory import INDEX_FILE
-from pgra.retrieval.index import STAGE, build_dense_index, dense_fingerprint
-from pgra.types import Candidates, Json
+from pgra.retrieval.factory import find_faiss
+from pgra.retrieval.index import build_dense_index, dense_fingerprint
+from pgra.retrieval.recipe import write_recipe
+from pgra.retrieval.tombstones import STAGE, read_removed, search_kept, with_history
+from pgra.types import Candidates, Json, Rows
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +29,16 @@ GPU_MAX_K = 2048
 class DenseRetriever:
     """Finds the passages whose vectors have the largest inner product with a query's."""
 
-    def __init__(self, index: Any, encoder: Encoder, fingerprint: Mapping[str, Json]) -> None:
+    def __init__(
+        self,
+        index: Any,
+        encoder: Encoder,
+        fingerprint: Mapping[str, Json],
+        *,
+        removed: Rows | None = None,
+    ) -> None:
         self.fingerprint = fingerprint
+        self.removed = np.empty(0, dtype=np.int64) if removed is None else removed
         self._index = index
         self._encoder = encoder
 
@@ -46,7 +56,9 @@ class DenseRetriever:
         """Find or build the index, and load it."""
         encoder = load_encoder(request.args, request.device)
         built = _find_or_build(request, encoder)
-        return cls(load_faiss(built.folder, request.device), encoder, built.manifest.fingerprint)
+        index = load_faiss(built.folder, request.device)
+        removed = read_removed(built.folder, built.manifest)
+        return cls(index, encoder, built.manifest.fingerprint, removed=removed)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Give each query its best k passages.
@@ -57,13 +69,15 @@ class DenseRetriever:
 
         Returns:
             (B, k); scores are inner products (cosines, with a normalising encoder). Only an
-            approximate index leaves entries missing.
+            approximate index leaves entries missing. Removed rows are never among them.
 
         Raises:
-            ConfigError: If k exceeds the corpus, or what FAISS can do on a GPU.
+            ConfigError: If k exceeds the rows that are left, or what FAISS can do on a GPU.
         """
-        check_num_candidates(k, self._index.ntotal)
-        if k > GPU_MAX_K and type(self._index).__name__.startswith("Gpu"):
+        check_num_candidates(k, self._index.ntotal - len(self.removed))
+        is_on_gpu = type(self._index).__name__.startswith("Gpu")
+        most = min(self._index.ntotal, GPU_MAX_K) if is_on_gpu else self._index.ntotal
+        if k > most:
             raise ConfigError(
                 f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({GPU_MAX_K}): "
                 "lower it, or use --device cpu"
@@ -73,8 +87,9 @@ class DenseRetriever:
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
             vectors = self._encoder.encode(queries[batch])
-            scores[batch], rows[batch] = self._index.search(vectors, k)
-        return Candidates.best(rows, scores, k)
+            found = search_kept(self._index.search, vectors, k, removed=self.removed, most=most)
+            rows[batch], scores[batch] = found.rows, found.scores
+        return Candidates(rows, scores)
 
 
 def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
@@ -96,7 +111,7 @@ def load_faiss(folder: Path, device: str) -> Any:
     On a CPU an exact index is memory-mapped: processes on one machine share its pages.
     """
     faiss.cvar.distance_compute_blas_threshold = BLAS_THRESHOLD
-    index = faiss.read_index(str(folder / INDEX_FILE), faiss.IO_FLAG_MMAP_IFC)
+    index = faiss.read_index(str(find_faiss(folder)), faiss.IO_FLAG_MMAP_IFC)
     if device != "cpu" and getattr(faiss, "get_num_gpus", int)() > 0:
         return _to_gpu(index, folder)
     return index
@@ -105,7 +120,7 @@ def load_faiss(folder: Path, device: str) -> Any:
 def _to_gpu(index: Any, folder: Path) -> Any:
     import torch
 
-    needed = 1.2 * (folder / INDEX_FILE).stat().st_size
+    needed = 1.2 * find_faiss(folder).stat().st_size
     free, _ = torch.cuda.mem_get_info()
     if needed > free:
         logger.warning("an index of %.1f GB does not fit on the GPU: using the CPU", needed / 1e9)
@@ -118,15 +133,23 @@ def _to_gpu(index: Any, folder: Path) -> Any:
         return index
 
 
+def dense_folder(request: IndexRequest, encoder: Encoder) -> Path:
+    """Give the folder where this index stands, or will."""
+    args = request.args
+    if args.index_dir is not None:
+        return Path(args.index_dir)
+    name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
+    fields = dense_fingerprint(request.corpus, encoder, args.index_factory)
+    return request.output_dir or artifact_dir(request.artifacts / "indexes", name, fields)
+
+
 def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     args, corpus = request.args, request.corpus
-    fields = dense_fingerprint(corpus, encoder, args.index_factory)
+    folder = dense_folder(request, encoder)
     if args.index_dir is not None:
-        folder = Path(args.index_dir)
+        fields = with_history(folder, dense_fingerprint(corpus, encoder, args.index_factory))
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(corpus))
-    name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    folder = request.output_dir or artifact_dir(request.artifacts / "indexes", name, fields)
     return build_dense_index(
         corpus,
         encoder,
@@ -135,4 +158,5 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         shard_rows=args.shard_rows,
         processes=request.processes,
         progress=request.progress,
+        recipe=write_recipe(args, corpus),
     )

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from pgra.errors import ConfigError
-from pgra.io import write_aside
+from pgra.io import find_stage, load_manifest, write_aside
 from pgra.retrieval.exact import Vectors
 from pgra.retrieval.recall import Sample, depths_for, draw_rows, measure_recall, tune_search
 from pgra.types import Json, Rows
@@ -39,13 +39,17 @@ class VectorSource:
     blocks: Callable[[], Iterator[Vectors]]
 
 
-def build_faiss(source: VectorSource, factory: str, path: Path) -> dict[str, Json]:
+def build_faiss(
+    source: VectorSource, factory: str, path: Path, *, begun: Path | None = None
+) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product.
 
     Args:
         source: What is indexed.
         factory: FAISS factory string.
         path: The file.
+        begun: An index of the first rows, up to where a block begins: the others are added to it,
+            and it is not trained again.
 
     Returns:
         Counts for the manifest: rows, dim, is_exact, recall by depth, and the search setting.
@@ -55,13 +59,29 @@ def build_faiss(source: VectorSource, factory: str, path: Path) -> dict[str, Jso
         OSError: If the disk is full.
     """
     index = empty_index(factory, source.width, source.num_rows)
-    if not index.is_trained:
+    if begun is not None:
+        index = faiss.read_index(str(begun))
+    elif not index.is_trained:
         _train(index, source, factory)
+    start, num_there = 0, index.ntotal
     for vectors in source.blocks():
-        index.add(vectors)
+        if start >= num_there:
+            index.add(vectors)
+        start += len(vectors)
+    assert index.ntotal == source.num_rows, "the index begun ends inside a block"
     counts = {"rows": source.num_rows, "dim": source.width, **_measure(index, source, factory)}
     _write_faiss(index, path)
     return counts
+
+
+def find_faiss(folder: Path) -> Path:
+    """Find a finished artefact's FAISS file: an index that grew has one of another name.
+
+    Raises:
+        ArtifactError: If the folder is not finished.
+    """
+    files = load_manifest(folder, stage=find_stage(folder)).files
+    return folder / next((name for name in files if name.endswith(".faiss")), INDEX_FILE)
 
 
 def empty_index(factory: str, width: int, num_rows: int) -> Any:

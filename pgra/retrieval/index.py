@@ -20,9 +20,11 @@ from pgra.retrieval.shards import (
     plan_shards,
     read_rows,
     read_shards,
+    refuse_cut,
     remove_strays,
     vectors_digest,
 )
+from pgra.retrieval.tombstones import GROWN_FILES, STAGE, with_history
 from pgra.types import Json
 
 if TYPE_CHECKING:
@@ -30,8 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAGE = "dense_index"
-_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE)
+_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE, *GROWN_FILES)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class _Job:
     factory: str
     shards: Sequence[Shard]
     made_of: str
+    recipe: Mapping[str, Json] | None
 
 
 def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -57,6 +59,7 @@ def build_dense_index(
     shard_rows: int = 8192,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = True,
+    recipe: Mapping[str, Json] | None = None,
 ) -> BuiltIndex:
     """Build an index, or find that it is finished.
 
@@ -72,10 +75,12 @@ def build_dense_index(
         shard_rows: Rows a shard, the unit of work.
         processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
+        recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
 
     Raises:
         ArtifactError: If the folder is another index's, damaged, or in use by another job.
         ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
+        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     worker, barrier = processes.worker, processes.barrier
@@ -83,12 +88,13 @@ def build_dense_index(
     is_there = is_finished(folder)
     barrier()  # all have looked before anyone writes
     if is_there:
-        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
+        manifest = read_manifest(folder, stage=STAGE, fingerprint=with_history(folder, fields))
+        refuse_cut(corpus, int(str(manifest.counts["cut"])))
         return BuiltIndex(folder, manifest, len(corpus))
     empty_index(factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, factory, shards, made_of)
+    job = _Job(corpus, encoder, factory, shards, made_of, recipe)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -122,6 +128,7 @@ def _build(
     seconds = time.monotonic() - began
     speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
     counts = {**_make_faiss(job, folder / INDEX_FILE), "texts_per_second": speed}
+    counts |= {} if job.recipe is None else {"recipe": job.recipe}
     counts["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     manifest = write_manifest(
         folder,
@@ -141,6 +148,7 @@ def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> No
 def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
     """Write `index.faiss` from the shards; give the counts for the manifest."""
     cut = count_cut(job.shards)
+    refuse_cut(job.corpus, cut)
     source = VectorSource(
         len(job.corpus),
         job.encoder.width,

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from pgra.errors import ArtifactError, ModelError
+from pgra.errors import ArtifactError, DataError, ModelError
 from pgra.io import digest, file_checksum, read_array, write_aside, write_json
 from pgra.models.encoder import Encoder
+from pgra.retrieval.tombstones import GROWN_FILES
 from pgra.types import Json
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def encode_shards(
     """Encode these shards and write each with its record.
 
     Raises:
+        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         ModelError: If a vector is not finite, in float32 or in float16.
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
@@ -103,6 +105,7 @@ def encode_shards(
             cut_before = encoder.num_cut
             texts = corpus.slice(shard.start, shard.stop)
             vectors = encoder.encode(texts, advance=bar.update)
+            refuse_cut(corpus, encoder.num_cut - cut_before)
             _write_vectors(shard.path, _to_float16(vectors, shard))
             record = {
                 "rows": [shard.start, shard.stop],
@@ -111,6 +114,24 @@ def encode_shards(
                 "checksum": file_checksum(shard.path),
             }
             write_json(shard.record_path, record)
+
+
+def refuse_cut(corpus: "Corpus", num_cut: int) -> None:
+    """Refuse passages longer than the encoder reads, where the corpus is strict.
+
+    Args:
+        corpus: Whose passages.
+        num_cut: How many were found to be longer.
+
+    Raises:
+        DataError: If there are any, and `strict` refuses them.
+    """
+    if num_cut and corpus.made_by is not None and corpus.made_by.strict:
+        raise DataError(
+            f"{num_cut:,} passages are longer than the encoder reads (or more: it stopped there), "
+            "and --strict refuses them: raise --max_encoder_tokens, cut them (--passage_words), or "
+            "leave --strict out to read their beginning"
+        )
 
 
 def _write_vectors(path: Path, vectors: npt.NDArray[np.float16]) -> None:
@@ -190,8 +211,9 @@ def count_cut(shards: Sequence[Shard]) -> int:
 
 
 def remove_strays(folder: Path, shards: Sequence[Shard]) -> None:
-    """Remove what a killed job left half-written, and shards of another plan."""
+    """Remove what a killed job left half-written, shards of another plan, and what grew on them."""
     expected = {path for shard in shards for path in (shard.path, shard.record_path)}
-    for path in [*folder.glob(".*.partial*"), *folder.glob("vectors-*")]:
+    grown = [path for pattern in GROWN_FILES for path in folder.glob(pattern)]
+    for path in [*folder.glob(".*.partial*"), *folder.glob("vectors-*"), *grown]:
         if path not in expected:
             path.unlink(missing_ok=True)

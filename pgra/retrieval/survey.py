@@ -28,6 +28,7 @@ from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
 from pgra.retrieval.random import random_fingerprint
 from pgra.retrieval.store import candidates_fields
+from pgra.retrieval.tombstones import with_history
 from pgra.types import MISSING_ROW, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ class Survey:
         parts = self._parts(encoder)
         folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
         there = [folder for folder in folders.values() if folder is not None]
+        if (home := folders.get("dense")) is not None:
+            parts["dense"] = with_history(home, parts["dense"])
         if encoder is not None and folders["dense"] is None:  # refused as when it is built
             empty_index(self.args.index_factory, encoder.width, len(self.corpus))
         is_built, is_encoded = len(there) == len(parts), folders.get("dense") or not has_encoder
@@ -124,7 +127,7 @@ class Survey:
         tried = self._try(base, encoder) if self.seconds > 0 else None
         return tried or replace(base, num_texts=self._guess())
 
-    def _parts(self, encoder: Encoder | None) -> Mapping[str, Mapping[str, Json]]:
+    def _parts(self, encoder: Encoder | None) -> dict[str, Mapping[str, Json]]:
         """Give what determines each index of the retriever; a random one has none."""
         parts: dict[str, Mapping[str, Json]] = {}
         if encoder is not None:
