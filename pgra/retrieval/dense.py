@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,16 +13,20 @@ from pgra.config import RetrieverArguments
 from pgra.errors import ConfigError
 from pgra.io import artifact_dir, read_manifest
 from pgra.models.encoder import Encoder
+from pgra.models.loading import choose_device
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
-from pgra.retrieval.exact import BLAS_THRESHOLD
-from pgra.retrieval.factory import INDEX_FILE
+from pgra.retrieval.choice import AUTO, EXACT, choose_factory, memory_limit
+from pgra.retrieval.exact import ask, most_hits
+from pgra.retrieval.factory import INDEX_FILE, IndexPlan, map_faiss
+from pgra.retrieval.flat import BlockSearch
 from pgra.retrieval.index import STAGE, build_dense_index, dense_fingerprint
+from pgra.retrieval.rescore import Rescored
+from pgra.retrieval.shards import find_shards, read_rows, read_shards
 from pgra.types import Candidates, Json
 
 logger = logging.getLogger(__name__)
 
-_QUERY_BATCH = 1024
-GPU_MAX_K = 2048
+_QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
 
 
 class DenseRetriever:
@@ -46,7 +51,11 @@ class DenseRetriever:
         """Find or build the index, and load it."""
         encoder = load_encoder(request.args, request.device)
         built = _find_or_build(request, encoder)
-        return cls(load_faiss(built.folder, request.device), encoder, built.manifest.fingerprint)
+        fields = built.manifest.fingerprint
+        index = open_index(built, request.args, request.device)
+        return cls(
+            index, encoder, {**fields, **search_fields(request.args, str(fields["factory"]))}
+        )
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Give each query its best k passages.
@@ -63,9 +72,9 @@ class DenseRetriever:
             ConfigError: If k exceeds the corpus, or what FAISS can do on a GPU.
         """
         check_num_candidates(k, self._index.ntotal)
-        if k > GPU_MAX_K and type(self._index).__name__.startswith("Gpu"):
+        if k > (most := most_hits(self._index)):
             raise ConfigError(
-                f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({GPU_MAX_K}): "
+                f"num_candidates ({k}) exceeds what FAISS finds on a GPU ({most}): "
                 "lower it, or use --device cpu"
             )
         rows = np.empty((len(queries), k), dtype=np.int64)
@@ -73,7 +82,7 @@ class DenseRetriever:
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
             vectors = self._encoder.encode(queries[batch])
-            scores[batch], rows[batch] = self._index.search(vectors, k)
+            scores[batch], rows[batch] = ask(self._index, vectors, k)
         return Candidates.best(rows, scores, k)
 
 
@@ -90,13 +99,64 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     )
 
 
+def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
+    """Give the factory of the index that the arguments mean, and log why it suits the corpus.
+
+    With `auto` and an index of its own to use, that index's.
+
+    Args:
+        args: The first stage's arguments.
+        num_rows: P.
+        width: D.
+
+    Raises:
+        ArtifactError: If `index_dir` is no finished index.
+    """
+    if args.index_factory == AUTO and args.index_dir is not None:
+        manifest = read_manifest(Path(args.index_dir), stage=STAGE, verify=False)
+        return str(manifest.fingerprint["factory"])
+    memory = memory_limit(args.index_memory_gb)
+    choice = choose_factory(args.index_factory, num_rows, width, memory=memory)
+    if choice.reason:
+        logger.info("index_factory auto is %s: %s", choice.factory, choice.reason)
+    return choice.factory
+
+
+def search_fields(args: RetrieverArguments, factory: str) -> dict[str, Json]:
+    """Give what determines candidates besides the index: how hits are scored again, if they are."""
+    plan = IndexPlan(factory=factory, rescore_factor=args.rescore_factor)
+    return {"rescore_factor": args.rescore_factor} if plan.is_rescored else {}
+
+
+def open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
+    """Open a finished index for search: by FAISS in memory, or from the shards where it is too big.
+
+    Args:
+        built: The index.
+        args: The first stage's arguments.
+        device: Where.
+    """
+    counts, factory = built.manifest.counts, str(built.manifest.fingerprint["factory"])
+    rows, width = int(str(counts["rows"])), int(str(counts["dim"]))
+    if factory == EXACT:
+        fits = 4 * rows * width <= memory_limit(args.index_memory_gb)
+        if not (fits and (built.folder / INDEX_FILE).is_file()):
+            blocks = partial(read_shards, find_shards(built.folder))
+            return BlockSearch(blocks, rows, device=str(choose_device(device)))
+    index = load_faiss(built.folder, device)
+    if not search_fields(args, factory):
+        return index
+    return Rescored(
+        index, partial(read_rows, find_shards(built.folder)), factor=args.rescore_factor
+    )
+
+
 def load_faiss(folder: Path, device: str) -> Any:
     """Load a finished index, onto the GPU where FAISS has one and the index fits.
 
     On a CPU an exact index is memory-mapped: processes on one machine share its pages.
     """
-    faiss.cvar.distance_compute_blas_threshold = BLAS_THRESHOLD
-    index = faiss.read_index(str(folder / INDEX_FILE), faiss.IO_FLAG_MMAP_IFC)
+    index = map_faiss(folder / INDEX_FILE)
     if device != "cpu" and getattr(faiss, "get_num_gpus", int)() > 0:
         return _to_gpu(index, folder)
     return index
@@ -120,7 +180,8 @@ def _to_gpu(index: Any, folder: Path) -> Any:
 
 def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     args, corpus = request.args, request.corpus
-    fields = dense_fingerprint(corpus, encoder, args.index_factory)
+    factory = settle_factory(args, len(corpus), encoder.width)
+    fields = dense_fingerprint(corpus, encoder, factory)
     if args.index_dir is not None:
         folder = Path(args.index_dir)
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
@@ -131,7 +192,12 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         corpus,
         encoder,
         folder,
-        factory=args.index_factory,
+        plan=IndexPlan(
+            factory=factory,
+            memory=memory_limit(args.index_memory_gb),
+            rescore_factor=args.rescore_factor,
+        ),
+        queries=request.queries,
         shard_rows=args.shard_rows,
         processes=request.processes,
         progress=request.progress,

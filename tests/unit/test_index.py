@@ -15,11 +15,13 @@ from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.io import lock_folder
 from pgra.models.encoder import Encoder
 from pgra.processes import Processes
+from pgra.retrieval.factory import IndexPlan
 from pgra.retrieval.index import build_dense_index
 from pgra.retrieval.recall import Sample, depths_for, without_own
 from pgra.retrieval.shards import read_vectors
 from pgra.types import Worker
 
+PLAN = {"factory", "memory", "rescore_factor"}
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
 TEXTS = [" ".join(words) for words in itertools.permutations(WORDS, 3)]  # 720
 
@@ -40,8 +42,10 @@ def make_corpus(folder, texts):
 
 
 def build(corpus, encoder, folder, **kwargs):
+    kwargs = {"factory": "Flat", **kwargs}
+    plan = IndexPlan(**{name: kwargs.pop(name) for name in PLAN & set(kwargs)})
     return build_dense_index(
-        corpus, encoder, folder, **{"shard_rows": 10, "progress": False, **kwargs}
+        corpus, encoder, folder, **{"plan": plan, "shard_rows": 10, "progress": False, **kwargs}
     )
 
 
@@ -51,7 +55,8 @@ def contents(folder):
     manifest = json.loads(files.pop("manifest.json"))
     for name in ("created", "seconds"):
         del manifest[name]
-    del manifest["counts"]["texts_per_second"]
+    for name in ("texts_per_second", "queries_per_second"):
+        del manifest["counts"][name]
     return files, manifest
 
 
