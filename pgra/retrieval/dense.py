@@ -16,7 +16,7 @@ from pgra.models.encoder import Encoder
 from pgra.models.loading import choose_device
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
 from pgra.retrieval.choice import AUTO, EXACT, choose_factory, memory_limit
-from pgra.retrieval.exact import ask, most_hits
+from pgra.retrieval.exact import Vectors, ask, most_hits
 from pgra.retrieval.factory import INDEX_FILE, IndexPlan, map_faiss
 from pgra.retrieval.flat import BlockSearch
 from pgra.retrieval.index import STAGE, build_dense_index, dense_fingerprint
@@ -81,8 +81,18 @@ class DenseRetriever:
         scores = np.empty((len(queries), k), dtype=np.float32)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
-            vectors = self._encoder.encode(queries[batch])
-            scores[batch], rows[batch] = ask(self._index, vectors, k)
+            found = self.search(self._encoder.encode(queries[batch]), k)
+            rows[batch], scores[batch] = found.rows, found.scores
+        return Candidates(rows, scores)
+
+    def search(self, vectors: Vectors, k: int) -> Candidates:
+        """Give each vector its best k passages; see `retrieve`.
+
+        Args:
+            vectors: (B, D).
+            k: Candidates a vector.
+        """
+        scores, rows = ask(self._index, vectors, k)
         return Candidates.best(rows, scores, k)
 
 
