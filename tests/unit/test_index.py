@@ -220,6 +220,40 @@ def test_a_lossy_index_says_how_much_it_loses(encoder, tmp_path):
     counts = build(corpus, encoder, tmp_path / "i", factory="PQ2x4").manifest.counts
     assert 0.02 < counts["recall"]["10"] < 0.9
     assert counts["is_exact"] is False
+    assert counts["trained_on"] == 400
+    assert counts["recall_of"] == "200 passages not tuned on"
+    assert counts["queries_per_second"] > 0
+    again = build(corpus, encoder, tmp_path / "a", factory="PQ2x4", rescore_factor=4)
+    told = again.manifest.counts
+    assert told["recall_without_rescoring"] == counts["recall"]
+    assert told["recall"]["10"] > counts["recall"]["10"]
+    assert told["rescore_factor"] == 4
+    same = (folder / "index.faiss" for folder in (tmp_path / "i", tmp_path / "a"))
+    assert len({path.read_bytes() for path in same}) == 1  # only the search differs
+
+
+def test_recall_is_measured_with_queries_that_are_given(encoder, tmp_path):
+    corpus = make_corpus(tmp_path, TEXTS[:400])
+    found = [
+        build(corpus, encoder, tmp_path / name, factory="PQ2x4", queries=queries).manifest.counts
+        for name, queries in (("a", TEXTS[400:450]), ("b", TEXTS[450:480]), ("c", None))
+    ]
+    assert [counts["recall_of"].split()[0] for counts in found] == ["50", "30", "200"]
+    assert found[0]["recall_of"] == "50 queries"
+    assert len({counts["recall"]["10"] for counts in found}) == 3
+    assert len({(tmp_path / name / "index.faiss").read_bytes() for name in "abc"}) == 1
+
+
+def test_an_exact_index_beyond_the_memory_gets_no_file(corpus, encoder, tmp_path):
+    small = build(corpus, encoder, tmp_path / "s", memory=40 * 16 * 4 - 1)
+    assert "index.faiss" not in small.manifest.files
+    counts = small.manifest.counts
+    assert (counts["is_exact"], counts["recall"]) == (True, {"10": 1.0, "39": 1.0})
+    assert (
+        "index.faiss" in build(corpus, encoder, tmp_path / "l", memory=40 * 16 * 4).manifest.files
+    )
+    with pytest.raises(ArtifactError, match="lacks 1 vectors"):
+        read_vectors(tmp_path / "s", np.array([40]))
 
 
 def test_recall_agrees_with_brute_force_on_the_sample():
