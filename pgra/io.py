@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,14 +151,20 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
         aside.write_bytes(buffer.getbuffer())
 
 
-def read_array(path: Path) -> npt.NDArray[Any]:
+def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
     """Memory-map an `.npy` file, read-only.
+
+    Args:
+        path: The file.
+        is_private: Whether what is written into the array stays in memory, instead of being
+            refused: torch warns of arrays that cannot be written.
 
     Raises:
         ArtifactError: If the file is missing or is not a whole `.npy` file.
     """
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        mode: Literal["c", "r"] = "c" if is_private else "r"
+        return np.load(path, mmap_mode=mode, allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, ValueError, EOFError) as error:
         raise ArtifactError(
             f"{path} cannot be read ({error}): delete its folder and run the stage again"

@@ -1,9 +1,11 @@
 """Arguments of the first stage; `pgra.config` gives them with the others."""
 
+import math
 from dataclasses import dataclass
 
 from pgra.checks import argument as _arg
 from pgra.checks import at_least, choose
+from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 NEIGHBOR_ENCODERS = ("encoder", "reader")
@@ -38,8 +40,18 @@ class RetrieverArguments:
     )
     index_factory: str = _arg(
         "Flat",
-        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
-        "LM's states, and Flat compares them all.",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
+        "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
+    )
+    index_memory_gb: float | None = _arg(
+        None,
+        "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
+        "auto chooses by it; default: half of the machine's.",
+    )
+    rescore_factor: int = _arg(
+        4,
+        "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
+        "the exact vectors; 0: the index's own scores.",
     )
     index_dir: str | None = _arg(
         None, "A built index to use; default: found or built under artifacts_dir."
@@ -68,3 +80,7 @@ class RetrieverArguments:
         at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
         at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
         at_least("shard_rows", self.shard_rows, 1)
+        at_least("rescore_factor", self.rescore_factor, 0)
+        memory = self.index_memory_gb
+        if memory is not None and not 0 < memory < math.inf:
+            raise ConfigError(f"index_memory_gb is {memory}: it must be above 0")

@@ -27,6 +27,7 @@ class IndexRequest:
         device: What encodes.
         processes: Who shares the shards.
         progress: Whether to show bars.
+        queries: Texts to measure a dense index's recall with; None: passages.
     """
 
     args: RetrieverArguments
@@ -36,6 +37,7 @@ class IndexRequest:
     device: str = "auto"
     processes: Processes = Processes()  # noqa: RUF009 (frozen)
     progress: bool = True
+    queries: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,16 @@ from pgra.io import (
 )
 from pgra.models.encoder import Encoder
 from pgra.retrieval.base import BuiltIndex
+from pgra.retrieval.choice import memory_limit
 from pgra.retrieval.dense import load_encoder
-from pgra.retrieval.factory import VectorSource, build_faiss, empty_index, find_faiss
+from pgra.retrieval.factory import IndexPlan, VectorSource, build_faiss, empty_index, find_faiss
 from pgra.retrieval.index import dense_fingerprint
 from pgra.retrieval.recipe import Recipe, settle_name, write_recipe
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
     encode_shards,
+    find_shards,
     plan_shards,
     read_rows,
     read_shards,
@@ -198,16 +200,18 @@ class _Growth:
     def run(self) -> BuiltIndex:
         """Encode what is new, extend the FAISS index, and replace the manifest."""
         began, folder = time.monotonic(), self.old.folder
-        had = _read_shards(self.old)
+        had = find_shards(folder)
         new = self._plan(len(had))
         num_missing = self._encode(new)
         seconds = time.monotonic() - began
         path = folder / f"index-{len(self.corpus)}.faiss"
+        path.unlink(missing_ok=True)  # of a job stopped before its manifest
         counts = self._extend([*had, *new], path)
         speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
         kept = self.old.manifest.files
         files = {name: kept[name] for name in kept if not name.endswith(".faiss")}
-        for part in [*(p for shard in new for p in (shard.path, shard.record_path)), path]:
+        parts = [part for shard in new for part in (shard.path, shard.record_path)]
+        for part in [*parts, path] if path.exists() else parts:  # a large exact index has no file
             files[part.name] = record_file(part)
         if self.home != folder:
             counts["renamed"] = [folder.name, self.home.name]
@@ -251,10 +255,15 @@ class _Growth:
             partial(read_rows, shards),
             partial(read_shards, shards),
         )
-        counts = build_faiss(source, self.old.factory, path, begun=find_faiss(self.old.folder))
-        had = self.old.manifest.counts
-        removed = {"removed": had["removed"]} if "removed" in had else {}
-        return {**counts, "cut": count_cut(shards), **self._trained(), **removed}
+        args, had = self.old.recipe.retriever, self.old.manifest.counts
+        plan = IndexPlan(
+            factory=self.old.factory,
+            memory=memory_limit(args.index_memory_gb),
+            rescore_factor=args.rescore_factor,
+        )
+        counts = build_faiss(source, plan, path, begun=find_faiss(self.old.folder))
+        kept = {name: had[name] for name in ("removed", "trained_on") if name in had}
+        return {**counts, "cut": count_cut(shards), **self._trained(), **kept}
 
     def _trained(self) -> dict[str, Json]:
         """Say of how many rows a trained index had its training sample."""
@@ -265,12 +274,3 @@ class _Growth:
     def _history(self) -> dict[str, Json]:
         made = self.old.manifest.fingerprint
         return {**{name: made[name] for name in HISTORY if name in made}, **self._trained()}
-
-
-def _read_shards(old: _Old) -> list[Shard]:
-    """Give the shards that the old manifest has."""
-    shards = []
-    for number in range(sum(name.startswith("vectors-") for name in old.manifest.files) // 2):
-        record = Shard(old.folder, number, 0, 0).read_record() or {}
-        shards.append(Shard(old.folder, number, *record["rows"]))
-    return shards

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,13 @@ from pgra.io import Manifest, is_finished, lock_folder, read_manifest, write_man
 from pgra.models.encoder import Encoder
 from pgra.processes import Processes
 from pgra.retrieval.base import BuiltIndex, refuse_strangers
-from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
+from pgra.retrieval.factory import (
+    INDEX_FILE,
+    IndexPlan,
+    VectorSource,
+    build_faiss,
+    empty_index,
+)
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
@@ -39,7 +45,8 @@ _OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE, *GROWN_FILES)
 class _Job:
     corpus: "Corpus"
     encoder: Encoder
-    factory: str
+    plan: IndexPlan
+    queries: Sequence[str] | None
     shards: Sequence[Shard]
     made_of: str
     recipe: Mapping[str, Json] | None
@@ -55,7 +62,8 @@ def build_dense_index(
     encoder: Encoder,
     folder: Path,
     *,
-    factory: str = "Flat",
+    plan: IndexPlan = IndexPlan(factory="Flat"),  # noqa: B008 (frozen)
+    queries: Sequence[str] | None = None,
     shard_rows: int = 8192,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = True,
@@ -71,7 +79,8 @@ def build_dense_index(
         corpus: What is searched.
         encoder: What encodes it.
         folder: The artefact.
-        factory: FAISS factory string; inner product.
+        plan: What index is made of the vectors; its own `queries` are not looked at.
+        queries: Texts to measure the recall with; None: passages.
         shard_rows: Rows a shard, the unit of work.
         processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
@@ -84,17 +93,17 @@ def build_dense_index(
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     worker, barrier = processes.worker, processes.barrier
-    fields = dense_fingerprint(corpus, encoder, factory)
+    fields = dense_fingerprint(corpus, encoder, plan.factory)
     is_there = is_finished(folder)
     barrier()  # all have looked before anyone writes
     if is_there:
         manifest = read_manifest(folder, stage=STAGE, fingerprint=with_history(folder, fields))
         refuse_cut(corpus, int(str(manifest.counts["cut"])))
         return BuiltIndex(folder, manifest, len(corpus))
-    empty_index(factory, encoder.width, len(corpus))
+    empty_index(plan.factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, factory, shards, made_of, recipe)
+    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -155,4 +164,5 @@ def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
         partial(read_rows, job.shards),
         partial(read_shards, job.shards),
     )
-    return {**build_faiss(source, job.factory, path), "cut": cut}
+    queries = None if job.queries is None else job.encoder.encode(job.queries)
+    return {**build_faiss(source, replace(job.plan, queries=queries), path), "cut": cut}

@@ -22,7 +22,7 @@ from pgra.io import artifact_dir, is_finished, read_array
 from pgra.models.encoder import Encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import load_encoder
+from pgra.retrieval.dense import load_encoder, search_fields, settle_factory
 from pgra.retrieval.factory import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
@@ -101,6 +101,12 @@ class Survey:
         """
         has_encoder = self.args.retriever in ("dense", "hybrid")
         encoder = load_encoder(self.args, self.device) if has_encoder else None
+        if encoder is None:
+            return self._run(None)
+        factory = settle_factory(self.args, len(self.corpus), encoder.width)
+        return replace(self, args=replace(self.args, index_factory=factory))._run(encoder)
+
+    def _run(self, encoder: Encoder | None) -> FirstStage:
         parts = self._parts(encoder)
         folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
         there = [folder for folder in folders.values() if folder is not None]
@@ -108,7 +114,7 @@ class Survey:
             parts["dense"] = with_history(home, parts["dense"])
         if encoder is not None and folders["dense"] is None:  # refused as when it is built
             empty_index(self.args.index_factory, encoder.width, len(self.corpus))
-        is_built, is_encoded = len(there) == len(parts), folders.get("dense") or not has_encoder
+        is_built, is_encoded = len(there) == len(parts), folders.get("dense") or encoder is None
         base = FirstStage(
             rows=np.empty(0, np.int64),
             num_texts=0,
@@ -179,6 +185,9 @@ class Survey:
         """Give the retriever's fingerprint."""
         if self.args.retriever == "random":
             return random_fingerprint(self.corpus)
+        if "dense" in parts:
+            fields = search_fields(self.args, self.args.index_factory)
+            parts = {**parts, "dense": {**parts["dense"], **fields}}
         if self.args.retriever == "hybrid":
             return hybrid_fingerprint(parts["dense"], parts["bm25"])
         return parts[self.args.retriever]

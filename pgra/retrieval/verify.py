@@ -88,6 +88,8 @@ def _check_rows(folder: Path, manifest: Manifest) -> list[str]:
     if stop != num_rows:
         damage.append(f"the shards end at row {stop}, the index has {num_rows}")
     path = find_faiss(folder)
+    if path is None:  # searched from the shards
+        return damage
     index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     if (index.ntotal, index.d) != (num_rows, width):
         damage.append(
