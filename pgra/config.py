@@ -106,10 +106,11 @@ class CorpusArguments:
 
     corpus: str = _arg(
         "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
-        "One passage a line (.txt, .txt.gz) or a field a line (.jsonl, .jsonl.gz); "
-        "hub dataset/file; or bundled:NAME.",
+        "One passage a line (.txt) or a field a line (.jsonl), both also .gz or .zst; a column of "
+        "a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT, the last two "
+        "where there are several); or bundled:NAME.",
     )
-    corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    corpus_field: str = _arg("text", "Field that holds the passage, for all but .txt.")
     passage_words: int | None = _arg(
         None, "Cut each line, a document, into passages of so many words (DPR: 100)."
     )
