@@ -27,6 +27,8 @@ class IndexRequest:
         device: What encodes.
         processes: Who shares the shards.
         progress: Whether to show bars.
+        engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
+        num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
     """
 
     args: RetrieverArguments
@@ -36,6 +38,8 @@ class IndexRequest:
     device: str = "auto"
     processes: Processes = Processes()  # noqa: RUF009 (frozen)
     progress: bool = True
+    engine: str = "local"
+    num_workers: int | None = None
 
 
 @dataclass(frozen=True)

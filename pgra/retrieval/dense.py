@@ -16,6 +16,7 @@ from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
 from pgra.retrieval.exact import BLAS_THRESHOLD
 from pgra.retrieval.factory import INDEX_FILE
 from pgra.retrieval.index import STAGE, build_dense_index, dense_fingerprint
+from pgra.retrieval.ray_engine import RayEngine
 from pgra.types import Candidates, Json
 
 logger = logging.getLogger(__name__)
@@ -46,13 +47,14 @@ class DenseRetriever:
         """Find or build the index, and load it."""
         encoder = load_encoder(request.args, request.device)
         built = _find_or_build(request, encoder)
-        return cls(load_faiss(built.folder, request.device), encoder, built.manifest.fingerprint)
+        fields = {**built.manifest.fingerprint, **encoder.query_fields}
+        return cls(load_faiss(built.folder, request.device), encoder, fields)
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Give each query its best k passages.
 
         Args:
-            queries: Texts, encoded as the passages were.
+            queries: Texts, encoded as the passages were, but for a prompt.
             k: Candidates a query.
 
         Returns:
@@ -72,7 +74,7 @@ class DenseRetriever:
         scores = np.empty((len(queries), k), dtype=np.float32)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
-            vectors = self._encoder.encode(queries[batch])
+            vectors = self._encoder.encode(queries[batch], is_query=True)
             scores[batch], rows[batch] = self._index.search(vectors, k)
         return Candidates.best(rows, scores, k)
 
@@ -87,6 +89,8 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
         dtype=args.encoder_dtype,
         device=device,
         batch_tokens=args.encoder_batch_tokens,
+        query_prompt=args.query_prompt,
+        passage_prompt=args.passage_prompt,
     )
 
 
@@ -127,6 +131,11 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         return BuiltIndex(folder, manifest, len(corpus))
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
     folder = request.output_dir or artifact_dir(request.artifacts / "indexes", name, fields)
+    engine = None
+    if request.engine == "ray":
+        engine = RayEngine.plan(
+            args, corpus, encoder, device=request.device, num_workers=request.num_workers
+        )
     return build_dense_index(
         corpus,
         encoder,
@@ -135,4 +144,5 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         shard_rows=args.shard_rows,
         processes=request.processes,
         progress=request.progress,
+        engine=engine,
     )

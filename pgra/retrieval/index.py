@@ -13,6 +13,7 @@ from pgra.models.encoder import Encoder
 from pgra.processes import Processes
 from pgra.retrieval.base import BuiltIndex, refuse_strangers
 from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
+from pgra.retrieval.ray_engine import RayEngine
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
@@ -41,6 +42,7 @@ class _Job:
     factory: str
     shards: Sequence[Shard]
     made_of: str
+    engine: RayEngine | None
 
 
 def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -57,6 +59,7 @@ def build_dense_index(
     shard_rows: int = 8192,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = True,
+    engine: RayEngine | None = None,
 ) -> BuiltIndex:
     """Build an index, or find that it is finished.
 
@@ -72,6 +75,7 @@ def build_dense_index(
         shard_rows: Rows a shard, the unit of work.
         processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
+        engine: Who encodes; None: these processes themselves.
 
     Raises:
         ArtifactError: If the folder is another index's, damaged, or in use by another job.
@@ -88,7 +92,7 @@ def build_dense_index(
     empty_index(factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, factory, shards, made_of)
+    job = _Job(corpus, encoder, factory, shards, made_of, engine)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -135,7 +139,10 @@ def _build(
 
 def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> None:
     missing = [shard for shard in shards if not shard.is_done(job.made_of)]
-    encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
+    if job.engine is not None:
+        job.engine.encode(missing, job.made_of, progress=progress)
+    else:
+        encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
 
 
 def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
