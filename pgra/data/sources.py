@@ -28,18 +28,21 @@ class Source(Protocol):
     """Texts from somewhere.
 
     Attributes:
-        where: The source in words, for messages.
         kind: "txt", "jsonl", "parquet" or "dataset".
         size: What there is to read, in `unit`.
         unit: "B" (bytes on disk) or "row".
         position: How much of it has been read.
     """
 
-    where: str
     kind: str
     size: int
     unit: str
     position: Position
+
+    @property
+    def where(self) -> str:
+        """The source in words, for messages."""
+        ...
 
     @property
     def identity(self) -> str:

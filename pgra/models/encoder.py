@@ -16,7 +16,7 @@ from torch.nn.functional import normalize as unit_length
 from tqdm import tqdm
 
 from pgra.config import choose
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.loading import (
     ModelSource,
@@ -29,12 +29,8 @@ from pgra.models.loading import (
     load_tokenizer,
 )
 from pgra.models.pooling import POOLINGS, pool, resolve_pooling
-from pgra.models.sentence import (
-    DEFAULT_MAX_TOKENS,
-    SentenceModel,
-    dense_fields,
-    read_sentence_model,
-)
+from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
+from pgra.models.window import check_window, own_length
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -125,8 +121,8 @@ class Encoder:
         tokenizer = load_tokenizer(source)
         if tokenizer.pad_token_id is None:
             raise ModelError(f"'{name}' has no padding token: it is no text encoder")
-        length = max_tokens or _own_length(sentence, model)
-        _check_window(name, model, length)
+        length = max_tokens or own_length(sentence, model, tokenizer)
+        check_window(name, model, length)
         fingerprint: dict[str, Json] = {
             "encoder": source.identity,
             "pooling": pooling,
@@ -288,30 +284,6 @@ def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
             "use cls or mean"
         )
     return model
-
-
-def _own_length(sentence: SentenceModel, model: Any) -> int:
-    if sentence.max_tokens is None:
-        return DEFAULT_MAX_TOKENS
-    return min(sentence.max_tokens, _count_positions(model) or sentence.max_tokens)
-
-
-def _check_window(name: str, model: Any, max_tokens: int) -> None:
-    window = _count_positions(model)
-    if window is not None and max_tokens > window:
-        raise ConfigError(
-            f"max_encoder_tokens is {max_tokens}, but '{name}' reads at most {window}: lower it"
-        )
-
-
-def _count_positions(model: Any) -> int | None:
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions from behind its padding index: 514 rows read 512 tokens.
-        unused = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - unused
-    window: int | None = getattr(model.config, "max_position_embeddings", None)
-    return window
 
 
 def _check_finite(vectors: Vectors, texts: Sequence[str], start: int) -> None:

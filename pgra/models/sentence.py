@@ -99,20 +99,7 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
     path = find_model_file(source, _MODULES)
     if path is None:
         return SentenceModel()
-    modules = _read_json(source, path, list)
-    layers: list[DenseLayer | None] = []
-    for module in modules:
-        kind = _module_kind(source, module)
-        if kind == "Dense":
-            layers.append(_read_dense(source, str(module.get("path", ""))))
-        elif kind == "Normalize":
-            layers.append(None)
-        elif kind not in _ALONE:
-            known = ", ".join(sorted((*_ALONE, "Dense", "Normalize")))
-            raise ModelError(
-                f"'{source.name}' has a part '{kind}' (in {_MODULES}), and only {known} are known "
-                "here: choose another encoder"
-            )
+    layers = _read_layers(source, _read_json(source, path, list))
     limits = _read_optional(source, "sentence_bert_config.json")
     prompts = _read_prompts(source)
     passage = next((prompts[name] for name in _PASSAGE_PROMPTS if prompts.get(name)), "")
@@ -123,7 +110,7 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
         is_lower=bool(limits.get("do_lower_case")),
         query_prompt=prompts.get("query") or "",
         passage_prompt=passage,
-        layers=tuple(layers),
+        layers=layers,
     )
 
 
@@ -139,6 +126,28 @@ def dense_fields(model: SentenceModel) -> dict[str, Json]:
     if not any(model.layers):
         return {}
     return {"layers": [layer.identity if layer else "normalize" for layer in model.layers]}
+
+
+def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLayer | None, ...]:
+    layers: list[DenseLayer | None] = []
+    kinds = [_module_kind(source, module) for module in modules]
+    for kind, module in zip(kinds, modules, strict=True):
+        if kind == "Dense":
+            layers.append(_read_dense(source, str(module.get("path", ""))))
+        elif kind == "Normalize":
+            layers.append(None)
+        elif kind not in _ALONE:
+            known = ", ".join(sorted((*_ALONE, "Dense", "Normalize")))
+            raise ModelError(
+                f"'{source.name}' has a part '{kind}' (in {_MODULES}), and only {known} are known "
+                "here: choose another encoder"
+            )
+    if "Pooling" not in kinds:
+        raise ModelError(
+            f"'{source.name}' has no Pooling (in {_MODULES}), so it gives no single vector of a "
+            "text: choose another encoder"
+        )
+    return tuple(layers)
 
 
 def _module_kind(source: ModelSource, module: object) -> str:

@@ -141,6 +141,8 @@ def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> No
     missing = [shard for shard in shards if not shard.is_done(job.made_of)]
     if job.engine is not None:
         job.engine.encode(missing, job.made_of, progress=progress)
+        for folder in {shard.folder for shard in missing}:
+            remove_strays(folder, job.shards)  # what lost workers left
     else:
         encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
 

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 from conftest import SENTENCES
-from scripted import ROOT, call, contents
+from scripted import ROOT, call, contents, half_written
 
 from index_build.__main__ import main
 
@@ -47,7 +47,7 @@ def start(folder, encoder_dir, name, *more):
 
 
 def finish(job):
-    told, _ = job.communicate(timeout=240)
+    told, _ = job.communicate(timeout=1500)
     assert job.returncode == 0, told
     return told
 
@@ -76,7 +76,7 @@ def products(folder):
 
 def kill_a_worker(job, folder):
     """Kill one worker when there are two and a part of the shards is done."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 1200
     while time.monotonic() < deadline and job.poll() is None:
         workers = workers_of(job)
         if len(workers) == 2 and len(records(folder)) >= 20:
@@ -99,6 +99,7 @@ def test_a_worker_is_killed_and_the_index_is_the_one_of_one_process(tmp_path, en
     assert 20 <= len(before) < len(after) == NUM_PASSAGES / 4
     assert {path: after[path] for path in before} == before  # what was finished was not repeated
     assert products(tmp_path / "ray") == products(tmp_path / "local")
+    assert half_written(tmp_path / "ray") == []
     assert f"{NUM_PASSAGES:,} passages" in told
     again = finish(start(tmp_path, encoder_dir, "ray", "--engine", "ray"))
     assert "reused: nothing was left to encode" in again
