@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
+from pgra.config import (
+    CorpusArguments,
+    RetrieverArguments,
+    RuntimeArguments,
+    at_least,
+    choose,
+)
 from pgra.errors import ConfigError
 from pgra.processes import join_processes
 
@@ -21,10 +27,12 @@ if TYPE_CHECKING:
     from pgra.retrieval import BuiltIndex
 
 MOST_QUERIES = 1000
+ENGINES = ("local", "ray")
 EXAMPLE = """example:
   python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
   accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \\
       --index_factory IVF4096,Flat
+  python -m index_build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
 """
 
 
@@ -48,6 +56,28 @@ class BuildArguments:
             "measured again."
         },
     )
+    engine: str = field(
+        default="local",
+        metadata={
+            "help": "Who encodes: local (this process, or those of a launcher), or ray (a Ray "
+            "cluster whose machines share artifacts_dir or output_dir; without a cluster, this "
+            "machine)."
+        },
+    )
+    num_workers: int | None = field(
+        default=None,
+        metadata={
+            "help": "Shards that --engine ray encodes at once, a GPU or a CPU each; default: as "
+            "many as the cluster has."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("engine", self.engine, ENGINES)
+        at_least("num_workers", self.num_workers, 1)
+        if self.num_workers is not None and self.engine != "ray":
+            raise ConfigError("num_workers is for --engine ray: add it, or leave it out")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,10 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
     from pgra.data.corpus import open_corpus
     from pgra.retrieval import IndexRequest, check_first_stage, prepare_index
+    from pgra.retrieval.ray_engine import check_engine
 
     check_first_stage(args.retriever)  # before a corpus is fetched
-    quiet_libraries()
     processes = join_processes(runtime.device)
+    check_engine(build.engine, retriever=args.retriever, num_processes=processes.worker.world)
+    quiet_libraries()
     worker = processes.worker
     artifacts = Path(runtime.artifacts_dir)
     corpus = open_corpus(corpus_args, artifacts)
@@ -79,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         processes=processes,
         progress=worker.is_main,
         queries=None if build.recall_queries is None else read_queries(build.recall_queries),
+        engine=build.engine,
+        num_workers=build.num_workers,
     )
     built_indexes = prepare_index(request)
     if worker.is_main:

@@ -104,16 +104,16 @@ class DataArguments:
 class CorpusArguments:
     """The sentences that are searched."""
 
-    corpus: str | list[str] = (
-        field(  # a factory: HfArgumentParser passes a list's plain default over
-            default_factory=lambda: "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
-            metadata={
-                "help": "One passage a line (.txt, .txt.gz) or a field a line (.jsonl, .jsonl.gz); "
-                "hub dataset/file; or bundled:NAME. Several are one corpus, in the order given."
-            },
-        )
+    corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
+        default_factory=lambda: "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
+        metadata={
+            "help": "One passage a line (.txt) or a field a line (.jsonl), both also .gz or .zst; "
+            "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT,"
+            " the last two where there are several); or bundled:NAME. Several are one corpus, in "
+            "the order given."
+        },
     )
-    corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    corpus_field: str = _arg("text", "Field that holds the passage, for all but .txt.")
     passage_words: int | None = _arg(
         None, "Cut each line, a document, into passages of so many words (DPR: 100)."
     )

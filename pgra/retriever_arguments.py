@@ -9,7 +9,7 @@ from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 NEIGHBOR_ENCODERS = ("encoder", "reader")
-POOLINGS = ("auto", "cls", "cls_before_pooler", "mean", "pooler")
+POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
@@ -28,10 +28,21 @@ class RetrieverArguments:
     )
     encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
     pooling: str = _arg(
-        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler.",
     )
     normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
+    max_encoder_tokens: int | None = _arg(
+        None,
+        "Tokens of a passage or query that the encoder reads; default: what a "
+        "sentence-transformers model says, else 128.",
+    )
+    query_prompt: str | None = _arg(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
+        "sentence-transformers model says, else nothing.",
+    )
+    passage_prompt: str | None = _arg(None, "The same before each passage, such as 'passage: '.")
     encoder_dtype: str = _arg(
         "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
     )

@@ -20,6 +20,7 @@ from pgra.retrieval.exact import Vectors, ask, most_hits
 from pgra.retrieval.factory import IndexPlan, find_faiss, map_faiss
 from pgra.retrieval.flat import BlockSearch
 from pgra.retrieval.index import build_dense_index, dense_fingerprint
+from pgra.retrieval.ray_engine import RayEngine
 from pgra.retrieval.recipe import write_recipe
 from pgra.retrieval.rescore import Rescored
 from pgra.retrieval.shards import find_shards, read_rows, read_shards
@@ -61,11 +62,12 @@ class DenseRetriever:
         """Find or build the index, and load it."""
         encoder = load_encoder(request.args, request.device)
         built = _find_or_build(request, encoder)
-        fields = built.manifest.fingerprint
+        made = built.manifest.fingerprint
+        search = search_fields(request.args, str(made["factory"]))
         return cls(
             open_index(built, request.args, request.device),
             encoder,
-            {**fields, **search_fields(request.args, str(fields["factory"]))},
+            {**made, **encoder.query_fields, **search},
             removed=read_removed(built.folder, built.manifest),
         )
 
@@ -73,7 +75,7 @@ class DenseRetriever:
         """Give each query its best k passages.
 
         Args:
-            queries: Texts, encoded as the passages were.
+            queries: Texts, encoded as the passages were, but for a prompt.
             k: Candidates a query.
 
         Returns:
@@ -93,7 +95,7 @@ class DenseRetriever:
         scores = np.empty((len(queries), k), dtype=np.float32)
         for start in range(0, len(queries), _QUERY_BATCH):
             batch = slice(start, start + _QUERY_BATCH)
-            found = self.search(self._encoder.encode(queries[batch]), k)
+            found = self.search(self._encoder.encode(queries[batch], is_query=True), k)
             rows[batch], scores[batch] = found.rows, found.scores
         return Candidates(rows, scores)
 
@@ -118,6 +120,8 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
         dtype=args.encoder_dtype,
         device=device,
         batch_tokens=args.encoder_batch_tokens,
+        query_prompt=args.query_prompt,
+        passage_prompt=args.passage_prompt,
     )
 
 
@@ -221,6 +225,11 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         fields = with_history(folder, dense_fingerprint(corpus, encoder, factory))
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(corpus))
+    engine = None
+    if request.engine == "ray":
+        engine = RayEngine.plan(
+            args, corpus, encoder, device=request.device, num_workers=request.num_workers
+        )
     return build_dense_index(
         corpus,
         encoder,
@@ -235,4 +244,5 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         processes=request.processes,
         progress=request.progress,
         recipe=write_recipe(args, corpus),
+        engine=engine,
     )

@@ -19,6 +19,7 @@ from pgra.retrieval.factory import (
     build_faiss,
     empty_index,
 )
+from pgra.retrieval.ray_engine import RayEngine
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
@@ -50,6 +51,7 @@ class _Job:
     shards: Sequence[Shard]
     made_of: str
     recipe: Mapping[str, Json] | None
+    engine: RayEngine | None
 
 
 def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -68,6 +70,7 @@ def build_dense_index(
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = True,
     recipe: Mapping[str, Json] | None = None,
+    engine: RayEngine | None = None,
 ) -> BuiltIndex:
     """Build an index, or find that it is finished.
 
@@ -85,6 +88,7 @@ def build_dense_index(
         processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
         recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
+        engine: Who encodes; None: these processes themselves.
 
     Raises:
         ArtifactError: If the folder is another index's, damaged, or in use by another job.
@@ -103,7 +107,7 @@ def build_dense_index(
     empty_index(plan.factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe)
+    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -151,7 +155,12 @@ def _build(
 
 def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> None:
     missing = [shard for shard in shards if not shard.is_done(job.made_of)]
-    encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
+    if job.engine is not None:
+        job.engine.encode(missing, job.made_of, progress=progress)
+        for folder in {shard.folder for shard in missing}:
+            remove_strays(folder, job.shards)  # what lost workers left
+    else:
+        encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
 
 
 def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _Section = TypeVar("_Section")
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
-_FROM_FINGERPRINT = {"pooling": "pooling", "normalize": "normalize", "encoder_dtype": "dtype"}
 _RETRIEVERS = {"dense_index": "dense", "bm25_index": "bm25"}
 
 
@@ -29,7 +28,8 @@ class Recipe:
 
     Attributes:
         corpus: The corpus.
-        retriever: The first stage, with what "auto" came to: the same index on any device.
+        retriever: The first stage, with the dtype and the factory that "auto" came to: the
+            same index on any device.
         corpus_folder: Where the corpus had been read into.
     """
 
@@ -54,18 +54,17 @@ class Recipe:
                 f"{folder} does not say what it was made from, as one of an earlier pgra: build it "
                 "again (python -m index_build)"
             )
-        made: dict[str, Any] = {
+        asked = {"encoder_dtype": "dtype", "index_factory": "factory"}
+        settled: dict[str, Any] = {
             name: manifest.fingerprint[key]
-            for name, key in _FROM_FINGERPRINT.items()
+            for name, key in asked.items()
             if key in manifest.fingerprint
         }
-        if "factory" in manifest.fingerprint:
-            made["index_factory"] = manifest.fingerprint["factory"]
         retriever = replace(
             _known(RetrieverArguments, told["retriever"]),
             retriever=_RETRIEVERS[manifest.stage],
             index_dir=str(folder),
-            **made,
+            **settled,
         )
         folder_of_corpus = Path(told["corpus_folder"])
         return cls(_known(CorpusArguments, told["corpus"]), retriever, folder_of_corpus)

@@ -123,7 +123,7 @@ class Survey:
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in there for p in f.iterdir() if p.is_file()),
         )
-        found = self._read_stored(parts)
+        found = self._read_stored(_with_query(parts, encoder))
         if found is not None:
             stored = _distinct(np.concatenate([rows.ravel() for rows in found.values()]))
             seconds = 0.0 if is_built else None  # an index that is gone is built all the same
@@ -163,9 +163,8 @@ class Survey:
     def stored(self) -> Mapping[str, Rows] | None:
         """Read the candidates of all splits, (B, K) each, if all are there."""
         has_encoder = self.args.retriever in ("dense", "hybrid")
-        return self._read_stored(
-            self._parts(load_encoder(self.args, self.device) if has_encoder else None)
-        )
+        encoder = load_encoder(self.args, self.device) if has_encoder else None
+        return self._read_stored(_with_query(self._parts(encoder), encoder))
 
     def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Rows] | None:
         made_of = self._made_of(parts)
@@ -260,6 +259,15 @@ class Survey:
         num_rows, num_queries = len(self.corpus), sum(map(len, self.splits.values()))
         kept = (1 - min(1.0, self.args.num_candidates / num_rows)) ** num_queries
         return round(num_rows * (1 - kept))
+
+
+def _with_query(
+    parts: Mapping[str, Mapping[str, Json]], encoder: Encoder | None
+) -> Mapping[str, Mapping[str, Json]]:
+    """Add to what determines indexes what only the queries' vectors depend on."""
+    if encoder is None:
+        return parts
+    return {**parts, "dense": {**parts["dense"], **encoder.query_fields}}
 
 
 def trial_size(num_rows: int, k: int, most: float) -> tuple[int, int]:

@@ -8,6 +8,8 @@ import threading
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES, write_jsonl
 
@@ -24,6 +26,10 @@ def read(path, root, **rules):
 
 def everything(corpus):
     return corpus.slice(0, len(corpus))
+
+
+def zstd(data):
+    return pa.compress(data, codec="zstd", asbytes=True)
 
 
 def write(path, data):
@@ -53,18 +59,30 @@ def test_fingerprint_is_the_checksum_of_the_kept_lines(tmp_path):
     assert other.fingerprint != corpus.fingerprint
 
 
-def test_all_four_formats_give_the_same_corpus(tmp_path):
+def test_all_formats_give_the_same_corpus(tmp_path):
     text = "".join(f"{s}\n" for s in SENTENCES)
     lines = write_jsonl(tmp_path / "c.jsonl", [{"text": s, "n": 1} for s in SENTENCES])
+    pq.write_table(pa.table({"text": SENTENCES}), tmp_path / "c.parquet", row_group_size=5)
     paths = [
         write(tmp_path / "c.txt", text),
         write(tmp_path / "c.txt.gz", gzip.compress(text.encode())),
+        write(tmp_path / "c.txt.zst", zstd(text.encode())),
+        write(tmp_path / "two.txt.zst", zstd(text[:100].encode()) + zstd(text[100:].encode())),
         lines,
         write(tmp_path / "c.jsonl.gz", gzip.compress(lines.read_bytes())),
+        write(tmp_path / "c.jsonl.zst", zstd(lines.read_bytes())),
+        tmp_path / "c.parquet",
     ]
     corpora = [read(path, tmp_path) for path in paths]
-    assert [everything(c) for c in corpora] == [SENTENCES] * 4
+    assert [everything(c) for c in corpora] == [SENTENCES] * len(paths)
     assert len({c.fingerprint["corpus_sha256"] for c in corpora}) == 1
+
+
+def test_folders_of_the_old_formats_keep_their_names(tmp_path):
+    """A corpus that was read by an earlier version is found again, and with it all made of it."""
+    text = read(write(tmp_path / "c.txt", "one\ntwo\n"), tmp_path)
+    lines = read(write(tmp_path / "c.jsonl", '{"text": "one"}\n{"text": "two"}\n'), tmp_path)
+    assert (text.folder.name, lines.folder.name) == ("c-9d5d82f9310f", "c-34dc1fd3ece0")
 
 
 def test_byte_order_mark_and_inner_line_breaks_do_not_enter_passages(tmp_path):
@@ -210,7 +228,11 @@ BAD = {
     "nul.jsonl": (b'{"text": "a\\u0000b"}\n', "line 1: 'text' holds a NUL"),
     "half.jsonl": (b'{"text": "a\\ud800b"}\n', "half a surrogate pair"),
     "mac.txt": (b"one\rtwo\rthree\r", "one line with carriage returns.*convert them to LF"),
-    "table.parquet": (b"PAR1", "suffix that is not read here: use .txt, .jsonl"),
+    "table.parquet": (b"PAR1", "is damaged or is not parquet"),
+    "table.parquet.gz": (gzip.compress(b"PAR1"), "parquet is packed inside.*unpack it"),
+    "cut.txt.zst": (zstd(b"one two three\n" * 99)[:-12], "cut short or is not zstd"),
+    "fake.txt.zst": (b"plain text\n", "cut short or is not zstd"),
+    "table.csv": (b"text\none\n", "suffix that is not read here: use .txt, .jsonl, .parquet"),
     "bare": (b"one\n", "suffix that is not read here"),
 }
 
