@@ -34,7 +34,7 @@ def test_missing_values_are_dropped_and_counted_as_blank(tmp_path):
     path = table(tmp_path / "t.parquet", text=["a", None, "b", " "])
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path)
     assert corpus.texts([0, 1]) == ["a", "b"]
-    assert corpus.counts == {"rows": 2, "blank": 2, "duplicates": 0}
+    assert corpus.counts == {"rows": 2, "blank": 2, "duplicates": 0, "not_utf8": 0}
 
 
 def test_documents_of_a_table_are_cut_into_passages(tmp_path):
