@@ -16,17 +16,17 @@ Three parts, printed as one table each:
 
 import argparse
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from measuring import parse_flags, positive, shared_parser, write_figures
+from measuring import parse_flags, positive, run_apart_from, shared_parser, write_figures
+from others import peak_mb
 from subjects import read_reviews
 from torch import Tensor
 
@@ -34,7 +34,6 @@ from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import CorpusArguments
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.errors import PgraError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.encoder import Encoder
 from pgra.models.prefix import PromptedEncoder
@@ -194,14 +193,9 @@ def short(count: int) -> str:
     return f"{count // 1_000_000}m" if count >= 1_000_000 else f"{count // 1000}k"
 
 
-def run_apart(rows: int, width: int) -> dict[str, float]:
+def run_apart(rows: int, width: int) -> dict[str, Any]:
     """Measure one bank in a process of its own, whose peak of memory is its own too."""
-    words = [sys.executable, __file__, "--random_states", str(rows), str(width)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise PgraError(f"measuring {rows} states failed: the lines above say why")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart_from(__file__, "--random_states", str(rows), str(width))
 
 
 def measure_random(rows: int, width: int) -> dict[str, float]:
@@ -251,15 +245,6 @@ def seconds_of(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def peak_mb() -> float:
-    """Give this process's peak of resident memory; mapped pages of files count too."""
-    status = Path("/proc/self/status")
-    if not status.is_file():  # not Linux: the system's own figure, which may hold the parent's
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    lines = status.read_text().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("VmHWM"))) / 1024
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """What benchmarks share: flags, figures; seconds, peak memory, the machine's own matrix rate."""
 
 import argparse
+import json
 import logging
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -10,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
 
 from pgra.commands.common import quiet_libraries
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, PgraError
 from pgra.io import package_versions, write_json
 from pgra.models.prepack import packed_linears
 
@@ -83,6 +86,25 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"it is {value}, and must be at least 1")
     return value
+
+
+def run_apart_from(script: str, *words: str) -> dict[str, Any]:
+    """Measure in a process of its own, whose peak of memory is its own too.
+
+    Args:
+        script: Prints its figures as JSON in its last line.
+        words: Its flags.
+
+    Raises:
+        PgraError: If it fails; what it says of it is shown.
+    """
+    done = subprocess.run(
+        [sys.executable, script, *words], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise PgraError(f"measuring {' '.join(words)} failed: the lines above say why")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def write_figures(path: Path | None, figures: Mapping[str, float]) -> None:

@@ -45,7 +45,7 @@ class Command:
 
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("pgra.commands.demo", "see it at work: three readers on real models and data"),
-    "index": Command("index_build.__main__", "build the first stage's index of a corpus"),
+    "index": Command("pgra.commands.index", "build, grow, check or look into an index"),
     "search": Command("pgra.commands.search", "look up passages near a text"),
     "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),

@@ -104,12 +104,16 @@ class DataArguments:
 class CorpusArguments:
     """The sentences that are searched."""
 
-    corpus: str = _arg(
-        "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
-        "One passage a line (.txt, .txt.gz) or a field a line (.jsonl, .jsonl.gz); "
-        "hub dataset/file; or bundled:NAME.",
+    corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
+        default_factory=lambda: "princeton-nlp/datasets-for-simcse/wiki1m_for_simcse.txt",
+        metadata={
+            "help": "One passage a line (.txt) or a field a line (.jsonl), both also .gz or .zst; "
+            "a column of a .parquet file; hub dataset/file; a hub data set (OWNER/SET:CONFIG:SPLIT,"
+            " the last two where there are several); or bundled:NAME. Several are one corpus, in "
+            "the order given."
+        },
     )
-    corpus_field: str = _arg("text", "Field that holds the passage, for jsonl.")
+    corpus_field: str = _arg("text", "Field that holds the passage, for all but .txt.")
     passage_words: int | None = _arg(
         None, "Cut each line, a document, into passages of so many words (DPR: 100)."
     )
@@ -117,11 +121,25 @@ class CorpusArguments:
     drop_duplicates: bool = _arg(
         True, "Keep only the first of equal passages (their number is reported either way)."
     )
+    strict: bool = _arg(
+        False,
+        "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
+        "encoder reads, rather than count them and go on.",
+    )
 
     def __post_init__(self) -> None:
-        """Refuse contradictions."""
+        """Refuse contradictions; several names of which there is one are that one."""
+        if isinstance(self.corpus, list) and len(self.corpus) == 1:
+            self.corpus = self.corpus[0]
+        if not self.sources:
+            raise ConfigError("corpus names no file: give one, or a bundled: name")
         at_least("max_passages", self.max_passages, 1)
         at_least("passage_words", self.passage_words, 1)
+
+    @property
+    def sources(self) -> list[str]:
+        """Name the files that make up the corpus, in order."""
+        return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
 
 
 QUANTIZATIONS = ("4bit", "8bit", "none")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,14 +151,20 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
         aside.write_bytes(buffer.getbuffer())
 
 
-def read_array(path: Path) -> npt.NDArray[Any]:
+def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
     """Memory-map an `.npy` file, read-only.
+
+    Args:
+        path: The file.
+        is_private: Whether what is written into the array stays in memory, instead of being
+            refused: torch warns of arrays that cannot be written.
 
     Raises:
         ArtifactError: If the file is missing or is not a whole `.npy` file.
     """
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        mode: Literal["c", "r"] = "c" if is_private else "r"
+        return np.load(path, mmap_mode=mode, allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, ValueError, EOFError) as error:
         raise ArtifactError(
             f"{path} cannot be read ({error}): delete its folder and run the stage again"
@@ -181,17 +187,25 @@ def write_manifest(
     fingerprint: Mapping[str, Json],
     counts: Mapping[str, Json],
     seconds: float,
+    files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Manifest:
-    """Finish an artefact: record every file in its folder, then write the manifest."""
-    paths = sorted(
-        p
-        for p in folder.rglob("*")
-        if p.is_file() and not p.name.startswith(".") and p.name != MANIFEST
-    )
-    files = {
-        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "checksum": file_checksum(p)}
-        for p in paths
-    }
+    """Finish an artefact: record its files, then write the manifest.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that made it.
+        fingerprint: The fields that determine the content.
+        counts: Sizes worth knowing.
+        seconds: Wall-clock time it took.
+        files: Records of its files; None records every file in the folder.
+    """
+    if files is None:
+        paths = sorted(
+            p
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith(".") and p.name != MANIFEST
+        )
+        files = {str(p.relative_to(folder)): record_file(p) for p in paths}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
         stage, fingerprint, counts, files, package_versions(), now, round(seconds, 3)
@@ -200,9 +214,64 @@ def write_manifest(
     return manifest
 
 
+def record_file(path: Path) -> dict[str, Any]:
+    """Give a file's record in a manifest."""
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+
+
 def is_finished(folder: Path) -> bool:
     """Say whether a folder holds a finished artefact."""
     return (folder / MANIFEST).is_file()
+
+
+def load_manifest(folder: Path, *, stage: str) -> Manifest:
+    """Read a finished artefact's manifest, and leave its files unchecked.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that must have made it.
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, damaged, or of another stage or format.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} does not exist: run the '{stage}' stage first")
+    if not is_finished(folder):
+        raise ArtifactError(
+            f"{folder} has no {MANIFEST}: the '{stage}' stage did not finish, run it again"
+        )
+    manifest = _parse_manifest(folder)
+    if manifest.stage != stage:
+        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+    return manifest
+
+
+def _parse_manifest(folder: Path) -> Manifest:
+    try:
+        told = json.loads((folder / MANIFEST).read_text())
+        made_as = told["format"]  # before the fields: another format may have others
+        if made_as != FORMAT:
+            raise ArtifactError(
+                f"{folder} has format {made_as}, this pgra reads {FORMAT}: "
+                "build it again or update pgra"
+            )
+        return Manifest(**told)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(
+            f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
+        ) from None
+
+
+def find_stage(folder: Path) -> str:
+    """Name the stage that made a finished artefact.
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, damaged or of another format.
+    """
+    if not is_finished(folder):
+        why = "is not finished" if folder.is_dir() else "does not exist"
+        raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}")
+    return _parse_manifest(folder).stage
 
 
 def read_manifest(
@@ -220,25 +289,7 @@ def read_manifest(
         ArtifactError: If it is missing, unfinished, of another stage or format, made from something
             else (the field and both values are named), or damaged (the file is named).
     """
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} does not exist: run the '{stage}' stage first")
-    if not is_finished(folder):
-        raise ArtifactError(
-            f"{folder} has no {MANIFEST}: the '{stage}' stage did not finish, run it again"
-        )
-    try:
-        manifest = Manifest(**json.loads((folder / MANIFEST).read_text()))
-    except (ValueError, TypeError) as error:
-        raise ArtifactError(
-            f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
-        ) from None
-    if manifest.format != FORMAT:
-        raise ArtifactError(
-            f"{folder} has format {manifest.format}, this pgra reads {FORMAT}: "
-            "build it again or update pgra"
-        )
-    if manifest.stage != stage:
-        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+    manifest = load_manifest(folder, stage=stage)
     if fingerprint is not None:
         check_fingerprint(folder, made=manifest.fingerprint, asked=fingerprint)
     check_files(folder, manifest.files, verify=verify)

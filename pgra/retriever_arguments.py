@@ -1,13 +1,15 @@
 """Arguments of the first stage; `pgra.config` gives them with the others."""
 
+import math
 from dataclasses import dataclass
 
 from pgra.checks import argument as _arg
 from pgra.checks import at_least, choose
+from pgra.errors import ConfigError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 NEIGHBOR_ENCODERS = ("encoder", "reader")
-POOLINGS = ("auto", "cls", "cls_before_pooler", "mean", "pooler")
+POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
@@ -26,10 +28,21 @@ class RetrieverArguments:
     )
     encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
     pooling: str = _arg(
-        "auto", "auto (the model's own, else mean), cls, mean, pooler or cls_before_pooler."
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler.",
     )
     normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int = _arg(128, "Tokens of a passage or query that the encoder reads.")
+    max_encoder_tokens: int | None = _arg(
+        None,
+        "Tokens of a passage or query that the encoder reads; default: what a "
+        "sentence-transformers model says, else 128.",
+    )
+    query_prompt: str | None = _arg(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
+        "sentence-transformers model says, else nothing.",
+    )
+    passage_prompt: str | None = _arg(None, "The same before each passage, such as 'passage: '.")
     encoder_dtype: str = _arg(
         "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
     )
@@ -38,8 +51,18 @@ class RetrieverArguments:
     )
     index_factory: str = _arg(
         "Flat",
-        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32; with exhaustive it is for the "
-        "LM's states, and Flat compares them all.",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
+        "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
+    )
+    index_memory_gb: float | None = _arg(
+        None,
+        "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
+        "auto chooses by it; default: half of the machine's.",
+    )
+    rescore_factor: int = _arg(
+        4,
+        "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
+        "the exact vectors; 0: the index's own scores.",
     )
     index_dir: str | None = _arg(
         None, "A built index to use; default: found or built under artifacts_dir."
@@ -68,3 +91,7 @@ class RetrieverArguments:
         at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
         at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
         at_least("shard_rows", self.shard_rows, 1)
+        at_least("rescore_factor", self.rescore_factor, 0)
+        memory = self.index_memory_gb
+        if memory is not None and not 0 < memory < math.inf:
+            raise ConfigError(f"index_memory_gb is {memory}: it must be above 0")

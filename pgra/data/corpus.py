@@ -1,36 +1,39 @@
-"""The searched collection: passages from a file, memory-mapped and fetched by row.
+"""The searched collection: passages from a source, memory-mapped and fetched by row.
 
-A passage is one line: white space around it is dropped, and a line break inside a JSON value
-becomes a space. With `passage_words` a line is a document, and its passages are blocks of so many
-words that do not overlap (Karpukhin et al. 2020, section 4.1), the last as long as what is left.
-Blank lines are dropped. Of equal passages the first stays. Both are counted.
+A passage is one line, or one value of a JSON or parquet field: white space around it is dropped,
+and a line break inside a value becomes a space. With `passage_words` a line is a document, and its
+passages are blocks of so many words that do not overlap (Karpukhin et al. 2020, section 4.1), the
+last as long as what is left. Blank lines and missing values are dropped, and so are lines that are
+not UTF-8, if they are at most one in a hundred. Of equal passages the first stays. All are counted;
+`strict` refuses them. Several sources are one corpus: their passages in the order of the sources,
+so that one more adds rows behind.
 """
 
 import hashlib
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
+from tqdm import tqdm
 
 from pgra.config import CorpusArguments
 from pgra.data.build import build_once
-from pgra.data.bundled import bundled_corpus_file
-from pgra.data.hubfile import fetch_file, hub_errors, hub_reason
-from pgra.data.textfile import check_file, is_utf8, read_lines, read_records
+from pgra.data.seen import SeenTexts
+from pgra.data.sources import BUNDLED, Source, find_source
 from pgra.errors import ArtifactError, DataError
-from pgra.io import Manifest, artifact_dir, file_checksum, read_manifest
+from pgra.io import Manifest, artifact_dir, read_manifest
 from pgra.types import Json, Rows
 
 logger = logging.getLogger(__name__)
 
-BUNDLED = "bundled:"
-KINDS = ("txt", "jsonl")
 STAGE = "corpus"
+COUNTS = ("rows", "blank", "duplicates", "not_utf8")
 _FILE = "corpus.arrow"
 _BATCH_ROWS = 1 << 14
 _SCHEMA = pa.schema([("text", pa.large_string())])
@@ -43,14 +46,16 @@ class Corpus:
     Attributes:
         folder: The artefact that holds them.
         fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
-        counts: {"rows", "blank", "duplicates"}: kept, and what the source held beside them.
+        counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
         batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
+        made_by: How it was asked for; None where it was opened by its folder.
     """
 
     folder: Path
     fingerprint: Mapping[str, Json]
     counts: Mapping[str, int]
     batches: Sequence[Any]
+    made_by: CorpusArguments | None = None
 
     def __len__(self) -> int:
         """Count the passages."""
@@ -111,29 +116,62 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
         is_told: Whether to say what was read; the user did not ask for every corpus there is.
 
     Raises:
-        DataError: If the source is missing, of an unknown kind, empty, damaged or not UTF-8.
+        DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
+            `strict`, if it holds lines that were dropped.
         ArtifactError: If what was read before is damaged.
     """
-    source = _find_source(args.corpus)
-    kind = check_file(source, KINDS)
+    sources = [find_source(name) for name in args.sources]
+    kinds, identities = [s.kind for s in sources], [s.identity for s in sources]
     fields: dict[str, Json] = {
-        "source": file_checksum(source),
-        "kind": kind,
-        "field": args.corpus_field if kind == "jsonl" else None,
+        "source": identities[0] if len(sources) == 1 else identities,
+        "kind": kinds[0] if len(sources) == 1 else kinds,
+        "field": None if {*kinds} == {"txt"} else args.corpus_field,
         "max_passages": args.max_passages,
         "drop_duplicates": args.drop_duplicates,
     }
     if args.passage_words is not None:  # folders of corpora made without it keep their names
         fields["passage_words"] = args.passage_words
-    name = Path(args.corpus.removeprefix(BUNDLED)).name.split(".")[0]
+    name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0].replace(":", "-")
     folder = artifact_dir(artifacts / "corpora", name, fields)
     manifest = build_once(
         folder,
         stage=STAGE,
         fingerprint=fields,
-        build=lambda aside: _CorpusWriter(args, source, is_told=is_told).write(aside),
+        build=lambda aside: _CorpusWriter(args, sources, is_told=is_told).write(aside),
     )
-    return _open(folder, manifest)
+    corpus = replace(_open(folder, manifest), made_by=args)
+    if args.strict:
+        _refuse_dropped(corpus, args)
+    return corpus
+
+
+def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
+    names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
+    if args.drop_duplicates:
+        names["duplicates"] = "duplicates"
+    told = [f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]]
+    if told:
+        raise DataError(
+            f"{', '.join(args.sources)} holds {', '.join(told)}, and --strict refuses them: mend "
+            "the file, or leave --strict out to drop and count them"
+        )
+
+
+def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
+    """Name the sources that are not, or no more, what a corpus was read from.
+
+    Args:
+        args: How the corpus was asked for.
+        folder: Where it was read into.
+
+    Raises:
+        DataError: If a source is missing.
+        ArtifactError: If the folder is missing, unfinished or damaged.
+    """
+    made = read_manifest(folder, stage=STAGE, verify=False).fingerprint["source"]
+    checksums = made if isinstance(made, list) else [made]
+    pairs = zip(args.sources, checksums, strict=True)
+    return [name for name, checksum in pairs if find_source(name).identity != checksum]
 
 
 def load_corpus(folder: Path) -> Corpus:
@@ -153,87 +191,122 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
         raise ArtifactError(
             f"{folder / _FILE} cannot be read ({error}): delete {folder} and run again"
         ) from None
-    counts = {name: int(str(manifest.counts[name])) for name in ("rows", "blank", "duplicates")}
+    counts = {name: int(str(manifest.counts.get(name, 0))) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
     return Corpus(folder, fingerprint, counts, batches)
 
 
 class _CorpusWriter:
-    """Streams one source into an Arrow file. Memory: about 100 bytes a passage, for duplicates."""
+    """Streams sources into an Arrow file, in memory that does not grow with them."""
 
-    def __init__(self, args: CorpusArguments, source: Path, *, is_told: bool) -> None:
+    def __init__(self, args: CorpusArguments, sources: Sequence[Source], *, is_told: bool) -> None:
         self.args = args
-        self._level = logging.INFO if is_told else logging.DEBUG
-        self.source = source
-        self.seen: set[bytes] = set()
+        self.is_told = is_told
+        self.sources = sources
+        self.where = ", ".join(source.where for source in sources)
         self.sha256 = hashlib.sha256()
         self.rows = self.blank = self.duplicates = self.cut = 0
 
     def write(self, folder: Path) -> Mapping[str, Json]:
         with pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
             batch: list[str] = []
-            for passage in self._kept():
-                batch.append(passage)
-                if len(batch) == _BATCH_ROWS:
-                    self._flush(sink, batch)
+            for kept in self._kept(SeenTexts(folder)):
+                batch += kept
+                while len(batch) >= _BATCH_ROWS:
+                    self._flush(sink, batch[:_BATCH_ROWS])
+                    del batch[:_BATCH_ROWS]
             self._flush(sink, batch)
+        for source in self.sources:
+            source.spoiled.check()
         if not self.rows:
-            raise DataError(f"{self.source} holds no passage: all of its lines are blank")
+            raise DataError(f"{self.where} holds no passage: all of its lines are blank")
+        self._tell()
+        return {
+            "rows": self.rows,
+            "blank": self.blank,
+            "duplicates": self.duplicates,
+            "not_utf8": sum(source.spoiled.count for source in self.sources),
+            "sha256": self.sha256.hexdigest(),
+        }
+
+    def _tell(self) -> None:
         if self.args.passage_words is not None and not self.cut:
             logger.warning(
                 "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
                 "must be a document",
-                self.source,
+                self.where,
                 self.args.passage_words,
             )
         logger.log(
-            self._level,
+            logging.INFO if self.is_told else logging.DEBUG,
             "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
-            self.source,
+            self.where,
             self.rows,
             self.blank,
             self.duplicates,
             "dropped" if self.args.drop_duplicates else "kept",
         )
-        return {
-            "rows": self.rows,
-            "blank": self.blank,
-            "duplicates": self.duplicates,
-            "sha256": self.sha256.hexdigest(),
-        }
+        for source in self.sources:
+            if source.spoiled.count:
+                told = source.spoiled
+                logger.warning("corpus: %d lines dropped, as %s", told.count, told.first)
 
     def _flush(self, sink: Any, batch: list[str]) -> None:
         if batch:
             sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
             self.sha256.update("".join(f"{passage}\n" for passage in batch).encode())
             self.rows += len(batch)
-            batch.clear()
 
-    def _kept(self) -> Iterator[str]:
-        kept = 0
-        for passage in self._passages():
-            key = xxhash.xxh3_128_digest(passage.encode())
-            if key in self.seen:
-                self.duplicates += 1
+    def _kept(self, seen: SeenTexts) -> Iterator[list[str]]:
+        """Give what is kept, some passages at a time; no more is read than is needed for them."""
+        passages, rest = self._passages(), self.args.max_passages or sys.maxsize
+        with self._bar() as bar:
+            num_seen = 0
+            while batch := list(islice(passages, min(_BATCH_ROWS, rest))):
+                is_new = seen.add(batch)
+                self.duplicates += len(batch) - int(is_new.sum())
                 if self.args.drop_duplicates:
-                    continue
-            self.seen.add(key)
-            yield passage
-            kept += 1
-            if kept == self.args.max_passages:
-                return
+                    kept = [text for text, new in zip(batch, is_new, strict=True) if new]
+                else:
+                    kept = batch
+                yield kept
+                rest -= len(kept)
+                num_seen += len(batch)
+                self._show(bar, num_seen)
+
+    def _bar(self) -> Any:
+        """Make a bar of what is read of the source; a short corpus shows none."""
+        units = {source.unit for source in self.sources}
+        return tqdm(
+            total=sum(source.size for source in self.sources),
+            desc="read",
+            unit=units.pop() if len(units) == 1 else "",
+            unit_scale=True,
+            delay=2,
+            disable=not self.is_told,
+        )
+
+    def _show(self, bar: Any, num_seen: int) -> None:
+        seconds = bar.format_dict["elapsed"]
+        speed = f"{num_seen / seconds:,.0f} texts/s" if seconds else ""
+        bar.set_postfix_str(f"{num_seen:,} texts, {speed}", refresh=False)
+        bar.update(sum(source.position.done for source in self.sources) - bar.n)
 
     def _passages(self) -> Iterator[str]:
-        for text in _raw_passages(self.source, self.args.corpus_field):
-            document = text.strip()
-            if not document:
-                self.blank += 1
-            elif self.args.passage_words is None:
-                yield document
-            else:
-                blocks = cut_words(document, self.args.passage_words)
-                self.cut += len(blocks) > 1
-                yield from blocks
+        for source in self.sources:
+            for text in source.texts(self.args.corpus_field):
+                yield from self._cut(text)
+
+    def _cut(self, text: str) -> list[str]:
+        document = text.strip()
+        if not document:
+            self.blank += 1
+            return []
+        if self.args.passage_words is None:
+            return [document]
+        blocks = cut_words(document, self.args.passage_words)
+        self.cut += len(blocks) > 1
+        return blocks
 
 
 def cut_words(text: str, num_words: int) -> list[str]:
@@ -241,52 +314,3 @@ def cut_words(text: str, num_words: int) -> list[str]:
     words = text.split()
     starts = range(0, len(words), num_words)
     return [" ".join(words[start : start + num_words]) for start in starts]
-
-
-def _raw_passages(source: Path, field: str) -> Iterator[str]:
-    if check_file(source, KINDS) == "txt":
-        num_lines, has_returns = 0, False
-        for line in read_lines(source):
-            num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
-            yield line.text.replace("\r", " ")  # a stray one is white space
-        if num_lines == 1 and has_returns:
-            raise DataError(
-                f"{source} is one line with carriage returns inside, as files with CR line ends "
-                "are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
-            )
-        return
-    for record in read_records(source):
-        value = record.fields.get(field)
-        where = f"{source}, line {record.line}"
-        if field not in record.fields:
-            raise DataError(
-                f"{where}: no field '{field}' (it has {', '.join(record.fields) or 'none'}): "
-                "name another with --corpus_field"
-            )
-        if not isinstance(value, str):
-            raise DataError(f"{where}: '{field}' is a {type(value).__name__}, not text")
-        if not is_utf8(value):
-            raise DataError(f"{where}: '{field}' holds a NUL or half a surrogate pair")
-        yield " ".join(value.split("\n"))
-
-
-def _find_source(name: str) -> Path:
-    if name.startswith(BUNDLED):
-        return bundled_corpus_file(name.removeprefix(BUNDLED))
-    path = Path(name).expanduser()
-    parts = name.split("/")
-    is_hub_name = len(parts) >= 3 and all(parts) and parts[0] not in (".", "..", "~")
-    if path.exists() or not is_hub_name or path.parent.is_dir():
-        return path
-    return _fetch_from_hub(name, "/".join(parts[:2]), "/".join(parts[2:]))
-
-
-def _fetch_from_hub(name: str, repo: str, file: str) -> Path:
-    try:
-        return fetch_file(repo, file)
-    except hub_errors() as error:
-        raise DataError(
-            f"cannot find corpus '{name}': there is no such file here, and the hub says: "
-            f"{hub_reason(error)} Give a local .txt or .jsonl file (or those with .gz), or a "
-            "bundled: name (pgra data lists them)."
-        ) from None

@@ -1,15 +1,37 @@
-"""Reading text files: UTF-8 lines, plain or gzip, with errors that point at the place."""
+"""Reading text files: UTF-8 lines, plain, gzip or zstd, with errors that point at the place."""
 
+import contextlib
 import difflib
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, ClassVar, cast
+
+import pyarrow as pa
 
 from pgra.errors import DataError
+
+PACKED = (".gz", ".zst")
+_TOLD_LINES = 1024
+
+
+@dataclass
+class Position:
+    """How far a file is read, for a bar.
+
+    Attributes:
+        done: Bytes of the file on disk, packed as it may be.
+    """
+
+    done: int = 0
+
+
+class NotUtf8Error(DataError):
+    """A line that is not UTF-8; what stands around it may be."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +64,11 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
     """Check that a file can be read, and say of what kind it is.
 
     Args:
-        path: A file; `.gz` may follow its suffix.
+        path: A file; `.gz` or `.zst` may follow its suffix.
         kinds: Accepted suffixes without the dot, such as ("txt", "jsonl").
 
     Returns:
-        Its kind: the suffix without the dot and without `.gz`.
+        Its kind: the suffix without the dot and without `.gz` or `.zst`.
 
     Raises:
         DataError: If it is missing, a folder, empty or of another kind.
@@ -55,12 +77,12 @@ def check_file(path: Path, kinds: Sequence[str]) -> str:
         raise DataError(f"{path} is a folder: give a file inside it")
     if not path.is_file():
         raise DataError(f"{path} does not exist.{_near_files(path)}")
-    suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() != ".gz"]
+    suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
     kind = suffixes[-1] if suffixes else ""
     if kind not in kinds:
         accepted = ", ".join(f".{k}" for k in kinds)
         raise DataError(
-            f"{path} has a suffix that is not read here: use {accepted}, or those with .gz"
+            f"{path} has a suffix that is not read here: use {accepted}, or those with .gz or .zst"
         )
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty")
@@ -75,26 +97,93 @@ def _near_files(path: Path) -> str:
     return f" Near it: {', '.join(near)}." if near else ""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+@dataclass
+class Spoiled:
+    """Lines of a file that are not UTF-8 and were left out.
+
+    A few are damage, as web text has. A file with more than one in `MOST` is in another encoding.
+
+    Attributes:
+        lines: Lines read so far, these included.
+        count: How many were left out.
+        first: What is wrong with the first of them.
+    """
+
+    MOST: ClassVar[int] = 100
+    lines: int = 0
+    count: int = 0
+    first: DataError | None = None
+
+    def add(self, error: DataError) -> None:
+        """Count a line that is left out."""
+        self.count += 1
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Refuse a file of another encoding.
+
+        Raises:
+            DataError: Of the first such line.
+        """
+        if self.first is not None and self.count * self.MOST > self.lines:
+            raise self.first
+
+
+def read_lines(
+    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
+) -> Iterator[Line]:
     """Give a file's lines; memory does not grow with the file. A byte order mark is dropped.
 
+    Args:
+        path: The file.
+        position: Kept up to date while lines are taken.
+        spoiled: Counts the lines that are not UTF-8, which are left out; None refuses them.
+
     Raises:
-        DataError: If it is cut short, not gzip, binary or not UTF-8 (line and byte are named).
+        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
     """
+    kind = "zstd" if path.suffix.lower() == ".zst" else "gzip"
     try:
-        with _open_bytes(path) as file:
-            for number, raw in enumerate(file, 1):
-                yield Line(number, _decode(path, number, raw))
+        with path.open("rb") as raw, _unpack(path, raw) as file:
+            for number, data in enumerate(file, 1):
+                if position is not None and number % _TOLD_LINES == 0:
+                    position.done = raw.tell()
+                text = _decode_or_count(path, number, data, spoiled=spoiled)
+                if text is not None:
+                    yield Line(number, text)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is cut short or is not gzip ({error}): fetch it again") from None
+        raise DataError(f"{path} is cut short or is not {kind} ({error}): fetch it again") from None
     except OSError as error:
+        if kind == "zstd" and error.errno is None:  # pyarrow's own: the system's have a number
+            raise DataError(
+                f"{path} is cut short or is not zstd ({error}): fetch it again"
+            ) from None
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _open_bytes(path: Path) -> BinaryIO:
-    if path.suffix.lower() == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb")
+@contextlib.contextmanager
+def _unpack(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        with gzip.open(raw, "rb") as file:
+            yield cast(BinaryIO, file)
+    elif suffix == ".zst":  # pyarrow brings zstd; Python has it from 3.14 on
+        packed = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+        with io.BufferedReader(packed, 1 << 20) as file:
+            yield cast(BinaryIO, file)
+    else:
+        yield raw
+
+
+def _decode_or_count(path: Path, number: int, raw: bytes, *, spoiled: Spoiled | None) -> str | None:
+    if spoiled is None:
+        return _decode(path, number, raw)
+    spoiled.lines = number
+    try:
+        return _decode(path, number, raw)
+    except NotUtf8Error as error:
+        spoiled.add(error)
+        return None
 
 
 def _decode(path: Path, number: int, raw: bytes) -> str:
@@ -106,7 +195,7 @@ def _decode(path: Path, number: int, raw: bytes) -> str:
     try:
         return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
+        raise NotUtf8Error(
             f"{path}, line {number}, byte {error.start + 1}: 0x{raw[error.start]:02x} is not "
             "UTF-8; convert the file (iconv -f ENCODING -t UTF-8)"
         ) from None
@@ -121,13 +210,20 @@ def is_utf8(text: str) -> bool:
     return "\0" not in text
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(
+    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
+) -> Iterator[Record]:
     """Give a jsonl file's objects; blank lines are skipped.
+
+    Args:
+        path: The file.
+        position: Kept up to date while objects are taken.
+        spoiled: As `read_lines` takes it.
 
     Raises:
         DataError: If a line is not a JSON object, or as `read_lines`.
     """
-    for line in read_lines(path):
+    for line in read_lines(path, position, spoiled=spoiled):
         if not line.text.strip():
             continue
         try:

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize as unit_length
 from tqdm import tqdm
 
 from pgra.config import choose
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.loading import (
     ModelSource,
@@ -29,6 +29,8 @@ from pgra.models.loading import (
     load_tokenizer,
 )
 from pgra.models.pooling import POOLINGS, pool, resolve_pooling
+from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
+from pgra.models.window import check_window, own_length
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,9 @@ class Encoder:
 
     Attributes:
         width: Length of a vector (D).
-        fingerprint: All that determines a vector, besides its text.
+        fingerprint: All that determines a passage's vector, besides its text.
+        sentence: What its folder says beside the transformer.
+        query_prompt: What each query begins with; usually nothing.
         num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
     """
 
@@ -56,11 +60,17 @@ class Encoder:
         fingerprint: Mapping[str, Json],
         device: torch.device,
         batch_tokens: int,
+        sentence: SentenceModel = SentenceModel(),  # noqa: B008 (frozen)
+        query_prompt: str = "",
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.fingerprint = fingerprint
-        self.width: int = model.config.hidden_size
+        self.sentence = sentence
+        self.query_prompt = query_prompt
+        self._layers = [layer and layer.to(device) for layer in sentence.layers]
+        dense = [layer for layer in sentence.layers if layer]
+        self.width: int = len(dense[-1].weight) if dense else model.config.hidden_size
         self.num_cut = 0
         self._device = device
         self._batch_tokens = batch_budget(batch_tokens, device)
@@ -75,21 +85,27 @@ class Encoder:
         *,
         pooling: str = "auto",
         normalize: bool = True,
-        max_tokens: int = 128,
+        max_tokens: int | None = None,
         dtype: str = "auto",
         device: str = "auto",
         batch_tokens: int = 1024,
+        query_prompt: str | None = None,
+        passage_prompt: str | None = None,
     ) -> Self:
-        """Load an encoder.
+        """Load an encoder; a sentence-transformers model with its own pooling, layers and prompts.
 
         Args:
             name: Hub id, folder or bundled:NAME.
             pooling: One of `POOLINGS`, or "auto" (see `resolve_pooling`).
-            normalize: Whether vectors get unit length, so that their inner product is the cosine.
-            max_tokens: Tokens of a text that are read, its special tokens included.
+            normalize: Whether vectors get unit length, so that their inner product is the cosine;
+                those of a sentence-transformers model with a Normalize part have it anyway.
+            max_tokens: Tokens of a text that are read, its prompt and special tokens included;
+                None: what a sentence-transformers model says, else 128.
             dtype: Of the weights; vectors are float32 whatever it is.
             device: "auto", "cpu", "cuda", ...
             batch_tokens: Padded tokens a batch on a CPU; a GPU takes 16 times as many.
+            query_prompt: What each query begins with, such as "query: "; None: the model's own.
+            passage_prompt: What each passage begins with; None: the model's own.
 
         Raises:
             ConfigError: If the pooling is unknown or `max_tokens` exceeds the model's positions.
@@ -98,28 +114,58 @@ class Encoder:
         choose("pooling", pooling, ("auto", *POOLINGS))
         source = find_model(name)
         place = choose_device(device)
+        sentence = read_sentence_model(source)
         pooling = resolve_pooling(source) if pooling == "auto" else pooling
         kind = choose_dtype(dtype, place)
         model = _load_model(source, pooling, kind).to(place).eval()
         tokenizer = load_tokenizer(source)
         if tokenizer.pad_token_id is None:
             raise ModelError(f"'{name}' has no padding token: it is no text encoder")
-        _check_window(name, model, max_tokens)
+        length = max_tokens or own_length(sentence, model, tokenizer)
+        check_window(name, model, length)
         fingerprint: dict[str, Json] = {
             "encoder": source.identity,
             "pooling": pooling,
-            "normalize": normalize,
-            "max_tokens": max_tokens,
+            "normalize": normalize or sentence.is_normalized,
+            "max_tokens": length,
             "dtype": dtype_name(kind),
+            **dense_fields(sentence),
         }
+        prompt = sentence.passage_prompt if passage_prompt is None else passage_prompt
+        # Only where there is one: indexes that were made before keep their fingerprints.
+        fingerprint |= {"passage_prompt": prompt} if prompt else {}
+        fingerprint |= {"lower_case": True} if sentence.is_lower else {}
         return cls(
-            model, tokenizer, fingerprint=fingerprint, device=place, batch_tokens=batch_tokens
+            model,
+            tokenizer,
+            fingerprint=fingerprint,
+            device=place,
+            batch_tokens=batch_tokens,
+            sentence=sentence,
+            query_prompt=sentence.query_prompt if query_prompt is None else query_prompt,
         )
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """All that determines the vectors of queries and passages, besides their texts."""
+        return {**self.fingerprint, **self.query_fields}
+
+    @property
+    def query_fields(self) -> Mapping[str, Json]:
+        """What a query's vector depends on and a passage's does not; usually nothing."""
+        return {"query_prompt": self.query_prompt} if self.query_prompt else {}
+
+    def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
+        """Give texts as they are tokenised: behind their prompt."""
+        prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
+        told = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
+        return [text.lower() for text in told] if self.sentence.is_lower else told
 
     def encode(
         self,
         texts: Sequence[str],
         *,
+        is_query: bool = False,
         progress: bool = False,
         advance: Callable[[int], object] | None = None,
     ) -> Vectors:
@@ -127,6 +173,7 @@ class Encoder:
 
         Args:
             texts: Any number, in any order.
+            is_query: Whether they are queries; it is the same but for models with prompts.
             progress: Whether to show a bar.
             advance: Called with the number of texts done after each batch (for a caller's bar).
 
@@ -141,7 +188,8 @@ class Encoder:
             step = advance if advance is not None else bar.update
             for start in range(0, len(texts), _CHUNK):
                 chunk = texts[start : start + _CHUNK]
-                vectors[start : start + len(chunk)] = self._encode_chunk(chunk, start, step)
+                told = self.prepared(chunk, is_query=is_query)
+                vectors[start : start + len(chunk)] = self._encode_chunk(told, start, step)
         return vectors
 
     def _encode_chunk(
@@ -194,6 +242,8 @@ class Encoder:
             input_ids=torch.from_numpy(array).to(self._device), attention_mask=mask.long()
         )
         vectors = pool(output, mask, self._pooling)  # (B, D)
+        for layer in self._layers:
+            vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
         return unit_length(vectors, dim=-1) if self._is_normalized else vectors
 
     def _smaller(self, batches: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
@@ -234,24 +284,6 @@ def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
             "use cls or mean"
         )
     return model
-
-
-def _check_window(name: str, model: Any, max_tokens: int) -> None:
-    window = _count_positions(model)
-    if window is not None and max_tokens > window:
-        raise ConfigError(
-            f"max_encoder_tokens is {max_tokens}, but '{name}' reads at most {window}: lower it"
-        )
-
-
-def _count_positions(model: Any) -> int | None:
-    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, torch.nn.Embedding):
-        # RoBERTa's kind counts positions from behind its padding index: 514 rows read 512 tokens.
-        unused = 0 if table.padding_idx is None else table.padding_idx + 1
-        return table.num_embeddings - unused
-    window: int | None = getattr(model.config, "max_position_embeddings", None)
-    return window
 
 
 def _check_finite(vectors: Vectors, texts: Sequence[str], start: int) -> None:

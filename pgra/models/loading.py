@@ -100,6 +100,36 @@ def _find_on_hub(name: str) -> ModelSource:
     return ModelSource(name, repo, found.commit, identity, is_only_cached=found.is_only_cached)
 
 
+def find_model_file(source: ModelSource, name: str) -> Path | None:
+    """Give a file that a model may have beside its weights, or None where it has none.
+
+    Where the hub cannot be asked and the cache does not know, that is told.
+    """
+    if source.revision is None:
+        path = Path(source.path) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    known = try_to_load_from_cache(source.path, name, revision=source.revision)
+    if known is not None:  # a path, or a mark that the commit has no such file
+        return Path(known) if isinstance(known, str) else None
+    try:
+        return Path(hf_hub_download(source.path, name, **source.kwargs))
+    except hub_errors() as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            logger.debug("%s has no %s", source.name, name)
+            return None
+        logger.warning(
+            "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, --query_prompt "
+            "and --passage_prompt to be sure (%s)",
+            source.name,
+            name,
+            hub_reason(error),
+        )
+    return None
+
+
 def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
     """Call a model's `from_pretrained` on a found model, safetensors only.
 

@@ -1,22 +1,24 @@
 """From token states to one vector: the poolings there are, and which one a model was made with."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.errors import ModelError
-from pgra.models.loading import ModelSource
+from pgra.models.loading import ModelSource, find_model_file
 
-logger = logging.getLogger(__name__)
-
-POOLINGS = ("cls", "cls_before_pooler", "mean", "pooler")
+POOLINGS = ("cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 _FILE = "1_Pooling/config.json"
-_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_MODES = {
+    "lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+}
 
 
 def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
@@ -26,9 +28,9 @@ def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
         output: What a transformers encoder returns; its states are (B, L, D).
         mask: True on real tokens, (B, L) bool.
         pooling: "cls" or "cls_before_pooler" (two names in use for one vector: the first token's
-            last hidden state), "mean" (over real tokens, special ones included, as
-            sentence-transformers does), or "pooler" (BERT's tanh layer on the first token, which
-            the paper's code uses).
+            last hidden state), "last" (the last real token's), "max" and "mean" (over real
+            tokens, special ones included, as sentence-transformers does), or "pooler" (BERT's
+            tanh layer on the first token, which the paper's code uses).
 
     Returns:
         (B, D) float32.
@@ -40,6 +42,11 @@ def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
     if pooling == "mean":
         weights = mask.unsqueeze(-1).to(hidden.dtype)  # (B, L, 1)
         return torch.sum(hidden * weights, dim=1) / weights.sum(dim=1)
+    if pooling == "max":
+        return hidden.masked_fill(~mask.unsqueeze(-1), float("-inf")).max(dim=1).values
+    if pooling == "last":
+        last = mask.sum(dim=1) - 1  # padding stands on the right
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
     return hidden[:, 0]
 
 
@@ -53,7 +60,7 @@ def resolve_pooling(source: ModelSource) -> str:
     Raises:
         ModelError: If the model asks for a pooling that there is not.
     """
-    path = _find_pooling_file(source)
+    path = find_model_file(source, _FILE)
     if path is not None:
         return _read_pooling(source, path)
     name = Path(source.name).name.lower()  # not the folders above it
@@ -63,42 +70,25 @@ def resolve_pooling(source: ModelSource) -> str:
     return "mean"
 
 
-def _find_pooling_file(source: ModelSource) -> Path | None:
-    if source.revision is None:
-        path = Path(source.path) / _FILE
-        return path if path.is_file() else None
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    known = try_to_load_from_cache(source.path, _FILE, revision=source.revision)
-    if known is not None:  # a path, or a mark that the commit has no such file
-        return Path(known) if isinstance(known, str) else None
-    try:
-        return Path(hf_hub_download(source.path, _FILE, **source.kwargs))
-    except hub_errors() as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            logger.debug("%s has no %s", source.name, _FILE)
-            return None
-        logger.warning(
-            "cannot see if '%s' has its own pooling: give --pooling to be sure (%s)",
-            source.name,
-            hub_reason(error),
-        )
-    return None
-
-
 def _read_pooling(source: ModelSource, path: Path) -> str:
     try:
         modes = json.loads(path.read_text())
-        asked = modes.get("pooling_mode") or next(
-            (key for key, value in modes.items() if key.startswith("pooling_mode") and value), None
-        )
+        asked = modes.get("pooling_mode") or [
+            key for key, value in modes.items() if key.startswith("pooling_mode") and value
+        ]
+        excludes_prompt = not modes.get("include_prompt", True)
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} of '{source.name}' cannot be read: {error}") from None
-    pooling = _MODES.get(str(asked), str(asked))
-    if pooling not in ("cls", "mean"):
+    names = [asked] if isinstance(asked, str) else list(asked)
+    pooling = _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
+    if pooling not in ("cls", "last", "max", "mean"):
         raise ModelError(
-            f"'{source.name}' asks for pooling '{asked}', which there is not: "
+            f"'{source.name}' asks for pooling '{' + '.join(names)}', which there is not: "
             f"give --pooling, one of {', '.join(POOLINGS)}"
+        )
+    if excludes_prompt:
+        raise ModelError(
+            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
+            "done here: choose another encoder, or a --pooling to take it in"
         )
     return pooling

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.functional import normalize as unit_length
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from pgra.errors import ModelError
 from pgra.models.encoder import Encoder
 from pgra.models.fid import IGNORED, FusionReader
 from pgra.models.pooling import pool
@@ -32,8 +33,17 @@ class QueryEncoder(nn.Module):
     """An encoder's model, pooled as the encoder pools, with gradients."""
 
     def __init__(self, encoder: Encoder) -> None:
-        """Take an encoder's model; it is trained in place."""
+        """Take an encoder's model; it is trained in place.
+
+        Raises:
+            ModelError: If its vectors come out of more than a pooling.
+        """
         super().__init__()
+        if any(encoder.sentence.layers):
+            raise ModelError(
+                f"the encoder {encoder.fingerprint['encoder']} has Dense parts behind its pooling, "
+                "and system 'rag' trains none: choose another --encoder"
+            )
         self.model = encoder.model
         self.pooling = str(encoder.fingerprint["pooling"])
         self.is_normalized = bool(encoder.fingerprint["normalize"])

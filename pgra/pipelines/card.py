@@ -148,6 +148,11 @@ def _task(run: _Run) -> dict[str, object]:
     }
 
 
+def _corpus_names(run: _Run) -> list[str]:
+    named = run.arguments["corpus"]["corpus"]
+    return [named] if isinstance(named, str) else list(named)
+
+
 def _evidence(run: _Run) -> dict[str, object]:
     retriever, rerank = run.arguments["retriever"], run.arguments["rerank"]
     method = run.identity["method"]
@@ -155,7 +160,7 @@ def _evidence(run: _Run) -> dict[str, object]:
         return {"method": f"{method} (no evidence)"}
     told: dict[str, object] = {
         "method": method,
-        "corpus": f"`{public_name(run.arguments['corpus']['corpus'])}`",
+        "corpus": ", ".join(f"`{public_name(name)}`" for name in _corpus_names(run)),
         "retriever": retriever["retriever"],
     }
     if retriever["retriever"] in ("dense", "hybrid"):

@@ -64,7 +64,7 @@ def run(
     numbers = [number for number in NUMBERS if number <= count] if asked is None else [asked]
     settings: Mapping[str, Json] = {
         "num_neighbors": numbers,
-        "encoder": dict(nearest.encoder.fingerprint),
+        "encoder": dict(nearest.encoder.query_fingerprint),
     }
     neighborhood = Neighborhood(args, found, nearest, numbers[-1], processes)
     return run_untrained(
@@ -129,7 +129,7 @@ class Neighborhood:
     def of(self, split: str) -> Rows:
         """Give the training examples next to each of a split's, (B, k), nearest first."""
         fields = {
-            "encoder": dict(self.nearest.encoder.fingerprint),
+            "encoder": dict(self.nearest.encoder.query_fingerprint),
             "training_examples": examples_digest(self.found.splits.train),
             "queries": examples_digest(self.found.examples(split)),
             "num_neighbors": self.num_neighbors,

@@ -9,7 +9,7 @@ The template and the words are the task's, as for every reader here; there is no
 """
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pgra.io import digest
 from pgra.models.encoder import Encoder
 from pgra.models.loading import find_model, load_tokenizer
 from pgra.models.lora import check_adapters
+from pgra.models.sentence import choose_max_tokens
 from pgra.pipelines.found import SPLITS, Found
 from pgra.pipelines.inputs import segment_layout
 from pgra.pipelines.pgra import prompt_template
@@ -121,7 +122,8 @@ class Demonstrated(Prepared):
     def _vectors(self, split: str) -> Vectors | None:
         if self.training.exemplar_share == 1:  # all of a label's examples are near enough
             return None
-        return self._encoder.encode([example.text for example in self.found.examples(split)])
+        texts = [example.text for example in self.found.examples(split)]
+        return self._encoder.encode(texts, is_query=True)
 
 
 def _prepare(
@@ -174,7 +176,13 @@ def _demonstration_fields(
     share = training.exemplar_share
     fields: dict[str, Json] = {"sets": training.exemplar_sets, "share": share}
     if share < 1:
-        names = ("pooling", "max_encoder_tokens", "encoder_dtype")
-        chosen = {name: asdict(retriever)[name] for name in names}
-        fields |= {"encoder": find_model(retriever.encoder).identity, **chosen}
+        source = find_model(retriever.encoder)
+        fields |= {
+            "encoder": source.identity,
+            "pooling": retriever.pooling,
+            "max_encoder_tokens": choose_max_tokens(source, retriever.max_encoder_tokens),
+            "encoder_dtype": retriever.encoder_dtype,
+        }
+        if retriever.query_prompt is not None:
+            fields["query_prompt"] = retriever.query_prompt
     return fields

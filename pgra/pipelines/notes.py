@@ -35,7 +35,7 @@ def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[
     for name in models:
         model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
         notes += [f"{name}: {model.note}"] if model and model.note else []
-    for name in (args.data.dataset_name or "", args.corpus.corpus if found.depth else ""):
+    for name in (args.data.dataset_name or "", *(args.corpus.sources if found.depth else ())):
         data = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
         notes += [f"{name}: {data.note}"] if data and data.note else []
     shared = found.splits.notes.get("test_rows_in_train")

@@ -244,7 +244,12 @@ def _find_in_all(
     splits: Sequence[str],
 ) -> None:
     """Find evidence among all passages; it stands in for the first stage's candidates too."""
-    search = open_exhaustive(reranker, args.artifacts, factory=args.retriever.index_factory)
+    search = open_exhaustive(
+        reranker,
+        args.artifacts,
+        factory=args.retriever.index_factory,
+        memory_gb=args.retriever.index_memory_gb,
+    )
     examples = [example for split in splits for example in found.examples(split)]
     with timed(found, "states"):
         progress = processes.worker.is_main

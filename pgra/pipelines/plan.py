@@ -33,8 +33,8 @@ from pgra.pipelines.found import SPLITS, Found
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan_neighbors import NeighborPlanner
 from pgra.rerank import NeighborReranker, PromptedReranker
-from pgra.rerank.exhaustive import EXACT
 from pgra.rerank.prompted import query_key
+from pgra.retrieval.choice import EXACT, choose_factory, memory_limit
 from pgra.retrieval.factory import empty_index
 from pgra.retrieval.survey import FirstStage, Survey
 from pgra.types import Example, Rows
@@ -135,7 +135,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         shape = LmShape.of(self.encoder.lm.config)
-        factory = self.args.retriever.index_factory
+        factory = self._states_factory(shape.state)
         if self.args.is_exhaustive and factory != EXACT:  # refused as when it is built
             width = self.reranker.fitting.num_columns(shape.state)
             empty_index(factory, width, len(self.corpus))
@@ -277,9 +277,15 @@ class _Planner:
             kept += -(-passages // self.reranker.shard_rows) * width * _SCALE_BYTES
         return kept + texts.to_read * _ROW_BYTES
 
+    def _states_factory(self, state: int) -> str:
+        args, width = self.args.retriever, self.reranker.fitting.num_columns(state)
+        memory = memory_limit(args.index_memory_gb)
+        return choose_factory(args.index_factory, len(self.corpus), width, memory=memory).factory
+
     def _index_bytes(self, state: int) -> int:
         first, num_rows = self.first, len(self.corpus)
         if first is None:  # exhaustive: an index of the states themselves, or none
+            factory = self._states_factory(state)
             width = self.reranker.fitting.num_columns(state)
-            return 0 if self.args.retriever.index_factory == EXACT else num_rows * width * 4
+            return 0 if factory == EXACT else num_rows * width * 4
         return index_bytes(first, num_rows)

@@ -88,7 +88,10 @@ class EvidenceSearch:
     def exhaustive(self) -> ExhaustiveSearch:
         """Open the search without a first stage."""
         return open_exhaustive(
-            self.reranker, self.args.artifacts, factory=self.args.retriever.index_factory
+            self.reranker,
+            self.args.artifacts,
+            factory=self.args.retriever.index_factory,
+            memory_gb=self.args.retriever.index_memory_gb,
         )
 
     def find(self, queries: Sequence[Example], *, depth: int | None = None) -> Ranked:

@@ -133,7 +133,7 @@ def build_pooled(
     texts, _ = fit_queries(examples, tokenizer, layout)
     places = np.searchsorted(passages.rows, candidates)
     read = encoder.tokenizer(
-        [example.text for example in examples],
+        encoder.prepared([example.text for example in examples], is_query=True),
         truncation=True,
         max_length=int(encoder.fingerprint["max_tokens"]),
     ).input_ids

@@ -21,16 +21,22 @@ from pgra.processes import Processes
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.rerank.similarity import Similarity
-from pgra.retrieval.dense import GPU_MAX_K, load_faiss
-from pgra.retrieval.exact import Vectors, nearest
-from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
+from pgra.retrieval.choice import EXACT, choose_factory, memory_limit
+from pgra.retrieval.dense import load_faiss
+from pgra.retrieval.exact import Vectors, ask, most_hits, nearest
+from pgra.retrieval.factory import (
+    INDEX_FILE,
+    IndexPlan,
+    VectorSource,
+    build_faiss,
+    empty_index,
+)
 from pgra.retrieval.recall import DEPTHS, SAMPLE
 from pgra.types import Candidates, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
 
 STAGE = "state_index"
-EXACT = "Flat"
 _EVIDENCE_STEP = 150
 _BLOCK_ROWS = 16_384  # of passages that are compared at once,
 _BLOCK_BYTES = 1 << 27  # fewer where states are wide
@@ -193,17 +199,16 @@ class ExhaustiveSearch:
     def _ask(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Ask the FAISS index, then let the reranker score what it gives."""
         index = self._index
-        fetched = min(depth + spare, self.num_rows)
-        if type(index).__name__.startswith("Gpu"):
-            if depth > GPU_MAX_K:
-                raise ConfigError(
-                    f"{depth} evidence a query exceed what FAISS finds on a GPU ({GPU_MAX_K}): "
-                    "use --index_factory Flat, or a smaller --num_evidence"
-                )
-            fetched = min(fetched, GPU_MAX_K)
+        most = most_hits(index)
+        if depth > most:
+            raise ConfigError(
+                f"{depth} evidence a query exceed what FAISS finds on a GPU ({most}): "
+                "use --index_factory Flat, or a smaller --num_evidence"
+            )
+        fetched = min(depth + spare, most)
         queries = self._queries(examples)
         batches = [queries[i : i + _QUERY_BATCH] for i in range(0, len(queries), _QUERY_BATCH)]
-        answers = [index.search(batch, fetched) for batch in batches]
+        answers = [ask(index, batch, fetched) for batch in batches]
         scores, rows = (np.concatenate(part) for part in zip(*answers, strict=True))
         return self.reranker.rerank(examples, Candidates.best(rows, scores, fetched)).top(depth)
 
@@ -214,12 +219,13 @@ class ExhaustiveSearch:
         fields = {**self.reranker.fingerprint, "factory": self.factory, "metric": "ip"}
         name = bank.folder.name.rpartition("-")[0]
         folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
+        plan = IndexPlan(factory=self.factory)  # the reranker itself scores what is found
         source = VectorSource(self.num_rows, self._num_columns, self._states, self._in_order)
         manifest = build_once(
             folder,
             stage=STAGE,
             fingerprint=fields,
-            build=lambda aside: build_faiss(source, self.factory, aside / INDEX_FILE),
+            build=lambda aside: build_faiss(source, plan, aside / INDEX_FILE),
             verify=True,
         )
         logger.info("exhaustive: index %s, recall %s", folder, manifest.counts["recall"])
@@ -254,13 +260,16 @@ class ExhaustiveSearch:
         return self.reranker.fitting.similarity
 
 
-def open_exhaustive(reranker: Reranker, artifacts: Path, *, factory: str) -> ExhaustiveSearch:
+def open_exhaustive(
+    reranker: Reranker, artifacts: Path, *, factory: str, memory_gb: float | None = None
+) -> ExhaustiveSearch:
     """Open the search without a first stage.
 
     Args:
         reranker: The second stage.
         artifacts: Root of all products.
-        factory: FAISS factory string for the states; "Flat" compares them all.
+        factory: FAISS factory string for the states, or auto; "Flat" compares them all.
+        memory_gb: Memory that an index may take, for auto; None: half of the machine's.
 
     Raises:
         ConfigError: If the reranker has no states to search by.
@@ -269,7 +278,10 @@ def open_exhaustive(reranker: Reranker, artifacts: Path, *, factory: str) -> Exh
         raise ConfigError(
             "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
         )
-    return ExhaustiveSearch(reranker, artifacts, factory=factory)
+    memory = memory_limit(memory_gb)
+    width = reranker.fitting.num_columns(reranker.encoder.lm.width)
+    choice = choose_factory(factory, len(reranker.corpus), width, memory=memory)
+    return ExhaustiveSearch(reranker, artifacts, factory=choice.factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

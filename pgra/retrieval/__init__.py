@@ -12,8 +12,8 @@ from pgra.retrieval.base import (
     Retriever,
     check_num_candidates,
 )
-from pgra.retrieval.bm25 import BM25Retriever
-from pgra.retrieval.dense import DenseRetriever
+from pgra.retrieval.bm25 import BM25Retriever, bm25_folder
+from pgra.retrieval.dense import DenseRetriever, dense_folder, load_encoder
 from pgra.retrieval.hybrid import HybridRetriever
 from pgra.retrieval.random import RandomRetriever
 
@@ -26,6 +26,7 @@ __all__ = [
     "IndexRequest",
     "Retriever",
     "check_first_stage",
+    "find_indexes",
     "open_retriever",
     "prepare_index",
 ]
@@ -100,3 +101,22 @@ def prepare_index(request: IndexRequest) -> list[BuiltIndex]:
     """
     check_first_stage(request.args.retriever)
     return RETRIEVERS[request.args.retriever].prepare(request)
+
+
+def find_indexes(request: IndexRequest) -> list[Path]:
+    """Give the folders where a retriever's indexes stand, or would; nothing is built.
+
+    Raises:
+        ConfigError: If the retriever has no index.
+        ModelError: If the encoder cannot be used.
+    """
+    name = request.args.retriever
+    check_first_stage(name)
+    if name == "random":
+        raise ConfigError("retriever 'random' draws passages by chance and has no index")
+    folders = []
+    if name in ("dense", "hybrid"):
+        folders.append(dense_folder(request, load_encoder(request.args, request.device)))
+    if name in ("bm25", "hybrid"):
+        folders.append(bm25_folder(request))
+    return folders

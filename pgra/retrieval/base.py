@@ -27,6 +27,9 @@ class IndexRequest:
         device: What encodes.
         processes: Who shares the shards.
         progress: Whether to show bars.
+        queries: Texts to measure a dense index's recall with; None: passages.
+        engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
+        num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
     """
 
     args: RetrieverArguments
@@ -36,6 +39,9 @@ class IndexRequest:
     device: str = "auto"
     processes: Processes = Processes()  # noqa: RUF009 (frozen)
     progress: bool = True
+    queries: Sequence[str] | None = None
+    engine: str = "local"
+    num_workers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from tqdm import tqdm
 from pgra.data.build import build_once
 from pgra.io import artifact_dir, is_finished, read_manifest
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates, refuse_strangers
-from pgra.types import MISSING_ROW, Candidates, Json
+from pgra.retrieval.recipe import write_recipe
+from pgra.types import MISSING_ROW, Candidates, Json, Rows
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -46,11 +47,16 @@ class BM25Retriever:
     the passages counts 0, where `BM25Okapi` gives it a quarter of the mean idf.
 
     Passages that share no counting word with a query are missing, not listed with score 0.
+
+    Attributes:
+        removed: Rows that are never given: those of the dense half of hybrid. Words are still
+            weighted by all passages.
     """
 
     def __init__(self, index: Any, fingerprint: Mapping[str, Json]) -> None:
         self.fingerprint = fingerprint
         self._index = index
+        self.removed: Rows = np.empty(0, dtype=np.int64)
         self._num_passages: int = index.scores["num_docs"]
 
     @classmethod
@@ -81,7 +87,7 @@ class BM25Retriever:
         Raises:
             ConfigError: If k exceeds the corpus.
         """
-        check_num_candidates(k, self._num_passages)
+        check_num_candidates(k, self._num_passages - len(self.removed))
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         for line, query in enumerate(queries):
@@ -92,6 +98,7 @@ class BM25Retriever:
     def _best(self, query: str, k: int) -> Candidates:
         ids = self._index.get_tokens_ids(split_words(query))
         every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
+        every[self.removed] = 0
         # Keep all that tie with the k-th, so that ties at the border go by row too.
         bar = np.partition(every, -k)[-k]
         rows = np.flatnonzero((every >= bar) & (every > 0))
@@ -103,16 +110,23 @@ def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:
     return {**corpus.fingerprint, **_SETTINGS}
 
 
+def bm25_folder(request: IndexRequest) -> Path:
+    """Give the folder where this index stands, or will."""
+    is_own = (
+        request.args.retriever == "bm25"
+    )  # hybrid's index_dir and output_dir are the dense one's
+    if is_own and request.args.index_dir is not None:
+        return Path(request.args.index_dir)
+    if is_own and request.output_dir is not None:
+        return request.output_dir
+    return artifact_dir(request.artifacts / "indexes", "bm25", bm25_fingerprint(request.corpus))
+
+
 def _find_or_build(request: IndexRequest) -> BuiltIndex:
-    fields = bm25_fingerprint(request.corpus)
-    given = request.args.index_dir if request.args.retriever == "bm25" else None
-    if given is not None:
-        folder = Path(given)
+    fields, folder = bm25_fingerprint(request.corpus), bm25_folder(request)
+    if request.args.retriever == "bm25" and request.args.index_dir is not None:
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(request.corpus))
-    folder = artifact_dir(request.artifacts / "indexes", "bm25", fields)
-    if request.output_dir is not None and request.args.retriever == "bm25":
-        folder = request.output_dir
     is_there = is_finished(folder)
     if not is_there:
         refuse_strangers(folder, ())
@@ -150,7 +164,9 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     index.index((ids, vocabulary), show_progress=False)
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
+    recipe = write_recipe(request.args, corpus)
     return {
+        **({} if recipe is None else {"recipe": recipe}),
         "rows": len(corpus),
         "words": len(vocabulary),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),

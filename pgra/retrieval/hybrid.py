@@ -41,7 +41,8 @@ class HybridRetriever:
     def open(cls, request: IndexRequest) -> Self:
         """Find or build both indexes, and load them."""
         dense, bm25 = DenseRetriever.open(request), BM25Retriever.open(request)
-        return cls(dense, bm25, len(request.corpus))
+        bm25.removed = dense.removed
+        return cls(dense, bm25, len(request.corpus) - len(dense.removed))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Give each query its best k passages; scores are sums of reciprocal ranks.

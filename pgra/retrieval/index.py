@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,14 @@ from pgra.io import Manifest, is_finished, lock_folder, read_manifest, write_man
 from pgra.models.encoder import Encoder
 from pgra.processes import Processes
 from pgra.retrieval.base import BuiltIndex, refuse_strangers
-from pgra.retrieval.factory import INDEX_FILE, VectorSource, build_faiss, empty_index
+from pgra.retrieval.factory import (
+    INDEX_FILE,
+    IndexPlan,
+    VectorSource,
+    build_faiss,
+    empty_index,
+)
+from pgra.retrieval.ray_engine import RayEngine
 from pgra.retrieval.shards import (
     Shard,
     count_cut,
@@ -20,9 +27,11 @@ from pgra.retrieval.shards import (
     plan_shards,
     read_rows,
     read_shards,
+    refuse_cut,
     remove_strays,
     vectors_digest,
 )
+from pgra.retrieval.tombstones import GROWN_FILES, STAGE, with_history
 from pgra.types import Json
 
 if TYPE_CHECKING:
@@ -30,17 +39,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAGE = "dense_index"
-_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE)
+_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE, *GROWN_FILES)
 
 
 @dataclass(frozen=True)
 class _Job:
     corpus: "Corpus"
     encoder: Encoder
-    factory: str
+    plan: IndexPlan
+    queries: Sequence[str] | None
     shards: Sequence[Shard]
     made_of: str
+    recipe: Mapping[str, Json] | None
+    engine: RayEngine | None
 
 
 def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -53,10 +64,13 @@ def build_dense_index(
     encoder: Encoder,
     folder: Path,
     *,
-    factory: str = "Flat",
+    plan: IndexPlan = IndexPlan(factory="Flat"),  # noqa: B008 (frozen)
+    queries: Sequence[str] | None = None,
     shard_rows: int = 8192,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     progress: bool = True,
+    recipe: Mapping[str, Json] | None = None,
+    engine: RayEngine | None = None,
 ) -> BuiltIndex:
     """Build an index, or find that it is finished.
 
@@ -68,27 +82,32 @@ def build_dense_index(
         corpus: What is searched.
         encoder: What encodes it.
         folder: The artefact.
-        factory: FAISS factory string; inner product.
+        plan: What index is made of the vectors; its own `queries` are not looked at.
+        queries: Texts to measure the recall with; None: passages.
         shard_rows: Rows a shard, the unit of work.
         processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
+        recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
+        engine: Who encodes; None: these processes themselves.
 
     Raises:
         ArtifactError: If the folder is another index's, damaged, or in use by another job.
         ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
+        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     worker, barrier = processes.worker, processes.barrier
-    fields = dense_fingerprint(corpus, encoder, factory)
+    fields = dense_fingerprint(corpus, encoder, plan.factory)
     is_there = is_finished(folder)
     barrier()  # all have looked before anyone writes
     if is_there:
-        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
+        manifest = read_manifest(folder, stage=STAGE, fingerprint=with_history(folder, fields))
+        refuse_cut(corpus, int(str(manifest.counts["cut"])))
         return BuiltIndex(folder, manifest, len(corpus))
-    empty_index(factory, encoder.width, len(corpus))
+    empty_index(plan.factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, factory, shards, made_of)
+    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -122,6 +141,7 @@ def _build(
     seconds = time.monotonic() - began
     speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
     counts = {**_make_faiss(job, folder / INDEX_FILE), "texts_per_second": speed}
+    counts |= {} if job.recipe is None else {"recipe": job.recipe}
     counts["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     manifest = write_manifest(
         folder,
@@ -135,16 +155,23 @@ def _build(
 
 def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> None:
     missing = [shard for shard in shards if not shard.is_done(job.made_of)]
-    encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
+    if job.engine is not None:
+        job.engine.encode(missing, job.made_of, progress=progress)
+        for folder in {shard.folder for shard in missing}:
+            remove_strays(folder, job.shards)  # what lost workers left
+    else:
+        encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
 
 
 def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
     """Write `index.faiss` from the shards; give the counts for the manifest."""
     cut = count_cut(job.shards)
+    refuse_cut(job.corpus, cut)
     source = VectorSource(
         len(job.corpus),
         job.encoder.width,
         partial(read_rows, job.shards),
         partial(read_shards, job.shards),
     )
-    return {**build_faiss(source, job.factory, path), "cut": cut}
+    queries = None if job.queries is None else job.encoder.encode(job.queries)
+    return {**build_faiss(source, replace(job.plan, queries=queries), path), "cut": cut}

@@ -24,6 +24,7 @@ from pgra.io import (
     write_manifest,
 )
 from pgra.models.encoder import Encoder
+from pgra.models.sentence import DEFAULT_MAX_TOKENS
 from pgra.models.t5_encoder import load_t5_encoder
 from pgra.processes import Processes
 from pgra.retrieval.dense import load_encoder
@@ -52,7 +53,7 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
     return load_t5_encoder(
         reader,
         normalize=args.normalize,
-        max_tokens=args.max_encoder_tokens,
+        max_tokens=args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
         device=device,
         batch_tokens=args.encoder_batch_tokens,
     )
@@ -96,7 +97,7 @@ class Neighbors:
     def fingerprint(self) -> Mapping[str, Json]:
         """Give all that decides who is near whom, and under which label."""
         return {
-            "encoder": dict(self.encoder.fingerprint),
+            "encoder": dict(self.encoder.query_fingerprint),
             "training_examples": examples_digest(self.examples),
             "labels": digest([example.label for example in self.examples]),
         }
@@ -132,8 +133,8 @@ class Neighbors:
         return np.asarray(read_array(folder / "vectors.npy"))
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
-        """Give the vectors of any examples, (B, D)."""
-        return self.encoder.encode([example.text for example in examples])
+        """Give the vectors of any examples, (B, D): all are queries, being texts of one kind."""
+        return self.encoder.encode([example.text for example in examples], is_query=True)
 
     def nearest(
         self,

@@ -22,12 +22,13 @@ from pgra.io import artifact_dir, is_finished, read_array
 from pgra.models.encoder import Encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import load_encoder
+from pgra.retrieval.dense import load_encoder, search_fields, settle_factory
 from pgra.retrieval.factory import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.index import dense_fingerprint
 from pgra.retrieval.random import random_fingerprint
 from pgra.retrieval.store import candidates_fields
+from pgra.retrieval.tombstones import with_history
 from pgra.types import MISSING_ROW, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
@@ -100,12 +101,20 @@ class Survey:
         """
         has_encoder = self.args.retriever in ("dense", "hybrid")
         encoder = load_encoder(self.args, self.device) if has_encoder else None
+        if encoder is None:
+            return self._run(None)
+        factory = settle_factory(self.args, len(self.corpus), encoder.width)
+        return replace(self, args=replace(self.args, index_factory=factory))._run(encoder)
+
+    def _run(self, encoder: Encoder | None) -> FirstStage:
         parts = self._parts(encoder)
         folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
         there = [folder for folder in folders.values() if folder is not None]
+        if (home := folders.get("dense")) is not None:
+            parts["dense"] = with_history(home, parts["dense"])
         if encoder is not None and folders["dense"] is None:  # refused as when it is built
             empty_index(self.args.index_factory, encoder.width, len(self.corpus))
-        is_built, is_encoded = len(there) == len(parts), folders.get("dense") or not has_encoder
+        is_built, is_encoded = len(there) == len(parts), folders.get("dense") or encoder is None
         base = FirstStage(
             rows=np.empty(0, np.int64),
             num_texts=0,
@@ -114,7 +123,7 @@ class Survey:
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in there for p in f.iterdir() if p.is_file()),
         )
-        found = self._read_stored(parts)
+        found = self._read_stored(_with_query(parts, encoder))
         if found is not None:
             stored = _distinct(np.concatenate([rows.ravel() for rows in found.values()]))
             seconds = 0.0 if is_built else None  # an index that is gone is built all the same
@@ -124,7 +133,7 @@ class Survey:
         tried = self._try(base, encoder) if self.seconds > 0 else None
         return tried or replace(base, num_texts=self._guess())
 
-    def _parts(self, encoder: Encoder | None) -> Mapping[str, Mapping[str, Json]]:
+    def _parts(self, encoder: Encoder | None) -> dict[str, Mapping[str, Json]]:
         """Give what determines each index of the retriever; a random one has none."""
         parts: dict[str, Mapping[str, Json]] = {}
         if encoder is not None:
@@ -154,9 +163,8 @@ class Survey:
     def stored(self) -> Mapping[str, Rows] | None:
         """Read the candidates of all splits, (B, K) each, if all are there."""
         has_encoder = self.args.retriever in ("dense", "hybrid")
-        return self._read_stored(
-            self._parts(load_encoder(self.args, self.device) if has_encoder else None)
-        )
+        encoder = load_encoder(self.args, self.device) if has_encoder else None
+        return self._read_stored(_with_query(self._parts(encoder), encoder))
 
     def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Rows] | None:
         made_of = self._made_of(parts)
@@ -176,6 +184,9 @@ class Survey:
         """Give the retriever's fingerprint."""
         if self.args.retriever == "random":
             return random_fingerprint(self.corpus)
+        if "dense" in parts:
+            fields = search_fields(self.args, self.args.index_factory)
+            parts = {**parts, "dense": {**parts["dense"], **fields}}
         if self.args.retriever == "hybrid":
             return hybrid_fingerprint(parts["dense"], parts["bm25"])
         return parts[self.args.retriever]
@@ -248,6 +259,15 @@ class Survey:
         num_rows, num_queries = len(self.corpus), sum(map(len, self.splits.values()))
         kept = (1 - min(1.0, self.args.num_candidates / num_rows)) ** num_queries
         return round(num_rows * (1 - kept))
+
+
+def _with_query(
+    parts: Mapping[str, Mapping[str, Json]], encoder: Encoder | None
+) -> Mapping[str, Mapping[str, Json]]:
+    """Add to what determines indexes what only the queries' vectors depend on."""
+    if encoder is None:
+        return parts
+    return {**parts, "dense": {**parts["dense"], **encoder.query_fields}}
 
 
 def trial_size(num_rows: int, k: int, most: float) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from pgra.errors import ConfigError
 from pgra.io import canonical_json
 from pgra.models.budgets import recall_budget, remember_budget
 
-NAMES = ("bank", "quantized", "reader", "rerank")
+NAMES = ("bank", "index", "quantized", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -68,6 +68,32 @@ def test_rerank_measures_all_ways(benchmark, tmp_path, capsys):
         assert told[name] > 0
     assert told["max_relative_error"] < 1e-4
     assert "cascade" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_index_measures_all_parts_beside_others(tmp_path):
+    pytest.importorskip("sentence_transformers")
+    figures, corpus = tmp_path / "figures.json", tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(f"{text} {i}" for i, text in enumerate(SENTENCES * 20)))
+    words = ["--quick", "--device", "cpu", "--json", str(figures), "--corpus", str(corpus)]
+    words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--num_texts", "40"]
+    words += ["--sizes", "3000", "--widths", "32", "--num_queries", "3"]
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "index.py"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    for name in ("encode_vs_sentence_transformers", "bm25_vs_rank_bm25"):
+        assert told[name] > 0
+    for name in ("default", "tuned", "same_index"):
+        assert told[f"flat_search_vs_{name}"] > 0
+        assert f"3000x32/b1024_flat_search_vs_{name}" in told
+    assert told["encode_least_cosine"] >= 0.9999
+    assert "pgra, shards" in done.stdout
 
 
 @pytest.mark.slow
@@ -145,6 +171,28 @@ def test_figures_without_a_place_are_refused_before_anything_is_measured(benchma
 def test_a_wrong_flag_is_refused_in_a_line(benchmark, words):
     with pytest.raises(ConfigError, match=f"{words[0]}.* See --help."):
         benchmark("rerank").parse([*words])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--sizes", "100", "--k", "150"), "k is 150, more than the 100 passages: lower it"),
+        (("--sizes", "0"), "--sizes.* See --help."),
+        (("--parts", "all"), "--parts.* See --help."),
+    ],
+)
+def test_sizes_that_cannot_be_searched_are_refused(benchmark, words, message):
+    with pytest.raises(ConfigError, match=message):
+        benchmark("index").parse([*words])
+
+
+def test_a_library_that_is_not_there_is_named_with_its_command(benchmark, tmp_path, monkeypatch):
+    index = benchmark("index")
+    (tmp_path / "others.py").write_text("""print('{"missing": "rank_bm25"}')""")
+    monkeypatch.setattr(index, "OTHERS", str(tmp_path / "others.py"))
+    message = "rank-bm25 is not installed: pip install rank-bm25, or leave it out by --parts"
+    with pytest.raises(ConfigError, match=message):
+        index.other_way("words")
 
 
 @pytest.mark.parametrize("name", NAMES)

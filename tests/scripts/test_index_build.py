@@ -26,6 +26,36 @@ def fingerprint(folder):
     return json.loads((folder / "manifest.json").read_text())["fingerprint"]
 
 
+def test_a_lossy_index_tells_its_recall_with_the_queries_given(flags, tmp_path, capsys):
+    queries = tmp_path / "queries.txt"
+    queries.write_text("red sea\n\napples of the town\n")
+    assert main([*flags, "--index_factory", "SQ4", "--recall_queries", str(queries)]) == 0
+    told = capsys.readouterr().out
+    assert "  index SQ4, " in told
+    assert " queries/s in one call\n  trained on 12 passages\n  recall @10 " in told
+    assert " of 2 queries with hits x 4 scored again exactly (without: @10 " in told
+
+
+def test_a_flat_index_beyond_the_memory_says_so(flags, capsys):
+    assert main([*flags, "--index_memory_gb", "1e-7"]) == 0
+    assert "exact search of the float16 vectors, shard by shard from the disk, " in (
+        capsys.readouterr().out
+    )
+
+
+def test_queries_that_cannot_be_read_are_refused(flags, tmp_path):
+    for content, message in (
+        (None, "recall_queries .*q.txt cannot be read: .*No such file"),
+        (b"\xff", "recall_queries .*q.txt cannot be read: .*utf-8"),
+        (b"\n \n", "recall_queries .*q.txt holds no text: write a query a line"),
+    ):
+        if content is not None:
+            (tmp_path / "q.txt").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            main([*flags, "--recall_queries", str(tmp_path / "q.txt")])
+    assert not list(tmp_path.glob("artifacts/indexes/*"))
+
+
 def test_an_index_is_built_told_and_found_again(flags, tmp_path, capsys):
     assert main(flags) == 0
     told = capsys.readouterr().out

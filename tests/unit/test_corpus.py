@@ -8,6 +8,8 @@ import threading
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES, write_jsonl
 
@@ -15,7 +17,7 @@ from pgra.config import CorpusArguments
 from pgra.data import corpus as corpus_module
 from pgra.data.build import build_once
 from pgra.data.corpus import load_corpus, open_corpus
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError
 
 
 def read(path, root, **rules):
@@ -24,6 +26,10 @@ def read(path, root, **rules):
 
 def everything(corpus):
     return corpus.slice(0, len(corpus))
+
+
+def zstd(data):
+    return pa.compress(data, codec="zstd", asbytes=True)
 
 
 def write(path, data):
@@ -35,7 +41,7 @@ def test_blank_lines_and_duplicates_are_dropped_and_counted(tmp_path):
     path = write(tmp_path / "c.txt", "one two \n\n  three\t\r\n   \none two\nthree\nfour")
     corpus = read(path, tmp_path)
     assert everything(corpus) == ["one two", "three", "four"]
-    assert corpus.counts == {"rows": 3, "blank": 2, "duplicates": 2}
+    assert corpus.counts == {"rows": 3, "blank": 2, "duplicates": 2, "not_utf8": 0}
 
 
 def test_duplicates_stay_when_asked_and_are_still_counted(tmp_path):
@@ -53,18 +59,30 @@ def test_fingerprint_is_the_checksum_of_the_kept_lines(tmp_path):
     assert other.fingerprint != corpus.fingerprint
 
 
-def test_all_four_formats_give_the_same_corpus(tmp_path):
+def test_all_formats_give_the_same_corpus(tmp_path):
     text = "".join(f"{s}\n" for s in SENTENCES)
     lines = write_jsonl(tmp_path / "c.jsonl", [{"text": s, "n": 1} for s in SENTENCES])
+    pq.write_table(pa.table({"text": SENTENCES}), tmp_path / "c.parquet", row_group_size=5)
     paths = [
         write(tmp_path / "c.txt", text),
         write(tmp_path / "c.txt.gz", gzip.compress(text.encode())),
+        write(tmp_path / "c.txt.zst", zstd(text.encode())),
+        write(tmp_path / "two.txt.zst", zstd(text[:100].encode()) + zstd(text[100:].encode())),
         lines,
         write(tmp_path / "c.jsonl.gz", gzip.compress(lines.read_bytes())),
+        write(tmp_path / "c.jsonl.zst", zstd(lines.read_bytes())),
+        tmp_path / "c.parquet",
     ]
     corpora = [read(path, tmp_path) for path in paths]
-    assert [everything(c) for c in corpora] == [SENTENCES] * 4
+    assert [everything(c) for c in corpora] == [SENTENCES] * len(paths)
     assert len({c.fingerprint["corpus_sha256"] for c in corpora}) == 1
+
+
+def test_folders_of_the_old_formats_keep_their_names(tmp_path):
+    """A corpus that was read by an earlier version is found again, and with it all made of it."""
+    text = read(write(tmp_path / "c.txt", "one\ntwo\n"), tmp_path)
+    lines = read(write(tmp_path / "c.jsonl", '{"text": "one"}\n{"text": "two"}\n'), tmp_path)
+    assert (text.folder.name, lines.folder.name) == ("c-9d5d82f9310f", "c-34dc1fd3ece0")
 
 
 def test_byte_order_mark_and_inner_line_breaks_do_not_enter_passages(tmp_path):
@@ -95,6 +113,71 @@ def test_rows_outside_the_corpus_are_refused(corpus_file, tmp_path, row):
         corpus.texts([0, row])
     with pytest.raises(IndexError, match=f"row {row}"):
         corpus[row]
+
+
+def test_several_files_are_one_corpus_in_the_order_given(tmp_path):
+    one = write(tmp_path / "one.txt", "a\nb\n")
+    two = write_jsonl(tmp_path / "two.jsonl", [{"text": "b"}, {"text": "c"}])
+    both = open_corpus(CorpusArguments(corpus=[str(one), str(two)]), tmp_path / "artifacts")
+    assert everything(both) == ["a", "b", "c"]
+    assert both.counts["duplicates"] == 1
+    whole = read(write(tmp_path / "whole.txt", "a\nb\nc\n"), tmp_path)
+    assert both.fingerprint == whole.fingerprint
+    turned = open_corpus(CorpusArguments(corpus=[str(two), str(one)]), tmp_path / "artifacts")
+    assert everything(turned) == ["b", "c", "a"]
+    assert turned.fingerprint != both.fingerprint
+
+
+def test_one_name_in_a_list_is_that_name():
+    assert CorpusArguments(corpus=["a.txt"]) == CorpusArguments(corpus="a.txt")
+    assert CorpusArguments(corpus=["a.txt", "b.txt"]).sources == ["a.txt", "b.txt"]
+    with pytest.raises(ConfigError, match="corpus names no file"):
+        CorpusArguments(corpus=[])
+
+
+def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog):
+    lines = [f"passage {i}".encode() for i in range(200)]
+    lines[7] = lines[30] = b"caf\xe9"
+    corpus = read(write(tmp_path / "c.txt", b"\n".join(lines)), tmp_path)
+    assert len(corpus) == 198
+    assert corpus.counts["not_utf8"] == 2
+    assert corpus[7] == "passage 8"
+    assert "2 lines dropped, as" in caplog.text
+    assert "line 8, byte 4: 0xe9 is not UTF-8" in caplog.text
+    lines[31] = b"caf\xe9"  # the third of 200: another encoding
+    with pytest.raises(DataError, match="line 8, byte 4: 0xe9 is not UTF-8"):
+        read(write(tmp_path / "d.txt", b"\n".join(lines)), tmp_path)
+
+
+def test_lines_of_jsonl_that_are_not_utf8_are_dropped_too(tmp_path):
+    lines = [b'{"text": "p%d"}' % i for i in range(150)]
+    lines[3] = b'{"text": "caf\xe9"}'
+    corpus = read(write(tmp_path / "c.jsonl", b"\n".join(lines)), tmp_path)
+    assert (len(corpus), corpus.counts["not_utf8"]) == (149, 1)
+
+
+STRICT = {
+    "blank": b"a\n\nb\n",
+    "duplicates": b"a\na\n",
+    "UTF-8": b"".join(b"%d\n" % i for i in range(150)) + b"\xe9\n",
+}
+
+
+@pytest.mark.parametrize("what", sorted(STRICT))
+def test_strict_refuses_what_is_dropped_else(what, tmp_path):
+    path = write(tmp_path / "c.txt", STRICT[what])
+    for _ in range(2):  # when it is read, and when it is found read
+        with pytest.raises(
+            DataError, match=rf"c\.txt holds 1 .*{what}.*--strict refuses them: mend"
+        ):
+            read(path, tmp_path, strict=True)
+    assert len(read(path, tmp_path)) == len(STRICT[what].split()) - (what != "blank")
+    assert len(read(write(tmp_path / "d.txt", "a\nb\n"), tmp_path, strict=True)) == 2
+
+
+def test_strict_lets_duplicates_be_that_are_kept(tmp_path):
+    path = write(tmp_path / "c.txt", "a\na\n")
+    assert len(read(path, tmp_path, strict=True, drop_duplicates=False)) == 2
 
 
 def test_max_passages_keeps_the_first(corpus_file, tmp_path):
@@ -145,7 +228,11 @@ BAD = {
     "nul.jsonl": (b'{"text": "a\\u0000b"}\n', "line 1: 'text' holds a NUL"),
     "half.jsonl": (b'{"text": "a\\ud800b"}\n', "half a surrogate pair"),
     "mac.txt": (b"one\rtwo\rthree\r", "one line with carriage returns.*convert them to LF"),
-    "table.parquet": (b"PAR1", "suffix that is not read here: use .txt, .jsonl"),
+    "table.parquet": (b"PAR1", "is damaged or is not parquet"),
+    "table.parquet.gz": (gzip.compress(b"PAR1"), "parquet is packed inside.*unpack it"),
+    "cut.txt.zst": (zstd(b"one two three\n" * 99)[:-12], "cut short or is not zstd"),
+    "fake.txt.zst": (b"plain text\n", "cut short or is not zstd"),
+    "table.csv": (b"text\none\n", "suffix that is not read here: use .txt, .jsonl, .parquet"),
     "bare": (b"one\n", "suffix that is not read here"),
 }
 

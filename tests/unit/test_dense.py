@@ -126,6 +126,60 @@ def test_a_finished_index_is_found_without_encoding(encoder_dir, corpus, tmp_pat
     assert isinstance(open_one(arguments(encoder_dir), corpus, tmp_path), DenseRetriever)
 
 
+def test_beyond_the_memory_the_shards_are_searched_and_find_the_same(encoder_dir, corpus, tmp_path):
+    whole = open_one(arguments(encoder_dir, shard_rows=5), corpus, tmp_path / "a")
+    found = whole.retrieve(SENTENCES, 5)
+    little = arguments(encoder_dir, shard_rows=5, index_memory_gb=1e-7)  # 100 bytes
+    for root in ("a", "b"):  # found there with its file, and built without one
+        parts = open_one(little, corpus, tmp_path / root)
+        again = parts.retrieve(SENTENCES, 5)
+        np.testing.assert_array_equal(again.rows, found.rows)
+        np.testing.assert_allclose(again.scores, found.scores, rtol=1e-5)
+        assert parts.fingerprint == whole.fingerprint
+        assert type(parts._index).__name__ == "BlockSearch"
+    assert type(whole._index).__name__ != "BlockSearch"
+    assert len(list(tmp_path.glob("a/indexes/*/index.faiss"))) == 1
+    assert not list(tmp_path.glob("b/indexes/*/index.faiss"))
+    large = open_one(arguments(encoder_dir, shard_rows=5), corpus, tmp_path / "b")
+    np.testing.assert_array_equal(large.retrieve(SENTENCES, 5).rows, found.rows)
+
+
+def test_a_lossy_index_gives_exact_scores_unless_told_not_to(encoder_dir, corpus, tmp_path):
+    exact = open_one(arguments(encoder_dir), corpus, tmp_path).retrieve(SENTENCES, 3)
+    args = arguments(encoder_dir, index_factory="SQ4")
+    again = open_one(args, corpus, tmp_path)
+    found = again.retrieve(SENTENCES, 3)
+    np.testing.assert_array_equal(found.rows, exact.rows)
+    np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
+    own = open_one(arguments(encoder_dir, index_factory="SQ4", rescore_factor=0), corpus, tmp_path)
+    assert abs(own.retrieve(SENTENCES, 3).scores - exact.scores).max() > 1e-4
+    # One index, other candidates.
+    assert len(list(tmp_path.glob("indexes/*"))) == 2
+    assert {**own.fingerprint, "rescore_factor": 4} == again.fingerprint
+    assert "rescore_factor" not in own.fingerprint
+
+
+def test_auto_is_the_index_that_is_given_or_the_one_that_suits(
+    encoder_dir, corpus, tmp_path, caplog
+):
+    open_one(arguments(encoder_dir, index_factory="HNSW4"), corpus, tmp_path)
+    (folder,) = tmp_path.glob("indexes/bert-*")
+    auto = arguments(encoder_dir, index_factory="auto")
+    given = arguments(encoder_dir, index_factory="auto", index_dir=str(folder))
+    assert open_one(given, corpus, tmp_path).fingerprint["factory"] == "HNSW4"
+    with caplog.at_level("INFO"):
+        assert open_one(auto, corpus, tmp_path).fingerprint["factory"] == "Flat"
+    assert "index_factory auto is Flat: 12 passages x 16 are few enough" in caplog.text
+
+
+def test_settings_of_the_search_that_cannot_be_are_refused(encoder_dir):
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"index_memory_gb is {wrong}: it must be above 0"):
+            arguments(encoder_dir, index_memory_gb=wrong)
+    with pytest.raises(ConfigError, match="rescore_factor is -1: it must be at least 0"):
+        arguments(encoder_dir, rescore_factor=-1)
+
+
 def test_queries_beyond_one_batch_are_all_answered(encoder_dir, corpus, tmp_path, monkeypatch):
     retriever = open_one(arguments(encoder_dir), corpus, tmp_path)
     whole = retriever.retrieve(SENTENCES, 3)

@@ -27,6 +27,8 @@ def by_hand(folder, text, pooling):
     vector = {
         "cls": hidden[0],
         "cls_before_pooler": hidden[0],
+        "last": hidden[-1],
+        "max": hidden.max(0).values,
         "mean": hidden.mean(0),
         "pooler": output.pooler_output[0],
     }[pooling]
@@ -142,9 +144,24 @@ def test_auto_takes_a_sentence_transformers_own_pooling(encoder_dir, tmp_path):
 
 def test_auto_refuses_a_pooling_there_is_not(encoder_dir, tmp_path):
     folder = shutil.copytree(encoder_dir, tmp_path / "max")
-    write_pooling(folder, {"pooling_mode_max_tokens": True})
-    with pytest.raises(ModelError, match="asks for pooling 'pooling_mode_max_tokens'"):
+    write_pooling(folder, {"pooling_mode_weightedmean_tokens": True})
+    with pytest.raises(ModelError, match="asks for pooling 'pooling_mode_weightedmean_tokens'"):
         make(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"pooling_mode": ["cls", "mean"]}, r"asks for pooling 'cls \+ mean', which there is not"),
+        ({"pooling_mode": "mean", "include_prompt": False}, "leaves its prompt out of the pooling"),
+    ],
+)
+def test_auto_refuses_what_it_would_do_wrong(encoder_dir, tmp_path, values, message):
+    folder = shutil.copytree(encoder_dir, tmp_path / "odd")
+    write_pooling(folder, values)
+    with pytest.raises(ModelError, match=message):
+        make(folder)
+    assert make(folder, pooling="mean").encode(["sea"]).shape == (1, 16)  # what the user names
 
 
 @pytest.mark.parametrize(

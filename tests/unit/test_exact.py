@@ -1,8 +1,9 @@
+import faiss
 import numpy as np
 import pytest
 import torch
 
-from pgra.retrieval.exact import nearest
+from pgra.retrieval.exact import ask, most_hits, nearest, quick_products
 
 RNG = np.random.default_rng(0)
 QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)
@@ -40,6 +41,31 @@ def test_queries_are_taken_in_parts_on_a_gpu(monkeypatch):
     monkeypatch.setattr("pgra.retrieval.exact._QUERY_ROWS", 2)
     parts = nearest(QUERIES, cut(np.arange(101), 40), 9, device="cpu:0")
     np.testing.assert_array_equal(parts.rows, whole.rows)
+
+
+def test_one_query_is_compared_and_more_are_multiplied_and_the_setting_is_put_back():
+    before = faiss.cvar.distance_compute_blas_threshold
+    for num_queries, is_multiplied in ((1, False), (2, True), (1024, True)):
+        with quick_products(num_queries):
+            threshold = faiss.cvar.distance_compute_blas_threshold
+        # FAISS 1.15 multiplies where queries times dimensions reach it; the largest are 8192 wide.
+        assert (threshold <= num_queries) == is_multiplied
+        assert (threshold > 8192 * num_queries) == (not is_multiplied)
+    with pytest.raises(ZeroDivisionError), quick_products(64):
+        1 / 0  # noqa: B018
+    assert faiss.cvar.distance_compute_blas_threshold == before
+
+
+def test_few_and_many_queries_find_the_same():
+    index = faiss.IndexFlatIP(16)
+    index.add(VECTORS)
+    many = ask(index, QUERIES, 9)
+    for line, query in enumerate(QUERIES):
+        one = ask(index, query[None], 9)
+        np.testing.assert_array_equal(one.rows[0], many.rows[line])
+        np.testing.assert_allclose(one.scores[0], many.scores[line], rtol=1e-5)
+    assert (many.rows[0] != many.rows[1]).any()
+    assert most_hits(index) == 101
 
 
 @pytest.mark.gpu

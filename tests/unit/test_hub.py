@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES
 from hub_client import TEXT
@@ -267,6 +269,49 @@ def test_all_that_was_loaded_once_loads_offline(online):
     after = ask(folder, NOWHERE, *EVERYTHING[:7], HF_HUB_OFFLINE="1")
     assert after.answers == before.answers[:7]
     assert "from the cache" in after.log
+
+
+def make_data_set():
+    """Two configurations, one of them in two files and two splits."""
+
+    def rows(*texts):
+        buffer = io.BytesIO()
+        pq.write_table(pa.table({"text": texts}), buffer)
+        return buffer.getvalue()
+
+    card = """---
+configs:
+- {config_name: old, data_files: [{split: train, path: old/*}]}
+- config_name: new
+  data_files: [{split: train, path: new/train*}, {split: test, path: new/test*}]
+---
+"""
+    files = {
+        "README.md": card.encode(),
+        "old/train.parquet": rows("old"),
+        "new/train-00000-of-00002.parquet": rows("one", "two"),
+        "new/train-00001-of-00002.parquet": rows("three", "one"),
+        "new/test.parquet": rows("test"),
+    }
+    return Repo({"main": files})
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_is_a_corpus_and_stays_one_offline(tmp_path):
+    names = ["some/wiki:new", "some/wiki:new:test", "some/wiki:old"]
+    wrong = ["some/wiki:new:dev", "some/wiki:none", "some/none"]
+    with LoopbackHub({"datasets/some/wiki": make_data_set()}).serve() as endpoint:
+        told = ask(tmp_path, endpoint, *(["corpus", name] for name in [*names, *wrong]))
+    assert told.answers[:3] == [["one", "two", "three"], ["test"], ["old"]]
+    errors = [answer["error"] for answer in told.answers[3:]]
+    assert "has no split 'dev' (it has train, test): name one" in errors[0]
+    assert "cannot find corpus 'some/wiki:none'" in errors[1]
+    assert "cannot find corpus 'some/none'" in errors[2]
+    assert not any("\n" in error for error in errors)
+    made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
+    again = ask(tmp_path, NOWHERE, *(["corpus", name] for name in names), HF_HUB_OFFLINE="1")
+    assert again.answers == told.answers[:3]
+    assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made
 
 
 @pytest.mark.slow

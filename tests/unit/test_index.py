@@ -1,5 +1,6 @@
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +16,13 @@ from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.io import lock_folder
 from pgra.models.encoder import Encoder
 from pgra.processes import Processes
+from pgra.retrieval.factory import IndexPlan
 from pgra.retrieval.index import build_dense_index
 from pgra.retrieval.recall import Sample, depths_for, without_own
 from pgra.retrieval.shards import read_vectors
 from pgra.types import Worker
 
+PLAN = {"factory", "memory", "rescore_factor"}
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
 TEXTS = [" ".join(words) for words in itertools.permutations(WORDS, 3)]  # 720
 
@@ -40,8 +43,10 @@ def make_corpus(folder, texts):
 
 
 def build(corpus, encoder, folder, **kwargs):
+    kwargs = {"factory": "Flat", **kwargs}
+    plan = IndexPlan(**{name: kwargs.pop(name) for name in PLAN & set(kwargs)})
     return build_dense_index(
-        corpus, encoder, folder, **{"shard_rows": 10, "progress": False, **kwargs}
+        corpus, encoder, folder, **{"plan": plan, "shard_rows": 10, "progress": False, **kwargs}
     )
 
 
@@ -51,7 +56,8 @@ def contents(folder):
     manifest = json.loads(files.pop("manifest.json"))
     for name in ("created", "seconds"):
         del manifest[name]
-    del manifest["counts"]["texts_per_second"]
+    for name in ("texts_per_second", "queries_per_second"):
+        del manifest["counts"][name]
     return files, manifest
 
 
@@ -210,11 +216,54 @@ def test_an_approximate_index_finds_nearly_all(factory, name, encoder, tmp_path)
         assert index.nprobe == counts["search"]["nprobe"]
 
 
-def test_a_lossy_index_says_how_much_it_loses(encoder, tmp_path):
-    corpus = make_corpus(tmp_path, TEXTS[:400])
-    counts = build(corpus, encoder, tmp_path / "i", factory="PQ2x4").manifest.counts
+@pytest.fixture(scope="module")
+def lossy(encoder, tmp_path_factory):
+    """A lossy index, and others of the same vectors."""
+    root = tmp_path_factory.mktemp("lossy")
+    corpus = make_corpus(root, TEXTS[:400])
+
+    def remake(name, **kwargs):
+        if name != "first":  # what was encoded is there already
+            shutil.copytree(root / "first", root / name)
+            (root / name / "manifest.json").unlink()
+        counts = build(corpus, encoder, root / name, factory="PQ2x4", **kwargs).manifest.counts
+        return counts, (root / name / "index.faiss").read_bytes()
+
+    return remake, remake("first")
+
+
+def test_a_lossy_index_says_how_much_it_loses(lossy):
+    remake, (counts, content) = lossy
     assert 0.02 < counts["recall"]["10"] < 0.9
     assert counts["is_exact"] is False
+    assert counts["trained_on"] == 400
+    assert counts["recall_of"] == "200 passages not tuned on"
+    assert counts["queries_per_second"] > 0
+    told, same = remake("rescored", rescore_factor=4)
+    assert told["recall_without_rescoring"] == counts["recall"]
+    assert told["recall"]["10"] > counts["recall"]["10"]
+    assert told["rescore_factor"] == 4
+    assert same == content  # only the search differs
+
+
+def test_recall_is_measured_with_queries_that_are_given(lossy):
+    remake, (counts, content) = lossy
+    told, same = remake("queries", queries=TEXTS[400:450])
+    assert told["recall_of"] == "50 queries"
+    assert told["recall"] != counts["recall"]
+    assert same == content
+
+
+def test_an_exact_index_beyond_the_memory_gets_no_file(corpus, encoder, tmp_path):
+    small = build(corpus, encoder, tmp_path / "s", memory=40 * 16 * 4 - 1)
+    assert "index.faiss" not in small.manifest.files
+    counts = small.manifest.counts
+    assert (counts["is_exact"], counts["recall"]) == (True, {"10": 1.0, "39": 1.0})
+    assert (
+        "index.faiss" in build(corpus, encoder, tmp_path / "l", memory=40 * 16 * 4).manifest.files
+    )
+    with pytest.raises(ArtifactError, match="lacks 1 vectors"):
+        read_vectors(tmp_path / "s", np.array([40]))
 
 
 def test_recall_agrees_with_brute_force_on_the_sample():

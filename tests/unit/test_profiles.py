@@ -88,7 +88,7 @@ def test_the_three_profiles_differ_where_paper_and_code_do():
     assert three("segment_order") == ("query_first", "evidence_first", "query_first")
     assert three("decode") == ("verbalizer", "official", "verbalizer")
     assert three("drop_duplicates") == (False, False, True)
-    assert three("max_encoder_tokens") == (128, 512, 128)
+    assert three("max_encoder_tokens") == (None, 512, None)
     assert three("reader_template") == (None, "{text} ? <extra_id_0> ,", None)
     assert three("num_candidates") == (150, 150, 150)
 

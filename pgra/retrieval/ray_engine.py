@@ -1,0 +1,200 @@
+"""Shards encoded by Ray, on one machine or on many that share a folder (extra `ray`).
+
+A task is a shard: its worker reads the corpus' rows from the shared folder and writes the shard
+there, as a process of `accelerate launch` does, so Ray itself moves a few numbers only. A worker
+that is lost is replaced, and its shard given to another; what is finished is never done again.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from pgra.config import RetrieverArguments
+from pgra.data.corpus import load_corpus
+from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.models.encoder import Encoder
+from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOST = 5
+"""Workers that one shard may cost before it is taken for the shard's own fault."""
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Encodes shards with Ray: a value that each worker can take apart.
+
+    Attributes:
+        corpus: Folder of the corpus, the same on all machines.
+        encoder: The encoder's arguments, as JSON.
+        device: What a worker encodes on, "cpu" or "cuda".
+        num_workers: Shards at once; None: as many as there are GPUs, or else CPUs.
+    """
+
+    corpus: str
+    encoder: str
+    device: str
+    num_workers: int | None
+
+    @classmethod
+    def plan(
+        cls,
+        args: RetrieverArguments,
+        corpus: "Corpus",
+        encoder: Encoder,
+        *,
+        device: str,
+        num_workers: int | None,
+    ) -> "RayEngine":
+        """Say what workers are to do, so that their vectors are this process's.
+
+        Args:
+            args: The first stage's arguments.
+            corpus: What is encoded.
+            encoder: The encoder as it is loaded here.
+            device: As the user names it.
+            num_workers: Shards at once, or None.
+        """
+        folder = Path(args.encoder).expanduser()
+        told = replace(
+            args,
+            encoder=str(folder.resolve()) if folder.is_dir() else args.encoder,
+            encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
+        )
+        kind = "cpu" if device == "cpu" else "cuda"
+        return cls(str(corpus.folder.resolve()), json.dumps(asdict(told)), kind, num_workers)
+
+    def encode(self, shards: Sequence[Shard], made_of: str, *, progress: bool) -> None:
+        """Encode these shards; returns when all are written.
+
+        Args:
+            shards: Those that are missing.
+            made_of: Digest of all that determines their vectors.
+            progress: Whether to show a bar.
+
+        Raises:
+            PgraError: As `encode_shards`; or a worker's model is another one; or workers of one
+                shard were lost again and again.
+            OSError: If the shared folder cannot be written.
+        """
+        if not shards:
+            return
+        import ray
+
+        waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
+        total = sum(shard.stop - shard.start for shard in shards)
+        with (
+            _cluster(),
+            tqdm(total=total, desc="encode", unit="text", disable=not progress) as bar,
+        ):
+            has_gpus = self.device == "cuda" and ray.cluster_resources().get("GPU", 0) > 0
+            told = self if has_gpus else replace(self, device="cpu")
+            task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
+            running: list[Any] = []
+            while waiting or running:
+                while waiting and len(running) < self._most(ray, has_gpus=has_gpus):
+                    running.append(task.remote(told, waiting.pop(), made_of))
+                done, running = ray.wait(running, num_returns=1)
+                bar.update(sum(_result(reference) for reference in done))
+
+    def _most(self, ray: Any, *, has_gpus: bool) -> int:
+        """Give how many shards may be under way; a cluster may grow meanwhile."""
+        if self.num_workers is not None:
+            return self.num_workers
+        return max(1, int(ray.cluster_resources().get("GPU" if has_gpus else "CPU", 1)))
+
+
+def encode_one(engine: RayEngine, shard: Shard, made_of: str) -> int:
+    """Encode a shard, in a worker; gives the number of its passages.
+
+    Raises:
+        ArtifactError: If vectors made here would be others, as of another version of the model.
+    """
+    if not shard.is_done(made_of):  # a lost worker may have finished it
+        corpus, encoder = _load(engine.corpus, engine.encoder, engine.device)
+        if vectors_digest(corpus.fingerprint, encoder) != made_of:
+            raise ArtifactError(
+                f"a Ray worker on {os.uname().nodename} has another encoder or corpus than the "
+                f"process that asks ({dict(encoder.fingerprint)}): give all machines the same"
+            )
+        encode_shards([shard], corpus, encoder, made_of=made_of, progress=False)
+    return shard.stop - shard.start
+
+
+@lru_cache(maxsize=1)
+def _load(folder: str, encoder: str, device: str) -> "tuple[Corpus, Encoder]":
+    """Load what a worker needs, once in its life."""
+    from pgra.retrieval.dense import load_encoder
+
+    return load_corpus(Path(folder)), load_encoder(
+        RetrieverArguments(**json.loads(encoder)), device
+    )
+
+
+def _result(reference: Any) -> int:
+    import ray
+
+    try:
+        return int(ray.get(reference))
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, (PgraError, OSError)):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ArtifactError(
+            f"Ray lost the worker of one shard {_MAX_LOST + 1} times ({reason}): finished shards "
+            "stay; give workers more memory, or lower shard_rows, and run again"
+        ) from None
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
+    """Join Ray's cluster, or start one on this machine; leave one that others started alone."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot join or start Ray: {reason} (RAY_ADDRESS names it)") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def check_engine(engine: str, *, retriever: str, num_processes: int) -> None:
+    """Refuse an engine that cannot work, before anything is read.
+
+    Raises:
+        ConfigError: If Ray is not installed, a launcher started several processes, or there is
+            nothing to encode.
+    """
+    if engine != "ray":
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install 'pgra[ray]'")
+    if num_processes > 1:
+        raise ConfigError(
+            f"engine 'ray' shares the work itself, and a launcher started {num_processes} "
+            "processes: start one, with python -m index_build"
+        )
+    if retriever not in ("dense", "hybrid"):
+        raise ConfigError(f"retriever '{retriever}' encodes nothing: leave --engine ray out")

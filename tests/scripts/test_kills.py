@@ -1,0 +1,134 @@
+"""Twenty kills at random moments: no shard is lost, none is made twice, and the product is equal.
+
+The jobs are forks of one process that has imported everything, so that each kill costs a tenth of a
+second. Moments are seeded: behind so many shards, and a random part of the time that one takes.
+"""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from conftest import SENTENCES
+from scripted import ROOT, environment, half_written
+
+pytestmark = pytest.mark.slow
+
+NUM_KILLS = 20
+
+JOBS = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.data.corpus import open_corpus
+from pgra.retrieval import IndexRequest, prepare_index
+from pgra.retrieval.grow import add_passages
+from pgra.io import check_files, load_manifest
+
+torch.set_num_threads(1)
+encoder, one, two, root, first, last, kills = sys.argv[1:]
+root, first, last, draw = Path(root), int(first), int(last), random.Random(0)
+
+def build(folder):
+    args = RetrieverArguments(encoder=encoder, shard_rows=2)
+    corpus = open_corpus(CorpusArguments(corpus=one), root / "artifacts")
+    prepare_index(IndexRequest(args=args, corpus=corpus, artifacts=root / "artifacts",
+                               output_dir=folder, device="cpu", progress=False))
+
+def add(folder):
+    add_passages(folder, [two], root / "artifacts", device="cpu", progress=False)
+
+def fork(job, folder):
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        job(folder)
+        code = 0
+    finally:
+        os._exit(code)
+
+def finish(job, folder):
+    assert os.waitpid(fork(job, folder), 0)[1] == 0, job
+
+def shards(folder):
+    return {p.name: [p.stat().st_mtime_ns, p.stat().st_ino] for p in folder.glob("vectors-*.json")}
+
+def kill(job, folder, number):
+    process = fork(job, folder)
+    record = folder / f"vectors-{number:05d}.json"
+    while not record.exists() and os.waitpid(process, os.WNOHANG) == (0, 0):
+        time.sleep(0.0005)
+    time.sleep(draw.random() * 0.01)
+    os.kill(process, signal.SIGKILL)
+    status = os.waitpid(process, 0)[1]
+    assert status == signal.SIGKILL, f"it ended with {status} before the kill behind {number}"
+    assert not list(folder.glob("index.faiss")) or job is add
+
+def torture(job, folder):
+    seen = []
+    was = load_manifest(folder, stage="dense_index").files if job is add else {}
+    for number in sorted(draw.sample(range(first, last), int(kills))):
+        kill(job, folder, number)
+        if job is add:
+            check_files(folder, load_manifest(folder, stage="dense_index").files)
+            assert load_manifest(folder, stage="dense_index").files == was
+        seen.append(shards(folder))
+    finish(job, folder)
+    return [*seen, shards(folder)]
+
+for folder in (root / "whole", root / "killed"):
+    if first:  # the index that grows
+        finish(build, folder)
+job = add if first else build
+finish(job, root / "whole")
+print(json.dumps(torture(job, root / "killed")))
+"""
+
+
+def write_corpora(root):
+    draw, words = random.Random(0), " ".join(SENTENCES).split()
+    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(800)]
+    (root / "one.txt").write_text("".join(lines[:400]))
+    (root / "two.txt").write_text("".join(lines[400:]))
+
+
+def sums(folder):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name not in (".lock", "manifest.json")
+    }
+
+
+@pytest.mark.parametrize(("job", "first"), [("build", 0), ("add", 200)])
+def test_twenty_kills_lose_no_shard_and_repeat_none(job, first, encoder_dir, tmp_path):
+    write_corpora(tmp_path)
+    last = first + 190  # of 200 shards, so that each kill finds the job at work
+    names = [encoder_dir, tmp_path / "one.txt", tmp_path / "two.txt", tmp_path]
+    words = [*names, first, last, NUM_KILLS]
+    done = subprocess.run(
+        [sys.executable, "-c", JOBS, *map(str, words)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert len(seen) == NUM_KILLS + 1
+    assert len(seen[-1]) == first + 200
+    for before, after in pairwise(seen):
+        assert {name: after.get(name) for name in before} == before  # neither lost nor made again
+    assert len({len(shards) for shards in seen}) > NUM_KILLS / 2  # each run went on
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert half_written(killed) == []
+    assert sums(killed) == sums(whole)
+    one, two = (json.loads((f / "manifest.json").read_text()) for f in (whole, killed))
+    assert (one["fingerprint"], one["files"]) == (two["fingerprint"], two["files"])

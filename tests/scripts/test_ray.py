@@ -1,0 +1,124 @@
+"""The index built by Ray: the same bytes as without, also when a worker is killed in the middle."""
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import SENTENCES
+from scripted import ROOT, call, contents, half_written
+
+from index_build.__main__ import main
+
+NUM_PASSAGES = 1200
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs pip install 'pgra[ray]'"
+)
+
+
+def corpus_of(folder):
+    words = " ".join(SENTENCES).split()
+    draw = random.Random(0)
+    lines = [f"{number} {' '.join(draw.sample(words, 12))}" for number in range(NUM_PASSAGES)]
+    path = folder / "corpus.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def start(folder, encoder_dir, name, *more):
+    flags = {"corpus": folder / "corpus.txt", "encoder": encoder_dir, "shard_rows": 4}
+    flags |= {"artifacts_dir": folder / "artifacts", "output_dir": folder / name, "device": "cpu"}
+    words = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    alone = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ADDRESS": "local", "PYTHONPATH": paths}
+    return subprocess.Popen(
+        [sys.executable, "-m", "index_build", *words, *more],
+        cwd=folder,
+        env={**os.environ, **alone},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(job):
+    told, _ = job.communicate(timeout=1500)
+    assert job.returncode == 0, told
+    return told
+
+
+def workers_of(job):
+    """Ray's workers that are encoding now: it titles processes by what they do."""
+    found = []
+    for process in psutil.Process(job.pid).children(recursive=True):
+        try:
+            if "encode_one" in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def records(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("vectors-*.json")}
+
+
+def products(folder):
+    """Files whose bytes must not depend on who made them."""
+    names = (".lock", "manifest.json")
+    return {name: data for name, data in contents(folder).items() if not name.endswith(names)}
+
+
+def kill_a_worker(job, folder):
+    """Kill one worker when there are two and a part of the shards is done."""
+    deadline = time.monotonic() + 1200
+    while time.monotonic() < deadline and job.poll() is None:
+        workers = workers_of(job)
+        if len(workers) == 2 and len(records(folder)) >= 20:
+            before = records(folder)
+            os.kill(workers[0], signal.SIGKILL)
+            return before
+        time.sleep(0.01)
+    pytest.fail(f"no two workers to kill one of: {job.communicate()[0]}")
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_worker_is_killed_and_the_index_is_the_one_of_one_process(tmp_path, encoder_dir):
+    corpus_of(tmp_path)
+    finish(start(tmp_path, encoder_dir, "local"))
+    job = start(tmp_path, encoder_dir, "ray", "--engine", "ray", "--num_workers", "2")
+    before = kill_a_worker(job, tmp_path / "ray")
+    told = finish(job)
+    after = records(tmp_path / "ray")
+    assert 20 <= len(before) < len(after) == NUM_PASSAGES / 4
+    assert {path: after[path] for path in before} == before  # what was finished was not repeated
+    assert products(tmp_path / "ray") == products(tmp_path / "local")
+    assert half_written(tmp_path / "ray") == []
+    assert f"{NUM_PASSAGES:,} passages" in told
+    again = finish(start(tmp_path, encoder_dir, "ray", "--engine", "ray"))
+    assert "reused: nothing was left to encode" in again
+
+
+def refuse(tmp_path, *words):
+    (tmp_path / "c.txt").write_text("one\n")
+    flags = ["--corpus", str(tmp_path / "c.txt"), "--artifacts_dir", str(tmp_path / "a")]
+    error = call(main, [*flags, "--device", "cpu", *words]).error
+    assert not (tmp_path / "a").exists()  # refused before anything is read
+    return error
+
+
+def test_an_engine_that_cannot_work_is_refused_in_one_line(tmp_path, monkeypatch):
+    told = refuse(tmp_path, "--engine", "rya")
+    assert told.startswith("unknown engine 'rya'. Did you mean 'ray'?")
+    assert refuse(tmp_path, "--num_workers", "2").startswith("num_workers is for --engine ray")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'pgra[ray]'" in refuse(tmp_path, "--engine", "ray")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    told = refuse(tmp_path, "--engine", "ray", "--retriever", "bm25")
+    assert told == "retriever 'bm25' encodes nothing: leave --engine ray out"

@@ -1,0 +1,367 @@
+"""Indexes that grow, and from which rows are removed."""
+
+import json
+import subprocess
+import sys
+
+import faiss
+import numpy as np
+import pytest
+from conftest import SENTENCES
+
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.data.corpus import open_corpus
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.io import lock_folder, read_manifest, write_json
+from pgra.models.encoder import Encoder
+from pgra.retrieval import IndexRequest, open_retriever, prepare_index
+from pgra.retrieval.grow import add_passages
+from pgra.retrieval.shards import read_vectors
+from pgra.retrieval.tombstones import remove_rows, search_kept
+from pgra.retrieval.verify import verify_index
+
+OLD, NEW = SENTENCES[:7], SENTENCES[7:]
+
+
+class Home:
+    """A corpus in two files, and arguments that index it."""
+
+    def __init__(self, root, encoder):
+        self.root, self.encoder = root, encoder
+        self.artifacts = root / "artifacts"
+        self.one, self.two = root / "one.txt", root / "two.txt"
+        self.one.write_text("".join(f"{text}\n" for text in OLD))
+        self.two.write_text("".join(f"{text}\n" for text in [OLD[2], *NEW]))  # one is there already
+
+    def args(self, **changes):
+        return RetrieverArguments(
+            **{"encoder": str(self.encoder), "shard_rows": 3, "num_candidates": 4, **changes}
+        )
+
+    def corpus(self, *names, **rules):
+        sources = [str(name) for name in names or (self.one,)]
+        return open_corpus(CorpusArguments(corpus=sources, **rules), self.artifacts)
+
+    def build(self, *names, folder=None, rules=None, **changes):
+        (built,) = prepare_index(
+            IndexRequest(
+                args=self.args(**changes),
+                corpus=self.corpus(*names, **(rules or {})),
+                artifacts=self.artifacts,
+                output_dir=folder,
+                device="cpu",
+                progress=False,
+            )
+        )
+        return built.folder
+
+    def add(self, folder, *names):
+        more = [str(name) for name in names or (self.two,)]
+        return add_passages(folder, more, self.artifacts, device="cpu", progress=False)
+
+    def open(self, folder, *names, **changes):
+        args = self.args(index_dir=None if folder is None else str(folder), **changes)
+        corpus = self.corpus(*names)
+        return open_retriever(args, corpus, self.artifacts, device="cpu", progress=False)
+
+
+@pytest.fixture
+def home(tmp_path, encoder_dir):
+    return Home(tmp_path, encoder_dir)
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def manifest_of(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_added_rows_stand_behind_and_old_shards_are_byte_equal(home):
+    folder = home.build(folder=home.root / "index")
+    before = {name: data for name, data in files(folder).items() if name.startswith("vectors")}
+    grown = home.add(folder)
+    assert grown.folder == folder
+    assert grown.num_reused == 7
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {
+        *(f"vectors-0000{n}.{end}" for n in (3, 4) for end in ("npy", "json")),
+        "index-12.faiss",
+        "manifest.json",
+    }
+    counts = grown.manifest.counts
+    assert (counts["rows"], counts["is_exact"], set(counts["recall"])) == (12, True, {"10", "11"})
+    vectors = read_vectors(folder, np.arange(12))
+    expected = Encoder.from_name(str(home.encoder), device="cpu").encode(SENTENCES)
+    np.testing.assert_allclose(vectors, expected, atol=1e-3)
+    index = faiss.read_index(str(folder / "index-12.faiss"))
+    np.testing.assert_array_equal(index.reconstruct_n(0, 12), vectors.astype(np.float32))
+
+
+def test_a_grown_index_finds_what_one_built_whole_finds(home):
+    grown = home.add(home.build(folder=home.root / "index")).folder
+    whole = home.build(home.one, home.two, folder=home.root / "whole")
+    made, one = manifest_of(whole), manifest_of(grown)
+    assert one["fingerprint"] == made["fingerprint"]  # Flat: nothing is trained
+    queries = ["a warm film", "red apples", NEW[-1]]
+    names = (home.one, home.two)
+    found = home.open(grown, *names).retrieve(queries, 4)
+    other = home.open(whole, *names).retrieve(queries, 4)
+    np.testing.assert_array_equal(found.rows, other.rows)
+    assert found.rows[2, 0] == 11
+    with pytest.raises(ArtifactError, match=r'made with corpus_sha256 ".*this run asks for'):
+        home.open(grown, home.one)  # the old corpus: its candidates are another index's
+
+
+def test_a_folder_named_by_its_fingerprint_gets_the_name_that_others_look_for(home):
+    folder = home.build()
+    grown = home.add(folder).folder
+    assert grown != folder
+    assert not folder.exists()
+    assert home.build(home.one, home.two) == grown  # found, not built
+    assert home.build() == folder  # the old corpus has an index of its own again
+    with pytest.raises(ConfigError, match="is an index of the grown corpus already: use that"):
+        home.add(folder)
+
+
+def test_what_is_there_is_not_added_again(home):
+    grown = home.add(home.build(folder=home.root / "index")).folder
+    before = files(grown)
+    assert home.add(grown).num_reused == 12  # the same command
+    assert files(grown) == before
+    third = home.root / "three.txt"
+    third.write_text(f"{OLD[0]}\nquite new\n")
+    assert home.add(grown, third).manifest.counts["rows"] == 13
+    assert home.corpus(home.one, home.two, third)[12] == "quite new"
+    assert verify_index(grown).damage == []
+
+
+def test_a_trained_index_is_not_trained_again_and_says_so(home, tmp_path):
+    words = ["red", "blue", "warm", "cold", "great", "dull"]
+    texts = [f"{word} {letter}" for word in words for letter in "abcdefghijklm"]
+    home.one.write_text("\n".join(texts[:60]) + "\n")
+    home.two.write_text("\n".join(texts[60:]) + "\n")
+    folder = home.build(folder=tmp_path / "index", index_factory="IVF1,SQ8", shard_rows=50)
+    was = faiss.read_index(str(folder / "index.faiss"))
+    for number, names in enumerate([(home.two,), (tmp_path / "three.txt",)]):
+        (tmp_path / "three.txt").write_text("and one more\n")
+        grown = home.add(folder, *names)
+        assert grown.manifest.counts["rows"] == 78 + number
+        assert grown.manifest.counts["trained_rows"] == 60
+        assert grown.manifest.fingerprint["trained_rows"] == 60
+        assert grown.manifest.counts["recall"]["10"] > 0.5
+    index = faiss.read_index(str(folder / "index-79.faiss"))
+    np.testing.assert_array_equal(*(faiss.vector_to_array(i.sq.trained) for i in (was, index)))
+    whole = home.build(home.one, home.two, tmp_path / "three.txt", index_factory="IVF1,SQ8")
+    assert "trained_rows" not in manifest_of(whole)["fingerprint"]  # the control
+    assert manifest_of(whole)["fingerprint"] != manifest_of(folder)["fingerprint"]
+    names = (home.one, home.two, tmp_path / "three.txt")
+    opened = home.open(folder, *names, index_factory="IVF1,SQ8")
+    assert opened.fingerprint["trained_rows"] == 60
+
+
+def test_a_corpus_that_changed_cannot_grow(home):
+    folder = home.build(folder=home.root / "index")
+    before = files(folder)
+    home.one.write_text(home.one.read_text().replace("warm", "cold"))
+    with pytest.raises(ArtifactError, match=r"one\.txt changed since .*its first 7 passages are"):
+        home.add(folder)
+    assert files(folder) == before
+
+
+def test_what_cannot_grow_is_refused_by_name(home, tmp_path):
+    bm25 = home.build(folder=tmp_path / "bm25", retriever="bm25")
+    with pytest.raises(ConfigError, match="is a BM25 index, which weighs words by the whole"):
+        home.add(bm25)
+    cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
+    with pytest.raises(ConfigError, match=r"first 3 passages .*\(max_passages\), and cannot grow"):
+        home.add(cut)
+    with pytest.raises(ArtifactError, match="nowhere does not exist"):
+        home.add(tmp_path / "nowhere")
+    folder = home.build(folder=tmp_path / "index")
+    with pytest.raises(DataError, match=r"no\.txt does not exist"):
+        home.add(folder, tmp_path / "no.txt")
+    with lock_folder(folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
+        home.add(folder)
+    told = manifest_of(folder)
+    del told["counts"]["recipe"]
+    write_json(folder / "manifest.json", told)
+    with pytest.raises(ArtifactError, match="does not say what it was made from.*build it again"):
+        home.add(folder)
+    (folder / "index.faiss").write_bytes(b"short")
+    with pytest.raises(ArtifactError, match=r"index\.faiss is damaged"):
+        home.add(folder)
+
+
+@pytest.mark.parametrize("retriever", ["dense", "hybrid"])
+def test_removed_rows_are_never_found_and_k_still_gives_k(home, retriever):
+    folder = home.build(folder=home.root / "index")
+    before = {name: data for name, data in files(folder).items() if name != "manifest.json"}
+    queries = [*OLD, "a warm film"]
+    was = home.open(folder, retriever=retriever).retrieve(queries, 4)
+    assert {0, 2, 6} <= set(was.rows[:, 0].tolist())  # the control
+    fields = home.open(folder, retriever=retriever).fingerprint
+    assert remove_rows(folder, [2, 6]).counts["removed"] == 2
+    assert remove_rows(folder, [0, 2]).counts["removed"] == 3
+    opened = home.open(folder, retriever=retriever)
+    for k in (1, 2, 4):
+        found = opened.retrieve(queries, k)
+        assert not np.isin(found.rows, [0, 2, 6]).any()
+        assert (found.rows != -1).all()
+    assert opened.fingerprint != fields
+    if retriever == "dense":
+        every = [row for row in opened.retrieve(["a warm film"], 4).rows[0]]
+        assert sorted(every) == [1, 3, 4, 5]
+        with pytest.raises(ConfigError, match=r"num_candidates \(5\) exceeds the corpus \(4 pass"):
+            opened.retrieve(["x"], 5)
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 2  # the manifest and one list
+    assert verify_index(folder).damage == []
+
+
+def test_removed_rows_stay_removed_when_it_grows(home):
+    folder = home.build()
+    remove_rows(folder, [3])
+    assert home.build() == folder  # still found, and not built again
+    grown = home.add(folder)
+    assert grown.manifest.counts["removed"] == 1
+    found = home.open(None, home.one, home.two).retrieve([OLD[3], NEW[0]], 4)
+    assert 3 not in found.rows
+    assert found.rows[1, 0] == 7
+
+
+def test_rows_that_cannot_be_removed_are_refused(home):
+    folder = home.build(folder=home.root / "index")
+    before = files(folder)
+    with pytest.raises(ConfigError, match=r"row 7 is not in .*index: it has rows 0 to 6"):
+        remove_rows(folder, [2, 7])
+    with pytest.raises(ConfigError, match="these are all 7 rows of .*one must stay"):
+        remove_rows(folder, range(7))
+    with pytest.raises(ArtifactError, match="nowhere does not exist"):
+        remove_rows(home.root / "nowhere", [1])
+    assert not (home.root / "nowhere").exists()
+    assert files(folder) == before
+
+
+def test_a_search_goes_deeper_until_enough_are_kept():
+    vectors = np.arange(64, 0, -1, dtype=np.float32)[:, None]  # row 0 is the nearest to [1]
+    index = faiss.IndexFlatIP(1)
+    index.add(vectors)
+    depths = []
+
+    def search(queries, depth):
+        depths.append(depth)
+        return index.search(queries, depth)
+
+    queries, removed = np.ones((2, 1), dtype=np.float32), np.arange(40)
+    found = search_kept(search, queries, 3, removed=removed, most=64)
+    assert found.rows.tolist() == [[40, 41, 42]] * 2
+    assert found.scores[0].tolist() == [24.0, 23.0, 22.0]
+    assert len(depths) > 1
+    assert depths == sorted(depths)
+    depths.clear()
+    none = np.empty(0, dtype=np.int64)
+    assert search_kept(search, queries, 3, removed=none, most=64).rows[0].tolist() == [0, 1, 2]
+    assert depths == [3]  # nothing removed: nothing more is searched
+    with pytest.raises(
+        ConfigError, match="32 nearest passages .* nearly all removed.*--device cpu"
+    ):
+        search_kept(search, queries, 3, removed=removed, most=32)
+
+
+def test_verify_names_all_that_is_damaged(home):
+    folder = home.build(folder=home.root / "index")
+    assert verify_index(folder).damage == []
+    assert verify_index(folder).num_files == 7
+    (folder / "vectors-00001.npy").write_bytes(b"x")
+    raw = bytearray((folder / "index.faiss").read_bytes())
+    raw[-1] ^= 1
+    (folder / "index.faiss").write_bytes(raw)
+    (folder / "vectors-00002.json").unlink()
+    (folder / "vectors-00007.npy").write_bytes(b"of a stopped add")
+    verdict = verify_index(folder)
+    assert sorted(verdict.damage) == [
+        "index.faiss has other content than was written",
+        "vectors-00001.npy has 1 bytes, 224 were written",
+        "vectors-00002.json is missing",
+    ]
+    assert verdict.notes == [
+        "1 files are not the index's, as an unfinished 'add' leaves: vectors-00007.npy"
+    ]
+
+
+def test_verify_looks_at_the_corpus_too(home):
+    folder = home.build(folder=home.root / "index")
+    corpus = home.corpus().folder / "corpus.arrow"
+    whole = corpus.read_bytes()
+    corpus.write_bytes(whole[:-1] + b"?")
+    assert "corpus.arrow has other content than was written" in verify_index(folder).damage[0]
+    corpus.write_bytes(whole)
+    home.one.write_text("changed\n")
+    assert verify_index(folder).damage == [
+        f"corpus: {home.one} has changed since the index was made"
+    ]
+    home.one.unlink()
+    verdict = verify_index(folder)
+    assert verdict.damage == []
+    assert "cannot be compared" in verdict.notes[0]
+
+
+def test_strict_refuses_passages_longer_than_the_encoder_reads(home):
+    rules = {"strict": True}
+    with pytest.raises(DataError, match="passages are longer than the encoder reads.*--strict"):
+        home.build(rules=rules, max_encoder_tokens=4)
+    folder = home.build(max_encoder_tokens=4)
+    assert manifest_of(folder)["counts"]["cut"] == 7
+    with pytest.raises(DataError, match="7 passages are longer than the encoder reads"):
+        home.build(rules=rules, max_encoder_tokens=4)  # found finished, and as little liked
+    assert home.build(rules=rules)
+
+
+def test_an_index_of_a_newer_version_is_refused_whatever_its_manifest_holds(home):
+    folder = home.build(folder=home.root / "index")
+    write_json(folder / "manifest.json", {**manifest_of(folder), "format": 2, "tiers": ["new"]})
+    for use in (lambda: home.open(folder), lambda: home.add(folder), lambda: verify_index(folder)):
+        with pytest.raises(ArtifactError, match="has format 2, this pgra reads 1.*update pgra"):
+            use()
+    write_json(folder / "manifest.json", {"tiers": ["new"]})
+    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):
+        read_manifest(folder, stage="dense_index")
+
+
+GROWTH = """
+import resource, signal, sys
+from pathlib import Path
+from pgra.retrieval.grow import add_passages
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder, more, artifacts, limit = sys.argv[1:]
+import pgra.retrieval.grow as grow
+opened = grow.load_encoder
+def load(*given):  # the corpus has been read by now
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit),) * 2)
+    return opened(*given)
+grow.load_encoder = load
+try:
+    add_passages(Path(folder), [more], Path(artifacts), device="cpu", progress=False)
+except OSError as error:
+    print("OSError", error.errno, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [200, 600])  # a shard is 224 bytes, the FAISS file 0.8 kB
+def test_a_disk_that_fills_up_leaves_the_old_index_whole(limit, home):
+    folder = home.build(folder=home.root / "index")
+    before = files(folder)
+    words = [sys.executable, "-c", GROWTH, folder, home.two, home.artifacts, str(limit)]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "OSError" in told.stdout, told.stderr
+    after = files(folder)
+    assert {name: after[name] for name in before} == before
+    assert not [name for name in after if "partial" in name]
+    assert home.open(folder).retrieve([OLD[3]], 1).rows[0, 0] == 3
+    assert home.add(folder).num_reused == (7 if limit == 200 else 12)
+    assert verify_index(folder).damage == []
