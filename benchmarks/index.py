@@ -14,7 +14,7 @@ Three parts, printed as one table each:
              These run in one process in turn, on a CPU.
     words    BM25 on real sentences, queries are real reviews: pgra's, and rank-bm25
 
-Each builds or encodes in a process of its own; "grown" is what that process's peak of memory (Linux) lies
+Each runs in a process of its own; "grown" is what that process's peak of memory (Linux) lies
 above what it held before, pages of mapped files included. The best of `--repeats` counts.
 """
 
