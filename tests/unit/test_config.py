@@ -21,7 +21,7 @@ from pgra.errors import ConfigError
             {"retriever": "bm52"},
             "unknown retriever 'bm52'. Did you mean 'bm25'",
         ),
-        (RetrieverArguments, {"pooling": "max"}, "unknown pooling 'max'"),
+        (RetrieverArguments, {"pooling": "sum"}, "unknown pooling 'sum'"),
         (RetrieverArguments, {"encoder_dtype": "float8"}, "unknown encoder_dtype 'float8'"),
         (RetrieverArguments, {"num_candidates": 0}, "num_candidates is 0: .* at least 1"),
         (RetrieverArguments, {"shard_rows": 0}, "shard_rows is 0"),
