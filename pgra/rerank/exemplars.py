@@ -121,7 +121,12 @@ class NearestExemplars:
         Raises:
             ConfigError: If not even a prompt without exemplars leaves room for a text.
         """
-        chosen = self.of(query)
+        return self.encoder_under(base, self.of(query), query)
+
+    def encoder_under(
+        self, base: PromptedEncoder, chosen: Sequence[Example], query: Example
+    ) -> PromptedEncoder:
+        """Give the LM under a prompt of given exemplars; see `encoder_for`."""
         for left in range(len(chosen), -1, -1):
             try:
                 encoder = base.under(self.prompt(chosen[:left]))
