@@ -50,13 +50,26 @@ class ShowArguments:
         at_least("num_shown", self.num_shown, 1)
 
 
+@dataclass(kw_only=True)
+class NeighborModelArguments:
+    """What the reader's section tells of the second stage; no reader is trained here."""
+
+    model_name_or_path: str = field(
+        default=ReaderArguments.model_name_or_path,
+        metadata={
+            "help": "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
+            "--neighbor_encoder reader: hub id, folder or bundled:NAME."
+        },
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Find evidence for texts, or for a task's splits."""
     from pgra.processes import join_processes
 
     words = name_leading_texts(argv)
-    texts, show, *sections = parse_arguments(
-        [TextArguments, ShowArguments, *_SECTIONS],
+    texts, show, model, *sections = parse_arguments(
+        [TextArguments, ShowArguments, NeighborModelArguments, *_SECTIONS],
         words,
         prog="pgra rerank",
         description="Find candidates and let an LM order them under a task's prompt.",
@@ -68,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         most = parts["retriever"].num_candidates
         kept = min(parts["rerank"].num_evidence, most)
         parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
-    args = PgraArguments(**parts, reader=ReaderArguments())
+    reader = ReaderArguments(model_name_or_path=model.model_name_or_path)
+    args = PgraArguments(**parts, reader=reader)
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()

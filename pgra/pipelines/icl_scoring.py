@@ -102,6 +102,8 @@ def _decide(
             processes=processes,
             progress=processes.worker.is_main,
         )
+    if exemplars is not None:
+        exemplars.tell_shortened()
     logger.info("icl: %d LM forwards for %d queries", num_read, len(examples))
     normalize = args.reader.length_normalize
     with timed(found, "evaluation"):

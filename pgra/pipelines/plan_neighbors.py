@@ -80,17 +80,19 @@ class NeighborPlanner:
     def encoders(self) -> list[PromptedEncoder]:
         """Give the LM under prefixes like those to come."""
         rng, exemplars = random.Random(_SEED), self.reranker.exemplars
-        pool = list(exemplars.neighbors.examples)
+        pool, queries = list(exemplars.neighbors.examples), list(self.queries.values())
         draws = (
-            rng.sample(pool, exemplars.count) for _ in range(min(_PREFIXES, len(self.queries)))
+            (rng.sample(pool, exemplars.count), query)
+            for query in rng.sample(queries, min(_PREFIXES, len(queries)))
         )
-        return [self.reranker.encoder.under(exemplars.prompt(drawn)) for drawn in draws]
+        base = self.reranker.encoder  # where a prefix is too long, the run leaves exemplars out
+        return [exemplars.encoder_under(base, *draw) for draw in draws]
 
     def plan(self) -> Plan:
         """Count and measure.
 
         Raises:
-            ConfigError: If a prefix leaves no room for a text.
+            ConfigError: If not even a prompt without exemplars leaves room for a text.
             PgraError: As the stages themselves would.
         """
         lm = self.reranker.encoder.lm

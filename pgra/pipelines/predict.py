@@ -21,7 +21,7 @@ from pgra.pipelines.run_folder import arguments_from
 from pgra.pipelines.stages import EvidenceSearch
 from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader
 from pgra.reader.trained import Query, Reader
-from pgra.rerank import Reference
+from pgra.rerank import PromptedReranker, Reference
 from pgra.types import Example, Json, Prediction
 
 
@@ -102,7 +102,8 @@ class Predictor:
 def _arguments(home: Path, record: ReaderRecord, runtime: Mapping[str, Any]) -> PgraArguments:
     """Read a run's arguments; dtypes that depend on the device stay what they were."""
     changes: dict[str, dict[str, Any]] = {"runtime": dict(runtime)}
-    lm, encoder = record.fingerprints.get("reranker"), _encoder_fields(record)
+    lm = record.fingerprints.get("reranker")
+    encoder = _encoder_fields(record) or _exemplar_encoder(lm)
     if isinstance(lm, Mapping) and "dtype" in lm:
         changes["rerank"] = {"lm_dtype": lm["dtype"]}
     if encoder is not None:
@@ -123,6 +124,15 @@ def _encoder_fields(record: ReaderRecord) -> Mapping[str, Json] | None:
     return dense if isinstance(dense, Mapping) and "encoder" in dense else None
 
 
+def _exemplar_encoder(lm: Json) -> Mapping[str, Json] | None:
+    """Find what a run's reranker says of the first stage's encoder, where that finds exemplars.
+
+    A first stage by words has none, so that its index does not tell.
+    """
+    told = lm.get("exemplar encoder") if isinstance(lm, Mapping) else None
+    return told if isinstance(told, Mapping) and "part" not in told else None
+
+
 def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> EvidenceSearch:
     """Open the stages; refuse what is not the run's before anything long is begun."""
     assert record.prompt is not None  # it has evidence
@@ -140,6 +150,8 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
     search = EvidenceSearch(args, record.prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), search.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(search.reranker.fingerprint))
+    if isinstance(search.reranker, PromptedReranker):  # before an index would be built
+        search.reranker.fitting.check()
     if args.is_exhaustive:
         return search
     encoder = _encoder_fields(record)

@@ -204,9 +204,9 @@ def _begin(
     write_json(folder / IDENTITY_FILE, identity)
     write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
     query, prompt = found.splits.test[0], found.prompt
-    if isinstance(found.reranker, NeighborReranker):
-        exemplars = found.reranker.exemplars
-        prompt = exemplars.prompt(exemplars.of(query))
+    if isinstance(found.reranker, NeighborReranker):  # as it is read, where not all of it fits
+        reranker = found.reranker
+        prompt = reranker.exemplars.encoder_for(reranker.encoder, query).prompt
     write_text(folder / "prompt.txt", prompt.prefix + prompt.suffix(query.fields))
 
 

@@ -24,7 +24,6 @@ class NearestExemplars:
     Attributes:
         neighbors: The training examples, and what they are compared by.
         count: Exemplars in a prompt.
-        num_shortened: Prompts that got fewer, so that the query fits the LM's window.
     """
 
     def __init__(
@@ -52,7 +51,8 @@ class NearestExemplars:
                 f"num_exemplars is {count}, and a training example may be the exemplar of others "
                 f"only, but there are only {len(neighbors.examples)} of them: ask for fewer"
             )
-        self.neighbors, self.count, self.num_shortened = neighbors, count, 0
+        self.neighbors, self.count = neighbors, count
+        self._shortened: set[str] = set()
         self._template, self._words = template, dict(words)
         self._found: dict[str, tuple[Example, ...]] = {}
 
@@ -65,6 +65,21 @@ class NearestExemplars:
             "words": self._words,
             **{f"exemplar {name}": value for name, value in self.neighbors.fingerprint.items()},
         }
+
+    @property
+    def num_shortened(self) -> int:
+        """Count the queries that got fewer exemplars, so that they fit the LM's window."""
+        return len(self._shortened)
+
+    def tell_shortened(self) -> None:
+        """Warn of those queries, and begin to count anew."""
+        if self._shortened:
+            logger.warning(
+                "%d queries got fewer than %d exemplars, so that they fit the LM's window",
+                len(self._shortened),
+                self.count,
+            )
+        self._shortened.clear()
 
     def look_up(
         self,
@@ -121,7 +136,12 @@ class NearestExemplars:
         Raises:
             ConfigError: If not even a prompt without exemplars leaves room for a text.
         """
-        chosen = self.of(query)
+        return self.encoder_under(base, self.of(query), query)
+
+    def encoder_under(
+        self, base: PromptedEncoder, chosen: Sequence[Example], query: Example
+    ) -> PromptedEncoder:
+        """Give the LM under a prompt of given exemplars; see `encoder_for`."""
         for left in range(len(chosen), -1, -1):
             try:
                 encoder = base.under(self.prompt(chosen[:left]))
@@ -132,6 +152,7 @@ class NearestExemplars:
             encoder.tokenize([query.fields])
             if not encoder.num_cut or not left:
                 break
-        self.num_shortened += left < len(chosen)
+        if left < len(chosen):
+            self._shortened.add(query.text)
         encoder.num_cut = 0
         return encoder

@@ -7,7 +7,6 @@ each pair's dot product and cosine, by a hash of prefix, query and passage: a st
 with the queries that are missing, fewer candidates or the other similarity cost nothing.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,8 +29,6 @@ from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import Work
 from pgra.rerank.exemplars import NearestExemplars
 from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
-
-logger = logging.getLogger(__name__)
 
 KEPT = ("dot", "cosine")
 """What a pair's entry in the bank holds, in this order."""
@@ -105,7 +102,6 @@ class NeighborReranker:
             progress: Whether to show a bar.
         """
         start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        self.exemplars.num_shortened = 0
         pairs = self.pairs(examples, rows, processes)
         num_queries = self.count_queries(pairs)
         new = self.bank.fill(
@@ -118,12 +114,7 @@ class NeighborReranker:
             progress=progress,
             title="LM reads candidates",
         )
-        if self.exemplars.num_shortened:
-            logger.warning(
-                "%d prompts got fewer than %d exemplars, so that the query fits the LM's window",
-                self.exemplars.num_shortened,
-                self.exemplars.count,
-            )
+        self.exemplars.tell_shortened()
         return Work(
             len(np.unique(pairs.rows)),
             new + num_queries,

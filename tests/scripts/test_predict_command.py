@@ -115,7 +115,9 @@ def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
     for ours, theirs in zip(answer["evidence"], row["evidence"], strict=True):
         assert (ours["row"], ours["score"]) == (theirs["row"], pytest.approx(theirs["score"]))
     shutil.rmtree(bench.artifacts / "similarities")
+    shutil.rmtree(bench.artifacts / "indexes")
     refused = ask(fitted, row["text"])
+    assert not (bench.artifacts / "indexes").exists()  # refused before anything long
     assert "is missing, what similarity 'whitened_cosine' was fitted to: " in refused.error
     again = bench.train("fitted", **changes)  # as the message says
     assert again.code == 0, again.err

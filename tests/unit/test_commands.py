@@ -195,6 +195,19 @@ def test_rerank_without_texts_does_all_splits_and_says_where(rerank_flags, tmp_p
     assert "sst2 test: 12 queries (reused)" in capsys.readouterr().out
 
 
+def test_rerank_finds_neighbors_by_the_reader_that_a_yaml_names(
+    rerank_flags, t5_dir, tmp_path, capsys
+):
+    config = tmp_path / "run.yaml"
+    config.write_text(f"model_name_or_path: {t5_dir}\nneighbor_encoder: reader\n")
+    few = [*rerank_flags, "--max_train_samples", "8", "--config", str(config)]
+    assert main(["rerank", "A warm film.", *few, "--exemplars", "knn"]) == 0
+    assert capsys.readouterr().out.startswith("query: A warm film.\n")
+    other = [*few, "--exemplars", "knn", "--model_name_or_path", str(tmp_path / "none")]
+    assert main(["rerank", "A warm film.", *other]) == 2  # the control: it is what is opened
+    assert str(tmp_path / "none") in capsys.readouterr().err
+
+
 def test_nothing_to_rerank_is_refused(rerank_flags, capsys):
     assert main(["rerank", *rerank_flags, "--num_evidence", "0"]) == 2
     assert "num_evidence is 0: there is nothing to rerank" in capsys.readouterr().err

@@ -196,7 +196,13 @@ def test_after_a_rerank_only_the_words_beginnings_are_left_to_read(args, tmp_pat
     assert told == [f"icl: {12 * len(beginnings)} LM forwards for 12 queries"]
 
 
-def test_each_query_may_stand_behind_its_own_neighbors(args, tmp_path):
+def test_neighbors_that_do_not_fit_are_told_of(args, tmp_path, caplog):
+    args = with_rerank(as_icl(args), exemplars="knn", max_prompt_tokens=200)
+    run(args, training(tmp_path / "kate"))
+    assert "12 queries got fewer than 4 exemplars, so that they fit" in caplog.text
+
+
+def test_each_query_may_stand_behind_its_own_neighbors(args, tmp_path, caplog):
     """KATE: every query's whole prompt, with each word, through the whole LM."""
     args = with_rerank(as_icl(args), exemplars="knn")
     assert run_system(args, training(tmp_path / "kate")).metrics["n"] == 12
@@ -228,6 +234,7 @@ def test_each_query_may_stand_behind_its_own_neighbors(args, tmp_path):
     query = found.splits.test[0]
     assert np.abs(np.log(list(told[0].values())) - chances(fixed, query)).max() > 0.1
     assert len(prefixes) > 1
+    assert "got fewer" not in caplog.text  # the control of the test above
 
 
 @pytest.mark.slow

@@ -1,17 +1,22 @@
 """Each query's own prefix: who stands in it, in which order, and who never does."""
 
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
+from test_trained import RECORD
 
 from pgra.errors import ConfigError
 from pgra.models.causal_lm import CausalLM
 from pgra.models.encoder import Encoder
 from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.pgra import read_task
+from pgra.pipelines.pgra import open_stages, read_task
+from pgra.pipelines.predict import _arguments
+from pgra.pipelines.run import _begin
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import NearestExemplars
 from pgra.retrieval.neighbors import Neighbors
 from pgra.types import MISSING_ROW, Example
@@ -119,6 +124,40 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     shorter = exemplars.encoder_for(less, NEW[0])
     assert shorter.prompt.exemplar_ids == whole.prompt.exemplar_ids[:4]
     assert (exemplars.num_shortened, shorter.num_cut) == (1, 0)
+
+
+def test_a_runs_prompt_is_shown_as_short_as_the_lm_reads_it(args, tmp_path):
+    shown = []
+    for limit in (200, None):
+        one = with_rerank(args, exemplars="knn", max_prompt_tokens=limit)
+        found = read_task(one)
+        open_stages(found, one)
+        found.exemplars.look_up(found.splits.test[:1])
+        training = ReaderTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+        _begin(tmp_path, {}, one, training, found)
+        told = (tmp_path / "prompt.txt").read_text()
+        shown.append(
+            (told.count("The answer is"), len(found.reranker.encoder.lm.tokenize([told])[0]))
+        )
+    (few, tokens), (every, whole) = shown
+    assert 1 < few < every == 4 + 1
+    assert tokens <= 200 < whole
+
+
+def test_a_later_run_keeps_the_dtype_of_what_found_the_exemplars(args, tmp_path):
+    """On another device `auto` would take another, and the run's reranker would be refused."""
+    args = with_retriever(with_rerank(args, exemplars="knn"), retriever="bm25")
+    for kind, expected in (("encoder", "bfloat16"), ("reader", "auto")):
+        one = with_retriever(args, neighbor_encoder=kind)
+        told = {
+            "encoder": "ab",
+            "dtype": "bfloat16",
+            **({"part": "T5"} if kind == "reader" else {}),
+        }
+        made = {"reranker": {"dtype": "float32", "exemplar encoder": told}}
+        record = replace(RECORD, arguments=asdict(one), fingerprints=made)
+        again = _arguments(tmp_path, record, {"device": "cpu"})
+        assert (again.retriever.encoder_dtype, again.rerank.lm_dtype) == (expected, "float32")
 
 
 def test_too_few_training_examples_are_refused(neighbors):

@@ -58,6 +58,16 @@ def test_the_run_reads_what_was_planned(plain, monkeypatch):
     assert more.texts.to_read == num_queries * (8 + 1)
 
 
+def test_prefixes_that_do_not_fit_are_planned_as_short_as_they_are_run(plain, monkeypatch):
+    whole = make_plan(plain, seconds=0).reading.prefix
+    short = with_rerank(plain, max_prompt_tokens=whole - 20)
+    plan = make_plan(short, seconds=0)
+    work = run(short, monkeypatch)
+    assert work.num_new == plan.texts.to_read
+    assert plan.reading.prefix < whole - 20  # the control: not as they would be with room
+    assert plan.reading.tokens == pytest.approx(work.num_tokens, rel=0.15)
+
+
 def test_words_may_find_fewer_candidates_than_planned(plain, monkeypatch):
     plain = with_retriever(plain, retriever="bm25")
     plan = make_plan(plain, seconds=0)
