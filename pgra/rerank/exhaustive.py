@@ -21,7 +21,7 @@ from pgra.processes import Processes
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.rerank.similarity import Similarity
-from pgra.retrieval.choice import EXACT, choose_factory, memory_limit
+from pgra.retrieval.choice import AUTO, EXACT, choose_factory, memory_limit
 from pgra.retrieval.dense import load_faiss
 from pgra.retrieval.exact import Vectors, ask, most_hits, nearest
 from pgra.retrieval.factory import (
@@ -278,10 +278,11 @@ def open_exhaustive(
         raise ConfigError(
             "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
         )
-    memory = memory_limit(memory_gb)
-    width = reranker.fitting.num_columns(reranker.encoder.lm.width)
-    choice = choose_factory(factory, len(reranker.corpus), width, memory=memory)
-    return ExhaustiveSearch(reranker, artifacts, factory=choice.factory)
+    if factory == AUTO:  # only then: to know the width of its states, an LM is loaded
+        width = reranker.fitting.num_columns(reranker.encoder.lm.width)
+        memory = memory_limit(memory_gb)
+        factory = choose_factory(factory, len(reranker.corpus), width, memory=memory).factory
+    return ExhaustiveSearch(reranker, artifacts, factory=factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:
