@@ -1,5 +1,6 @@
 """Which runs may stand in one table, and in which row."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,12 @@ _TRAINING = {
     *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("weight_decay", "max_grad_norm", "optim", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "bf16", "load_best_model_at_end", "metric_for_best_model"),
-    *("early_stopping_patience", "early_stopping_threshold"),
+    *("early_stopping_patience", "early_stopping_threshold", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "optim_args", "lr_scheduler_kwargs", "dataloader_drop_last"),
+    *("ignore_data_skip", "greater_is_better"),
 }
+# Of the few shots that one system alone is tuned on.
+_SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}
 
 
 def check_comparable(group: Group) -> None:
@@ -131,10 +136,21 @@ def row_names(group: Group) -> list[str]:
     varied: dict[str, set[str]] = {}
     for (system, _), values_of in kinds.items():
         varied.setdefault(system, set()).update(_varied([v for v in values_of if v]))
+    words = _words(settings)
     return [
-        " ".join([run.system, *_told(values, sorted(varied[run.system]))])
+        " ".join([run.system, *_told(values, sorted(varied[run.system]), words)])
         for run, values in zip(group.runs, settings, strict=True)
     ]
+
+
+def _words(settings: Sequence[Mapping[str, Json]]) -> dict[tuple[str, str], str]:
+    """Word each argument's values: a path by its last part, whole where two would be alike."""
+    values = {(name, canonical_json(v)): v for of_run in settings for name, v in of_run.items()}
+    alike = Counter((name, _short(value)) for (name, _), value in values.items())
+    return {
+        place: _short(value) if alike[place[0], _short(value)] == 1 else str(value)
+        for place, value in values.items()
+    }
 
 
 def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:
@@ -144,8 +160,11 @@ def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:
     }
 
 
-def _told(values: Mapping[str, Json], names: Sequence[str]) -> list[str]:
-    return [f"{n.rpartition('.')[2]}={_short(values[n])}" for n in names if n in values]
+def _told(
+    values: Mapping[str, Json], names: Sequence[str], words: Mapping[tuple[str, str], str]
+) -> list[str]:
+    own = [name for name in names if name in values]
+    return [f"{n.rpartition('.')[2]}={words[n, canonical_json(values[n])]}" for n in own]
 
 
 def _short(value: Json) -> str:
@@ -169,6 +188,8 @@ def _decides(system: str, section: str, name: str) -> bool:
         return False
     if section in _UNUSED.get(system, ()) and name not in _STILL_USED:
         return False
+    if section == "training" and name in _SHOTS:
+        return system == "lm-bff"
     return section != "training" or name in _TRAINING
 
 

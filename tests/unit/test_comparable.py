@@ -93,6 +93,18 @@ def test_a_row_is_the_system_with_the_settings_in_which_its_runs_differ(tmp_path
     ]
 
 
+def test_two_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    corpora = ("old/wiki.txt", "new/wiki.txt", "books.txt")
+    runs = [
+        plant(tmp_path / f"{i}", arguments={"corpus": {"corpus": corpus}})
+        for i, corpus in enumerate(corpora)
+    ]
+    told = ["pgra corpus=old/wiki.txt", "pgra corpus=new/wiki.txt", "pgra corpus=books.txt"]
+    assert row_names(group_of(*runs)) == told
+    check_comparable(group_of(*runs))
+    assert row_names(group_of(*runs[1:])) == ["pgra corpus=wiki.txt", "pgra corpus=books.txt"]
+
+
 def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
     """The paper's learning rates are a task's own (Table 7)."""
     other = {"training": {"learning_rate": 2e-5}}
@@ -100,6 +112,24 @@ def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
     assert row_names(group) == ["pgra", "pgra"]
     both = group_of(plant(tmp_path / "c"), plant(tmp_path / "d", arguments=other))
     assert row_names(both) == ["pgra learning_rate=0.0001", "pgra learning_rate=2e-05"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("num_shots", (8, 16)), ("exemplar_sets", (1, 4)), ("adam_beta2", (0.9, 1))],
+)
+def test_few_shot_runs_of_other_settings_are_no_seeds_of_one_row(tmp_path, name, values):
+    runs = [
+        plant(tmp_path / f"{i}", system="lm-bff", seed=i, arguments={"training": {name: value}})
+        for i, value in enumerate(values)
+    ]
+    assert row_names(group_of(*runs)) == [f"lm-bff {name}={value}" for value in values]
+
+
+def test_shots_make_no_rows_of_a_reader_that_is_not_tuned_on_few(tmp_path):
+    other = {"training": {"num_shots": 4}}
+    runs = [plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other)]
+    assert row_names(group_of(*runs)) == ["pgra", "pgra"]
 
 
 def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):
