@@ -7,7 +7,7 @@ The consistency score of a query is the share of its evidence that is (section 4
 report; its Figure 2 counts queries by their number of consistent evidence.
 
 Two lines belong beside every score. If all evidence had one label, the score would be that label's
-share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.4 % for
+share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.3 % for
 all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
 LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
 labels' shares of the queries times their shares of the evidence, added up.
