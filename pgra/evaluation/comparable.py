@@ -13,7 +13,7 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-_READERS = {"plain", "rag", "fid", "random", "pgra", "exhaustive"}
+_TRAINED = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
 # Where, how fast and how loud: none of it decides a prediction.
@@ -40,6 +40,11 @@ _TRAINING = {
     *("adam_epsilon", "optim_args", "lr_scheduler_kwargs", "dataloader_drop_last"),
     *("ignore_data_skip", "greater_is_better"),
 }
+# Where content is, which may have been moved meanwhile; runs go on by content, not by name.
+_PLACES = {
+    *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
+    "reader.model_name_or_path",
+}
 # Of the few shots that one system alone is tuned on.
 _SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}
 
@@ -48,17 +53,39 @@ def check_comparable(group: Group) -> None:
     """Refuse runs that cannot stand in one table.
 
     Raises:
-        ArtifactError: If two runs of a task have another metric, test set, or split rule, or are
-            the same system, setting and seed; both are named.
+        ArtifactError: If two runs of a task have another metric, test set, or split rule, are the
+            same system, setting and seed, or are seeds of one row with another setting or corpus;
+            both are named.
     """
     first: dict[str, Run] = {}
-    readers: dict[str, Run] = {}
+    trained: dict[str, Run] = {}
     for run in group.runs:
         _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
-        if run.system in _READERS:
-            before = readers.setdefault(run.task, run)
+        if run.system in _TRAINED:
+            before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
     _refuse_twins(group)
+    _refuse_mixed_seeds(group)
+
+
+def _refuse_mixed_seeds(group: Group) -> None:
+    """Refuse a row whose seeds are no seeds of one thing: a grid was gone on with otherwise."""
+    first: dict[tuple[str, str], Run] = {}
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        before = first.setdefault((name, run.task), run)
+        told = _other_setting(before, run)
+        _refuse(before, run, told and f"two seeds of '{name}' with another {told}")
+
+
+def _other_setting(a: Run, b: Run) -> str | None:
+    ours, theirs = _settings(a), _settings(b)
+    for name in sorted((ours.keys() & theirs.keys()) - _PLACES):
+        if ours[name] != theirs[name]:
+            return f"setting ({name.rpartition('.')[2]} {ours[name]}, {theirs[name]})"
+    left, right = _fingerprint(a, "corpus"), _fingerprint(b, "corpus")
+    if left and right and left != right:
+        return f"corpus ({left[:8]}, {right[:8]})"
+    return None
 
 
 def _refuse(a: Run, b: Run, why: str | None) -> None:
@@ -86,7 +113,7 @@ def _test_mark(run: Run) -> str:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Say why two readers were not trained on one division of the data; None if they were.
+    """Say why two systems do not stand on one division of the data; None if they were.
 
     What a grid varies may differ. The examples that stand in the prompt are left out of train, so
     training examples are compared only where the prompt's examples are chosen alike.
