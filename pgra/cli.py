@@ -53,6 +53,9 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
     "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
+    "consistency": Command(
+        "pgra.commands.consistency", "measure how often evidence has the label of its query"
+    ),
     "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
     "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
     "models": Command("pgra.commands.models", "list the models that come inside packages"),
@@ -134,7 +137,8 @@ def _dispatch(words: Sequence[str] | None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10} {command.about}" for name, command in COMMANDS.items()]
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:<{width}} {command.about}" for name, command in COMMANDS.items()]
     return (
         "usage: pgra COMMAND [--help]\n\n"
         "Prompt-guided retrieval augmentation: a frozen language model picks the sentences that a "

@@ -137,13 +137,13 @@ def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
 
 
 def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:
-    """Give the grid's folder."""
+    """Give the grid's folder: as the command line names it last, in either spelling."""
+    root = Path("runs") / f"ablate-{grid.name}{'-demo' if how.demo else ''}"
     for flag, value in pairwise([*rest, ""]):
-        if flag == "--output_dir":
-            return Path(value)
-        if flag.startswith("--output_dir="):
-            return Path(flag.partition("=")[2])
-    return Path("runs") / f"ablate-{grid.name}{'-demo' if how.demo else ''}"
+        name, sign, text = flag.partition("=")
+        if name.replace("-", "_") == "__output_dir":
+            root = Path(text if sign else value)
+    return root
 
 
 def resolve_point(

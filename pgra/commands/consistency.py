@@ -1,4 +1,4 @@
-"""Measures the label consistency of runs' evidence: `ablations/label_consistency.py`."""
+"""Measures the label consistency of runs' evidence: `pgra consistency`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +13,9 @@ EXAMPLE = """examples:
   python train.py --task sst2 --system plain --output_dir runs/plain
   python train.py --task sst2 --system fid --output_dir runs/fid
   python train.py --task sst2 --output_dir runs/pgra
-  python ablations/label_consistency.py --labeler runs/plain --runs runs/pgra runs/fid \\
-      --output_dir runs/consistency
+  pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
   pgra ablate label_consistency --output_dir runs/grid
-  python ablations/label_consistency.py --runs runs/grid --output_dir runs/grid/consistency
+  pgra consistency --runs runs/grid --output_dir runs/grid/consistency
 
 The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
 whose label that is. The paper's Table 10 and Figures 2 and 4.
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (args,) = parse_arguments(
         [ConsistencyArguments],
         argv,
-        prog="label_consistency.py",
+        prog="pgra consistency",
         description="Measure how often evidence has the label of its query.",
         epilog=EXAMPLE,
     )

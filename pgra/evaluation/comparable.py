@@ -1,5 +1,6 @@
 """Which runs may stand in one table, and in which row."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-_READERS = {"plain", "rag", "fid", "random", "pgra", "exhaustive"}
+_TRAINED = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
 # Where, how fast and how loud: none of it decides a prediction.
@@ -35,25 +36,56 @@ _TRAINING = {
     *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps"),
     *("weight_decay", "max_grad_norm", "optim", "per_device_train_batch_size"),
     *("gradient_accumulation_steps", "bf16", "load_best_model_at_end", "metric_for_best_model"),
-    *("early_stopping_patience", "early_stopping_threshold"),
+    *("early_stopping_patience", "early_stopping_threshold", "adam_beta1", "adam_beta2"),
+    *("adam_epsilon", "optim_args", "lr_scheduler_kwargs", "dataloader_drop_last"),
+    *("ignore_data_skip", "greater_is_better"),
 }
+# Where content is, which may have been moved meanwhile; runs go on by content, not by name.
+_PLACES = {
+    *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
+    "reader.model_name_or_path",
+}
+# Of the few shots that one system alone is tuned on.
+_SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}
 
 
 def check_comparable(group: Group) -> None:
     """Refuse runs that cannot stand in one table.
 
     Raises:
-        ArtifactError: If two runs of a task have another metric, test set, or split rule, or are
-            the same system, setting and seed; both are named.
+        ArtifactError: If two runs of a task have another metric, test set, or split rule, are the
+            same system, setting and seed, or are seeds of one row with another setting or corpus;
+            both are named.
     """
     first: dict[str, Run] = {}
-    readers: dict[str, Run] = {}
+    trained: dict[str, Run] = {}
     for run in group.runs:
         _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
-        if run.system in _READERS:
-            before = readers.setdefault(run.task, run)
+        if run.system in _TRAINED:
+            before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
     _refuse_twins(group)
+    _refuse_mixed_seeds(group)
+
+
+def _refuse_mixed_seeds(group: Group) -> None:
+    """Refuse a row whose seeds are no seeds of one thing: a grid was gone on with otherwise."""
+    first: dict[tuple[str, str], Run] = {}
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        before = first.setdefault((name, run.task), run)
+        told = _other_setting(before, run)
+        _refuse(before, run, told and f"two seeds of '{name}' with another {told}")
+
+
+def _other_setting(a: Run, b: Run) -> str | None:
+    ours, theirs = _settings(a), _settings(b)
+    for name in sorted((ours.keys() & theirs.keys()) - _PLACES):
+        if ours[name] != theirs[name]:
+            return f"setting ({name.rpartition('.')[2]} {ours[name]}, {theirs[name]})"
+    left, right = _fingerprint(a, "corpus"), _fingerprint(b, "corpus")
+    if left and right and left != right:
+        return f"corpus ({left[:8]}, {right[:8]})"
+    return None
 
 
 def _refuse(a: Run, b: Run, why: str | None) -> None:
@@ -81,7 +113,7 @@ def _test_mark(run: Run) -> str:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Say why two readers were not trained on one division of the data; None if they were.
+    """Say why two systems do not stand on one division of the data; None if they were.
 
     What a grid varies may differ. The examples that stand in the prompt are left out of train, so
     training examples are compared only where the prompt's examples are chosen alike.
@@ -131,10 +163,21 @@ def row_names(group: Group) -> list[str]:
     varied: dict[str, set[str]] = {}
     for (system, _), values_of in kinds.items():
         varied.setdefault(system, set()).update(_varied([v for v in values_of if v]))
+    words = _words(settings)
     return [
-        " ".join([run.system, *_told(values, sorted(varied[run.system]))])
+        " ".join([run.system, *_told(values, sorted(varied[run.system]), words)])
         for run, values in zip(group.runs, settings, strict=True)
     ]
+
+
+def _words(settings: Sequence[Mapping[str, Json]]) -> dict[tuple[str, str], str]:
+    """Word each argument's values: a path by its last part, whole where two would be alike."""
+    values = {(name, canonical_json(v)): v for of_run in settings for name, v in of_run.items()}
+    alike = Counter((name, _short(value)) for (name, _), value in values.items())
+    return {
+        place: _short(value) if alike[place[0], _short(value)] == 1 else str(value)
+        for place, value in values.items()
+    }
 
 
 def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:
@@ -144,8 +187,11 @@ def _varied(settings: Sequence[Mapping[str, Json]]) -> set[str]:
     }
 
 
-def _told(values: Mapping[str, Json], names: Sequence[str]) -> list[str]:
-    return [f"{n.rpartition('.')[2]}={_short(values[n])}" for n in names if n in values]
+def _told(
+    values: Mapping[str, Json], names: Sequence[str], words: Mapping[tuple[str, str], str]
+) -> list[str]:
+    own = [name for name in names if name in values]
+    return [f"{n.rpartition('.')[2]}={words[n, canonical_json(values[n])]}" for n in own]
 
 
 def _short(value: Json) -> str:
@@ -169,6 +215,8 @@ def _decides(system: str, section: str, name: str) -> bool:
         return False
     if section in _UNUSED.get(system, ()) and name not in _STILL_USED:
         return False
+    if section == "training" and name in _SHOTS:
+        return system == "lm-bff"
     return section != "training" or name in _TRAINING
 
 

@@ -73,7 +73,8 @@ class ReferenceTable:
 
     def find_row(self, run: Run) -> str | None:
         """Give the row that stands beside a run: all its names match, and it has most of them."""
-        known = {"system": run.system, **_settings(run)}
+        # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
+        known = {**_settings(run), "system": run.system}
         fits = [
             (len(wanted), row)
             for row, wanted in self.match.items()

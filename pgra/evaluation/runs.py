@@ -239,7 +239,7 @@ def _check_value(run: Run) -> None:
     if run.metric not in METRICS:
         raise ValueError(f"metric {run.metric} is unknown")
     value = METRICS[run.metric](decided.labels, decided.predicted, decided.names)
-    if abs(value - run.value) > _ROUNDING:
+    if not abs(value - run.value) <= _ROUNDING:  # so that NaN is refused too
         raise ValueError(f"{run.metric} is {run.value:.4f}, and {value:.4f} by its predictions")
 
 

@@ -16,6 +16,7 @@ _LATEX = {
     ">": r"$>$",
     "|": r"$|$",
     "±": r"$\pm$",
+    "[": "{[}",  # at the start of a row it would be an argument of the row's end before it
 }
 _WIDTH = 100
 _MARKDOWN = re.compile(r"([\\`*_\[\]|~])")

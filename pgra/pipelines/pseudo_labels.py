@@ -23,6 +23,8 @@ from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
+_KEPT_EVERY = 10_000
+
 
 @dataclass(frozen=True)
 class Labeler:
@@ -127,8 +129,10 @@ def label_texts(
     )
     if missing:
         reader = Reader.load(labeler.home, device=device)
-        decided = reader.predict(missing, [], progress=True)
-        known |= {text: one.label for text, one in zip(missing, decided, strict=True)}
+    for start in range(0, len(missing), _KEPT_EVERY):  # what is read stays when it is stopped
+        part = missing[start : start + _KEPT_EVERY]
+        decided = reader.predict(part, [], progress=True)
+        known |= {text: one.label for text, one in zip(part, decided, strict=True)}
         write_lines(path, [{"text": text, "label": label} for text, label in known.items()])
     return PseudoLabels(known, len(missing))
 

@@ -1,13 +1,14 @@
 """Running a grid: what points share, what is taken up, what a failing one leaves."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from transformers import GPT2Model
 
 from pgra.cli import main
-from pgra.commands.ablate import resolve_point
+from pgra.commands.ablate import GridArguments, _root, resolve_point
 from pgra.errors import ArtifactError
 from pgra.pipelines.ablate import grid_record, in_order, make_runs, write_grid
 from pgra.pipelines.grid import read_grid
@@ -293,6 +294,15 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(write, ablate, tmp_pa
     assert (code, out) == (2, "")
     assert message in err.strip().splitlines()[-1]
     assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--output-dir", "{}"], ["--output-dir={}"], ["--output_dir", "x", "--output_dir={}"]]
+)
+def test_the_grids_folder_is_what_is_named_last_in_either_spelling(write, words):
+    grid, how = read_grid(write()), GridArguments()
+    assert _root(grid, how, [word.format("here") for word in words]) == Path("here")
+    assert _root(grid, how, ["--device", "cpu"]) == Path("runs/ablate-mine")  # the control
 
 
 def test_a_grid_is_named_first(capsys):

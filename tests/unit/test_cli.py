@@ -98,6 +98,15 @@ def test_a_commands_own_errors_are_one_line(capsys):
     assert "--run is missing: give the folder of a finished run" in capsys.readouterr().err
 
 
+def test_consistency_is_a_command_of_its_own(capsys):
+    assert main(["consistency"]) == 2
+    assert "--runs is missing: give the folders of finished runs" in capsys.readouterr().err
+    assert main(["consistency", "--runs", "runs"]) == 2
+    assert "--output_dir is missing: say where labels, tables and plots go" in (
+        capsys.readouterr().err
+    )
+
+
 def test_names_without_a_near_one_are_listed():
     assert unknown_name("fruit", "xyz", ["pear", "apple"]) == (
         "unknown fruit 'xyz'. Known: apple, pear."

@@ -56,6 +56,25 @@ def test_what_is_not_trained_has_no_division_to_compare(tmp_path):
         check_comparable(group_of(plant(tmp_path / "c"), plant(tmp_path / "d", system="icl", n=8)))
 
 
+def test_neighbors_are_of_the_training_data_that_readers_have(tmp_path):
+    other = {"arguments": {"data": {"max_train_samples": 16}}}
+    readers = [plant(tmp_path / "a"), plant(tmp_path / "b", system="knn")]
+    check_comparable(group_of(*readers))  # the control
+    with pytest.raises(ArtifactError, match=r"another split rule \(max_train_samples None, 16\)"):
+        check_comparable(group_of(*readers, plant(tmp_path / "c", system="knn", **other)))
+
+
+def test_seeds_on_another_corpus_of_the_same_name_are_refused(tmp_path):
+    one, other = fingerprints(corpus="1" * 64), fingerprints(corpus="2" * 64)
+    runs = [plant(tmp_path / f"{i}", seed=i, fingerprints=one) for i in (0, 1)]
+    check_comparable(group_of(*runs))  # the control
+    runs.append(plant(tmp_path / "2", seed=2, fingerprints=other))
+    with pytest.raises(
+        ArtifactError, match=r"two seeds of 'pgra' with another corpus \(11111111, 2"
+    ):
+        check_comparable(group_of(*runs))
+
+
 def test_another_prompt_takes_other_examples_out_of_train(tmp_path):
     """The examples that stand in the prompt are not trained on, so train differs with them."""
     a = plant(tmp_path / "a")
@@ -71,6 +90,20 @@ def test_a_grid_may_vary_the_data_it_says_it_varies(tmp_path):
     loose = load_collection([root / "sst2"]).groups[0]
     with pytest.raises(ArtifactError, match="max_train_samples 8, 80"):
         check_comparable(loose)
+
+
+def test_seeds_of_a_point_that_were_made_otherwise_are_refused(tmp_path):
+    """Such as those of a grid that was stopped, and gone on with by another command."""
+    points = {"k=8": {"value": 8, "seeds": {0: [], 1: [1]}}, "k=4": {"value": 4, "seeds": {0: []}}}
+    root = plant_grid(tmp_path / "g", points)
+    moved = {"retriever": {"num_candidates": 8}, "corpus": {"corpus": "moved/wiki.txt"}}
+    plant(root / "sst2/k=8/seed-1", seed=1, wrong=[1], arguments=moved)
+    check_comparable(load_collection([root]).groups[0])  # the control: points and places may differ
+    other = {"retriever": {"num_candidates": 8}, "training": {"learning_rate": 1e-3}}
+    plant(root / "sst2/k=8/seed-1", seed=1, wrong=[1], arguments=other)
+    told = r"two seeds of 'k=8' with another setting \(learning_rate 0.0001, 0.001\); report them"
+    with pytest.raises(ArtifactError, match=told):
+        check_comparable(load_collection([root]).groups[0])
 
 
 def test_one_run_twice_is_refused(tmp_path):
@@ -93,6 +126,18 @@ def test_a_row_is_the_system_with_the_settings_in_which_its_runs_differ(tmp_path
     ]
 
 
+def test_two_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    corpora = ("old/wiki.txt", "new/wiki.txt", "books.txt")
+    runs = [
+        plant(tmp_path / f"{i}", arguments={"corpus": {"corpus": corpus}})
+        for i, corpus in enumerate(corpora)
+    ]
+    told = ["pgra corpus=old/wiki.txt", "pgra corpus=new/wiki.txt", "pgra corpus=books.txt"]
+    assert row_names(group_of(*runs)) == told
+    check_comparable(group_of(*runs))
+    assert row_names(group_of(*runs[1:])) == ["pgra corpus=wiki.txt", "pgra corpus=books.txt"]
+
+
 def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
     """The paper's learning rates are a task's own (Table 7)."""
     other = {"training": {"learning_rate": 2e-5}}
@@ -100,6 +145,24 @@ def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
     assert row_names(group) == ["pgra", "pgra"]
     both = group_of(plant(tmp_path / "c"), plant(tmp_path / "d", arguments=other))
     assert row_names(both) == ["pgra learning_rate=0.0001", "pgra learning_rate=2e-05"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("num_shots", (8, 16)), ("exemplar_sets", (1, 4)), ("adam_beta2", (0.9, 1))],
+)
+def test_few_shot_runs_of_other_settings_are_no_seeds_of_one_row(tmp_path, name, values):
+    runs = [
+        plant(tmp_path / f"{i}", system="lm-bff", seed=i, arguments={"training": {name: value}})
+        for i, value in enumerate(values)
+    ]
+    assert row_names(group_of(*runs)) == [f"lm-bff {name}={value}" for value in values]
+
+
+def test_shots_make_no_rows_of_a_reader_that_is_not_tuned_on_few(tmp_path):
+    other = {"training": {"num_shots": 4}}
+    runs = [plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other)]
+    assert row_names(group_of(*runs)) == ["pgra", "pgra"]
 
 
 def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):

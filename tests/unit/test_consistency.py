@@ -129,6 +129,18 @@ def test_equal_runs_differ_by_nothing_and_a_planted_gap_is_found():
     assert gap.p < 0.01
 
 
+def test_equal_evidence_differs_by_nothing_however_many_seeds_have_it():
+    """A mean of three equal shares is not always the share, by a last digit: no difference."""
+    texts = ["p1", "n1", "n2", "n1", "n2", "n1", "n2", "n1", "n2", "n1"]  # 1 of 10: 0.1
+    one = measure([line(i, "pos", "pos", *texts) for i in range(20)])
+    three = merge_seeds([one] * 3)
+    assert three.shares.tolist() != one.shares.tolist()  # what is to be seen through
+    found = compare_consistency(three, one)
+    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+    better = measure([line(i, "pos", "pos", "p1", *texts[1:4]) for i in range(20)])
+    assert compare_consistency(better, three).p < 0.01  # the control
+
+
 def test_other_queries_are_not_compared():
     other = measure(RUN[:3])
     with pytest.raises(ValueError, match="pgra and fid have evidence for different queries"):

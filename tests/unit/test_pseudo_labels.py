@@ -65,6 +65,26 @@ def labeler(t5_dir, tmp_path_factory):
     return folder
 
 
+def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, monkeypatch):
+    monkeypatch.setattr("pgra.pipelines.pseudo_labels._KEPT_EVERY", 2)
+    predict, read = Reader.predict, []
+
+    def stopped(self, texts, *args, **more):
+        if len(read) == 4:
+            raise KeyboardInterrupt
+        read.extend(texts)
+        return predict(self, texts, *args, **more)
+
+    monkeypatch.setattr(Reader, "predict", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        label_texts(open_labeler(labeler), TEXTS, tmp_path / "kept", device="cpu")
+    monkeypatch.setattr(Reader, "predict", predict)
+    found = label_texts(open_labeler(labeler), TEXTS, tmp_path / "kept", device="cpu")
+    assert (read, found.num_read) == (TEXTS[:4], 2)
+    whole = label_texts(open_labeler(labeler), TEXTS, tmp_path / "whole", device="cpu")
+    assert (whole.labels, whole.num_read) == (found.labels, 6)
+
+
 def write_run(
     folder,
     queries,

@@ -77,6 +77,14 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
     assert load_reference("T5").find_row(fid) is None
 
 
+def test_a_plain_run_by_its_arguments_stands_beside_plain_t5(tmp_path):
+    """`--num_evidence 0` leaves --system as it was, pgra; the run says what it is."""
+    table, asked = load_reference("T2a"), {"runtime": {"system": "pgra"}}
+    plain = plant(tmp_path / "a", system="plain", arguments=asked)
+    assert table.find_row(load_run(plain)) == "T5-base"
+    assert table.find_row(load_run(plant(tmp_path / "b", arguments=asked))) == "PGRA"
+
+
 def test_notes_of_a_task_are_told_where_it_is_in_the_table():
     table = load_reference("T2a")
     assert any("81.2 is the ceiling" in note for note in table.told_of(["sst2", "trec"]))

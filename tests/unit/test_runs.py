@@ -67,6 +67,13 @@ def test_an_older_run_tells_its_system_by_its_method(tmp_path, method, system):
     assert load_run(folder).system == system
 
 
+def test_a_value_that_is_no_number_is_refused(tmp_path):
+    folder = plant(tmp_path / "a", wrong=[1])
+    edit(folder / "metrics.json", value=float("nan"))
+    with pytest.raises(ArtifactError, match="accuracy is nan, and 0.9750 by its predictions"):
+        load_run(folder)
+
+
 def test_examples_tell_one_test_set_from_another(tmp_path):
     one = load_run(plant(tmp_path / "a", n=10)).decisions.examples
     assert load_run(plant(tmp_path / "b", n=10, wrong=[1])).decisions.examples == one

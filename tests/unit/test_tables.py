@@ -59,6 +59,11 @@ def test_latex_is_escaped_and_whole():
     assert "%" not in unescaped
 
 
+def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_row_above():
+    text = Table("T", ["a", "b"], [[Cell("x"), Cell("1")], [Cell("[4, 8]"), Cell("2")]]).to_latex()
+    assert "x & 1 \\\\\n{[}4, 8] & 2" in text
+
+
 def test_csv_holds_numbers_unrounded():
     rows = list(csv.reader(io.StringIO(TABLE.to_csv())))
     assert rows == [
