@@ -4,21 +4,27 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from conftest import with_rerank, with_retriever
 
 from pgra.commands.consistency import main
+from pgra.commands.evidence import main as show_evidence
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.evaluation.results import EvidenceLine, RunRecord, write_results
 from pgra.models.fid import FusionReader
 from pgra.models.loading import find_model, load_tokenizer
 from pgra.pipelines.consistency import report_consistency
+from pgra.pipelines.evidence_study import compare_evidence, ways_of
+from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.pipelines.pseudo_labels import label_texts, open_labeler
 from pgra.reader.checkpoints import save_reader
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.record import ReaderRecord, write_record
 from pgra.reader.temperature import Calibration
 from pgra.reader.trained import Reader
+from pgra.rerank.similarity import WAYS
 from pgra.types import Example, Prediction
 
 LABELS = ("negative", "positive")
@@ -315,3 +321,44 @@ def test_damaged_labels_are_refused(labeler, tmp_path):
 def test_a_command_with_nothing_to_do_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         main(words)
+
+
+def evidence_by_hand(args, labeler, depth):
+    found = read_task(args)
+    find_evidence(found, args, splits=("test",))
+    texts = [own[:depth] for own in found.evidence_texts("test")]
+    reader = Reader.load(labeler)
+    return np.mean(
+        [
+            np.mean([one.label == example.label for one in reader.predict(own)])
+            for example, own in zip(found.examples("test"), texts, strict=True)
+        ]
+    )
+
+
+def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
+    args = with_rerank(args, num_evidence=2)
+    study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2])
+    names = ["random", "first stage", *WAYS]
+    assert [(run.depth, run.name) for run in study.runs] == [(d, n) for d in (1, 2) for n in names]
+    scores = {(run.name, run.depth): run.score for run in study.runs}
+    cosine = with_rerank(args, similarity="cosine")
+    for depth in (1, 2):
+        assert scores["cosine", depth] == pytest.approx(evidence_by_hand(cosine, labeler, depth))
+    assert len(set(scores.values())) > 2  # the control
+    values = json.loads((tmp_path / "out" / "evidence.json").read_text())
+    assert [way["score"] for way in values["ways"]] == [run.score for run in study.runs]
+    whole = ways_of(with_rerank(args, bank="full"))
+    assert whole["exhaustive cosine"].is_exhaustive
+
+
+def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
+    for change in (with_retriever(args, retriever="exhaustive"), with_rerank(args, num_evidence=0)):
+        with pytest.raises(ConfigError, match="the ways are compared with a first stage"):
+            compare_evidence(change, labeler, tmp_path)
+    with pytest.raises(ConfigError, match="depth is 4: it must lie between 1 and num_evidence, 3"):
+        compare_evidence(args, labeler, tmp_path, depths=[4])
+    with pytest.raises(ConfigError, match="--labeler is missing"):
+        show_evidence(["--output_dir", str(tmp_path)])
+    with pytest.raises(ConfigError, match="--output_dir is missing"):
+        show_evidence(["--labeler", str(labeler)])

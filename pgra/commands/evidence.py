@@ -1,0 +1,69 @@
+"""Compares what each way finds, without training a reader: `ablations/evidence.py`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pgra.arguments import parse_arguments
+from pgra.commands.common import SECTIONS, quiet_libraries, say
+from pgra.config import PgraArguments, ReaderArguments
+from pgra.errors import ConfigError
+
+EXAMPLE = """example:
+  python train.py --task sst2 --system plain --output_dir runs/plain
+  python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \\
+      --bank full --num_evidence 16 --depths 2 16
+
+Evidence by chance, of the first stage, and by each similarity of the LM's states; with --bank full
+also the best of the whole corpus. The plain reader gives each text its pseudo-label; evidence is
+consistent with a query whose label that is.
+"""
+
+
+@dataclass(kw_only=True)
+class EvidenceArguments:
+    """Who labels the evidence, and how much of it is looked at."""
+
+    labeler: str | None = field(
+        default=None, metadata={"help": "A finished run of --num_evidence 0 on this task."}
+    )
+    output_dir: str | None = field(default=None, metadata={"help": "Where labels and tables go."})
+    depths: list[int] = field(
+        default_factory=list,
+        metadata={"help": "Look at each query's best so many evidence; default: --num_evidence."},
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse to do nothing."""
+        if self.labeler is None:
+            raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
+        if self.output_dir is None:
+            raise ConfigError("--output_dir is missing: say where labels and tables go")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Find, label, measure and show."""
+    from pgra.processes import join_processes
+
+    names = [name for name in SECTIONS if name != "reader"]
+    asked, *sections = parse_arguments(
+        [EvidenceArguments, *(SECTIONS[name] for name in names)],
+        argv,
+        prog="ablations/evidence.py",
+        description="Measure how often the evidence of each way has the label of its query.",
+        epilog=EXAMPLE,
+    )
+    args = PgraArguments(**dict(zip(names, sections, strict=True)), reader=ReaderArguments())
+    quiet_libraries()
+    from pgra.pipelines.evidence_study import compare_evidence
+
+    processes = join_processes(args.runtime.device)
+    study = compare_evidence(
+        args,
+        Path(asked.labeler),
+        Path(asked.output_dir),
+        depths=asked.depths,
+        processes=processes,
+    )
+    say(study.table.to_text())
+    return 0
