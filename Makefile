@@ -44,7 +44,7 @@ check: $(STAMP)  ## ruff, ruff format and mypy --strict
 	$(BIN)/mypy
 
 test: check test-quick  ## All checks and all tests but those that need a GPU
-	$(PYTEST) -m "slow and not gpu" --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "slow and not gpu" --numprocesses 2 --dist loadfile --durations=20
 
 test-quick: $(STAMP)  ## The tests that take less than a minute together, on two cores
 	$(PYTEST) --numprocesses 2

@@ -30,7 +30,7 @@ OWN = {
     "main": {"num_shots": 2},
     "large": {"num_shots": 2},
     "prompts": {"axis": "exemplar_seed=0,1"},
-    "granularity": {"max_segment_tokens": 224},
+    "granularity": {"max_segment_tokens": 224, "axis": "max_passages=60,20", "max_passages": None},
     "two_cores_d": {"axis": "num_evidence=0,1", "num_evidence": None},
     "two_cores_k": {"axis": "num_candidates=2,4", "num_candidates": None},
 }

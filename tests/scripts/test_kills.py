@@ -1,4 +1,4 @@
-"""Twenty kills at random moments: no shard is lost, none is made twice, and the product is equal.
+"""Kills at random moments: no shard is lost, none is made twice, and the product is equal.
 
 The jobs are forks of one process that has imported everything, so that each kill costs a tenth of a
 second. Moments are seeded: behind so many shards, and a random part of the time that one takes.
@@ -17,7 +17,7 @@ from scripted import ROOT, environment, half_written
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS = 20
+NUM_SHARDS = 80  # of two rows; an index that grows has as many before
 
 JOBS = """
 import json, os, random, signal, sys, time
@@ -93,9 +93,9 @@ print(json.dumps(torture(job, root / "killed")))
 
 def write_corpora(root):
     draw, words = random.Random(0), " ".join(SENTENCES).split()
-    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(800)]
-    (root / "one.txt").write_text("".join(lines[:400]))
-    (root / "two.txt").write_text("".join(lines[400:]))
+    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(4 * NUM_SHARDS)]
+    (root / "one.txt").write_text("".join(lines[: 2 * NUM_SHARDS]))
+    (root / "two.txt").write_text("".join(lines[2 * NUM_SHARDS :]))
 
 
 def sums(folder):
@@ -106,12 +106,12 @@ def sums(folder):
     }
 
 
-@pytest.mark.parametrize(("job", "first"), [("build", 0), ("add", 200)])
-def test_twenty_kills_lose_no_shard_and_repeat_none(job, first, encoder_dir, tmp_path):
+@pytest.mark.parametrize(("job", "first", "kills"), [("build", 0, 20), ("add", NUM_SHARDS, 5)])
+def test_kills_lose_no_shard_and_repeat_none(job, first, kills, encoder_dir, tmp_path):
     write_corpora(tmp_path)
-    last = first + 190  # of 200 shards, so that each kill finds the job at work
+    last = first + NUM_SHARDS - 5  # so that each kill finds the job at work
     names = [encoder_dir, tmp_path / "one.txt", tmp_path / "two.txt", tmp_path]
-    words = [*names, first, last, NUM_KILLS]
+    words = [*names, first, last, kills]
     done = subprocess.run(
         [sys.executable, "-c", JOBS, *map(str, words)],
         cwd=ROOT,
@@ -122,11 +122,11 @@ def test_twenty_kills_lose_no_shard_and_repeat_none(job, first, encoder_dir, tmp
     )
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
-    assert len(seen) == NUM_KILLS + 1
-    assert len(seen[-1]) == first + 200
+    assert len(seen) == kills + 1
+    assert len(seen[-1]) == first + NUM_SHARDS
     for before, after in pairwise(seen):
         assert {name: after.get(name) for name in before} == before  # neither lost nor made again
-    assert len({len(shards) for shards in seen}) > NUM_KILLS / 2  # each run went on
+    assert len({len(shards) for shards in seen}) > kills / 2  # each run went on
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert half_written(killed) == []
     assert sums(killed) == sums(whole)
