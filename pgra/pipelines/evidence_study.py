@@ -132,8 +132,9 @@ def _without_answers(run: Consistency) -> dict[str, Any]:
 
 def _find_all(args: PgraArguments, processes: Processes) -> tuple[Found, dict[str, Lines]]:
     lines: dict[str, Lines] = {}
-    for way, own in ways_of(args).items():
-        found = read_task(own)
+    ways, task = ways_of(args), read_task(args)
+    for way, own in ways.items():
+        found = replace(task.copy(), candidates={}, evidence={})
         find_evidence(found, own, processes, splits=("test",))
         told = zip(found.examples("test"), found.evidence_texts("test"), strict=True)
         lines[way] = [
@@ -145,4 +146,4 @@ def _find_all(args: PgraArguments, processes: Processes) -> tuple[Found, dict[st
             }
             for example, texts in told
         ]
-    return found, lines
+    return task, lines
