@@ -29,7 +29,8 @@ Lines = Sequence[Mapping[str, Any]]
 def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     """Give the arguments of each way, by name: chance, the first stage, and each similarity.
 
-    A similarity orders the k candidates, and with a bank of the whole corpus all of it too.
+    A similarity orders the k candidates, and with a bank of the whole corpus all of it too (but
+    not by several prefixes, whose scores are averaged for candidates only).
 
     Args:
         args: What the ways have in common.
@@ -53,7 +54,7 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     for name in WAYS:
         own = replace(args, rerank=replace(args.rerank, similarity=name))
         ways[name] = own
-        if args.rerank.bank == "full":
+        if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[_EXHAUSTIVE + name] = replace(own, retriever=everything)
     return ways
 
