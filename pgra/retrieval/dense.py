@@ -249,4 +249,5 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         progress=request.progress,
         recipe=write_recipe(args, corpus),
         engine=engine,
+        home=request.artifacts / "indexes",
     )
