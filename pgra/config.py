@@ -15,6 +15,7 @@ from pgra.checks import config_root as config_root
 from pgra.checks import read_yaml as read_yaml
 from pgra.errors import ConfigError
 from pgra.rerank_arguments import DEVICE_MAPS as DEVICE_MAPS
+from pgra.rerank_arguments import PAIR_SIMILARITIES as PAIR_SIMILARITIES
 from pgra.rerank_arguments import QUANTIZATIONS as QUANTIZATIONS
 from pgra.rerank_arguments import SIMILARITIES as SIMILARITIES
 from pgra.rerank_arguments import RerankArguments as RerankArguments

@@ -8,6 +8,8 @@ from pgra.errors import ConfigError
 from pgra.retriever_arguments import DTYPES
 
 SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
+PAIR_SIMILARITIES = ("cosine", "dot")
+"""Of two states alone: where each query has a prefix of its own there is no space to fit to."""
 EXEMPLARS = ("balanced", "knn", "official", "random")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
@@ -112,7 +114,7 @@ class RerankArguments:
                 "bank 'full' reads the corpus once under one prompt, and with exemplars 'knn' each "
                 "query has its own: use --bank lazy, or other --exemplars"
             )
-        if self.similarity not in ("cosine", "dot"):
+        if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
                 f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
                 "'knn' each query has its own: use --similarity dot or cosine"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pgra.config import PgraArguments
+from pgra.config import PAIR_SIMILARITIES, PgraArguments
 from pgra.errors import ConfigError
 from pgra.evaluation.consistency import Consistency, measure_consistency
 from pgra.evaluation.consistency_tables import score_table
@@ -30,7 +30,8 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     """Give the arguments of each way, by name: chance, the first stage, and each similarity.
 
     A similarity orders the k candidates, and with a bank of the whole corpus all of it too (but
-    not by several prefixes, whose scores are averaged for candidates only).
+    not by several prefixes, whose scores are averaged for candidates only). With a prefix a query
+    only the similarities of two states alone are ways.
 
     Args:
         args: What the ways have in common.
@@ -51,7 +52,7 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
         FIRST_STAGE: replace(args, rerank=none),
     }
     everything = replace(args.retriever, retriever="exhaustive")
-    for name in WAYS:
+    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else WAYS:
         own = replace(args, rerank=replace(args.rerank, similarity=name))
         ways[name] = own
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
