@@ -1,7 +1,6 @@
 """An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from tiny_models import build_lm
 
 from pgra.errors import ConfigError, ModelError
 from pgra.icl.local import LocalCompleter
-from pgra.models.decoding import GreedyDecoder
+from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.one_by_one import chance_alone, next_logits, write_alone
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
@@ -52,15 +51,14 @@ def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
     whole = completer(lm_dirs["llama"])
     ids = whole._tokenize(PROMPTS)
 
-    def write(reader, **changes):
-        decoder = replace(GreedyDecoder(reader), **changes)
+    def write(**changes):
+        decoder = GreedyDecoder(BatchReader(whole.lm, **changes))
         return decoder.write(ids, max_new_tokens=6, is_done=lambda tokens: len(tokens) > 4)
 
-    expected = write(whole._reader)
+    expected = write()
     assert {len(tokens) for tokens in expected} == {5}
-    small = completer(lm_dirs["llama"], batch_tokens=40)
     for kept_bytes in (1, 1 << 16, 1 << 20):
-        assert write(small._reader, kept_bytes=kept_bytes) == expected
+        assert write(batch_tokens=40, kept_bytes=kept_bytes) == expected
     assert write_alone(whole.lm, ids, max_new_tokens=5, is_done=lambda _: False) == expected
 
 
@@ -72,6 +70,18 @@ def test_shared_beginnings_are_read_once(lm_dirs):
     before = local.num_tokens
     local.complete(PROMPTS[5:], max_new_tokens=1, stop="\n")  # the control: nothing in common
     assert local.num_tokens - before == sum(local.count_tokens(PROMPTS[5:]))
+
+
+def test_what_is_kept_bounds_a_batch_however_short_its_own_tokens(lm_dirs):
+    whole = completer(lm_dirs["opt"])
+    ids = whole._tokenize(PROMPTS[:5])
+    rows = {}
+    for room in (1, 2, 100):
+        reader = BatchReader(whole.lm, kept_bytes=1)
+        longest = max(map(len, ids)) + 64
+        reader.kept_bytes = room * longest * reader.reader.token_bytes
+        rows[room] = [len(batch.rows) for batch in reader.batches(ids)]
+    assert rows == {1: [1] * 5, 2: [2, 2, 1], 100: [5]}
 
 
 def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
