@@ -5,7 +5,6 @@ KATE's LM call: greedy, up to a stop string (Liu et al. 2022, section 3.3: tempe
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Self
 
@@ -14,13 +13,12 @@ from pgra.icl.completion import Advance, Completion
 from pgra.models.causal_lm import CausalLM
 from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.one_by_one import chance_alone, write_alone
-from pgra.models.prepack import packed_linears
+from pgra.models.prepack import packed_for
 from pgra.models.word_chances import word_chances
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
-_MANY_TOKENS = 4096  # laying weights out anew takes as long as reading some hundred tokens
 _SHOWN = 60
 
 Tokens = Sequence[int]
@@ -117,7 +115,7 @@ class LocalCompleter:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, stop is {stop!r}")
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
-        with self._laid_out(ids):
+        with packed_for(self.lm.model, sum(map(len, ids))):
             if self._reader.reader.fault is None:
                 written = GreedyDecoder(self._reader).write(
                     ids,
@@ -164,7 +162,7 @@ class LocalCompleter:
         self._check_room(prompts, ids, max((len(w) for row in behind for w in row), default=0))
         told = advance or _nothing
         scores: list[list[float]] = [[] for _ in ids]
-        with self._laid_out(ids):
+        with packed_for(self.lm.model, sum(map(len, ids))):
             if self._reader.reader.fault is not None:
                 for row, own in enumerate(ids):
                     scores[row] = [chance_alone(self.lm, own, word) for word in behind[row]]
@@ -211,12 +209,6 @@ class LocalCompleter:
                 )
             found.append(joint[len(ids) :])
         return found
-
-    def _laid_out(self, ids: Sequence[Tokens]) -> AbstractContextManager[None]:
-        """Lay the weights out for oneDNN, where there is enough to read."""
-        if sum(map(len, ids)) < _MANY_TOKENS:
-            return nullcontext()
-        return packed_linears(self.lm.model)
 
     def _is_done(self, tokens: Tokens, stop: str) -> bool:
         return tokens[-1] in self._ends or stop in self._text(tokens)
