@@ -226,3 +226,25 @@ def test_a_prompt_without_a_finite_number_is_refused(lm_dirs):
     local.lm.model.wte.weight.data[:] = float("inf")
     with pytest.raises(ModelError, match="gives no finite number in torch.float32"):
         local.complete(PROMPTS[:1], max_new_tokens=1, stop="\n")
+
+
+@pytest.mark.slow
+def test_a_real_lm_writes_what_generate_writes(two_threads):
+    local = completer("bundled:smollm2-135m")
+    shown = [("what is the capital of france?", "Paris"), ("who wrote hamlet?", "Shakespeare")]
+    start = "\n\n".join(f"Q: {question}\nA: {answer}" for question, answer in shown)
+    asked = ["what is the capital of italy?", "who wrote faust?", "where is the river main?"]
+    prompts = [f"{start}\n\nQ: {question}\nA:" for question in asked]
+    prompts += [
+        f"Q: {shown[1][0]}\nA: {shown[1][1]}\n\nQ: {question}\nA:" for question in asked[:2]
+    ]
+    found = local.complete(prompts, max_new_tokens=10, stop="\n")
+    ids = local._tokenize(prompts)
+    written = write_alone(
+        local.lm, ids, max_new_tokens=10, is_done=lambda tokens: local._is_done(tokens, "\n")
+    )
+    assert [one.text for one in found] == [local._text(w).split("\n")[0] for w in written]
+    assert [one.num_new_tokens for one in found] == [len(w) for w in written]
+    assert found[0].text == " Rome"
+    scores = local.score(prompts[:1], [" Rome", " Berlin", " New York"])[0]
+    assert max(scores) == scores[0]
