@@ -187,7 +187,6 @@ class RemoteCompleter:
         new = [question for key, question in every.items() if key not in answers]
         if new:
             answers |= self._call(new, note)
-            logger.info("%s: %s", self._endpoint.name, self.spending)
         return [[answers[question.key] for question in line] for line in questions]
 
     def _call(
@@ -213,11 +212,14 @@ class RemoteCompleter:
                 raise
             finally:
                 halt.set()
-        if failure is not None:
-            raise type(failure)(
+        logger.info("%s: %s", self._endpoint.name, self.spending)
+        if isinstance(failure, ModelError):
+            raise ModelError(
                 f"{failure}. {len(answers)} new answers are in {self.answers.path}: the same "
                 "command goes on from there"
             ) from None
+        if failure is not None:
+            raise failure
         return answers
 
     def _answer(self, question: _Question, halt: threading.Event) -> Answer:
