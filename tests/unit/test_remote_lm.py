@@ -57,7 +57,8 @@ def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, serve, kind):
 
 
 @pytest.mark.slow
-def test_the_bundled_lm_answers_the_same_behind_an_endpoint(serve, two_threads):
+def test_the_bundled_lm_answers_the_same_behind_an_endpoint(serve):
+    # On one thread: each of the server's threads would bring a pool of its own.
     server = LoopbackEndpoint()
     with server.serve() as url:
         local, remote = serve("bundled:smollm2-135m", server, url)
