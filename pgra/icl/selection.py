@@ -177,6 +177,10 @@ class ExemplarPool:
             ArtifactError: If stored neighbors are damaged.
             ValueError: If neighbors are asked for without a likeness.
         """
+        if choice.count == 0:
+            none = np.zeros((len(queries), 0))
+            dropped = np.zeros(len(queries), np.int64)
+            return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
         self.check(choice.count)
         if choice.method in NEIGHBOR_SELECTORS:
             if likeness is None:
