@@ -25,7 +25,7 @@ from pgra.types import Json
 _RUNTIME = {
     *("artifacts_dir", "output_dir", "device", "seeds", "exemplar_seed", "base_url"),
     *("max_parallel_calls", "requests_per_minute", "max_retries", "request_timeout"),
-    *("price_per_million_input", "price_per_million_output"),
+    *("price_per_million_input", "price_per_million_output", "lm_device_map", "lm_batch_tokens"),
 }
 
 

@@ -2,16 +2,22 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import with_rerank
 
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.evaluation.comparable import check_comparable, row_names
+from pgra.evaluation.runs import load_collection
 from pgra.icl.arguments import IclArguments, SelectionArguments
 from pgra.icl.opening import CompleterArguments
 from pgra.pipelines.icl import run_icl, run_icl_seeds
 from pgra.pipelines.icl_inputs import IclRun
+from pgra.pipelines.icl_scoring import run as run_system
+from pgra.reader.arguments import ReaderTrainingArguments
 
 
 @pytest.fixture
@@ -91,16 +97,11 @@ def test_answers_that_are_there_are_not_asked_again(run, caplog):
 
 def test_it_decides_as_the_system_icl_under_neighbors_of_the_same_pool(run, args, tmp_path):
     """Two paths, one method: states from a bank and the head, or a completer's scores."""
-    from conftest import with_rerank
-
-    from pgra.pipelines.icl_scoring import run as run_system
-    from pgra.reader.arguments import ReaderTrainingArguments
-
     # The other one holds a dev set out of the pool: here it is the file's last two examples.
-    rows = [json.loads(line) for line in open(run.data.train_file)]  # noqa: PTH123, SIM115
+    rows = Path(run.data.train_file).read_text().splitlines(keepends=True)
     train, dev = tmp_path / "pool.jsonl", tmp_path / "dev.jsonl"
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows[:-2]))
-    dev.write_text("".join(json.dumps(row) + "\n" for row in rows[-2:]))
+    train.write_text("".join(rows[:-2]))
+    dev.write_text("".join(rows[-2:]))
     knn = with_rerank(args, exemplars="knn", num_exemplars=3, num_evidence=0)
     data = replace(knn.data, train_file=str(train), validation_file=str(dev))
     knn = replace(knn, data=data, runtime=replace(knn.runtime, system="icl"))
@@ -129,18 +130,13 @@ def test_seeds_of_a_draw_give_mean_and_spread(run):
 
 
 def test_runs_stand_in_one_report(run, tmp_path):
-    from pathlib import Path
-
-    from pgra.evaluation.comparable import check_comparable, row_names
-    from pgra.evaluation.runs import load_collection
-
     for one in (run, having(run, decide_by="vote", output_dir=str(tmp_path / "runs" / "vote"))):
         run_icl(one)
     for far in (False, True):
         run_icl(
             having(run, farthest=far, num_exemplars=2, output_dir=str(tmp_path / f"runs/{far}"))
         )
-    (group,) = load_collection([Path(tmp_path / "runs")]).groups
+    (group,) = load_collection([tmp_path / "runs"]).groups
     check_comparable(group)
     assert sorted(row_names(group)) == [
         "icl-knn farthest=False num_exemplars=2",
@@ -263,9 +259,6 @@ def test_arguments_are_told_apart_by_what_decides(run):
     sections = run.sections()
     assert sections["runtime"]["artifacts_dir"] == run.icl.artifacts_dir
     flat = {name for part in sections.values() for name in part}
-    every = {
-        name
-        for part in ("data", "completer", "selection", "icl")
-        for name in asdict(getattr(run, part))
-    }
+    parts = (getattr(run, name) for name in ("data", "completer", "selection", "icl"))
+    every = {name for part in parts for name in asdict(part)}
     assert flat == every
