@@ -138,10 +138,11 @@ def quiet_imports() -> None:
 def show_metrics(outcome: "Outcome") -> str:
     """Word a run's result."""
     values = outcome.metrics
-    low, high = values["interval_95"]
+    between = values["interval_95"]
+    told = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
     lines = [
         f"{outcome.folder}: {values['task']} {values['split']} {values['metric']} "
-        f"{values['value']:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {values['n']}, "
+        f"{values['value']:.4f} ({told}n = {values['n']}, "
         f"seed {values['seed']})" + (" (reused)" if outcome.reused else "")
     ]
     lines += [f"note: {note}" for note in values["notes"]]

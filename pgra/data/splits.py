@@ -98,16 +98,7 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         ConfigError: If a validation file is named, or queries are named twice.
         DataError: As `load_splits`.
     """
-    if args.validation_file is not None:
-        raise ConfigError(
-            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
-            "take queries from it, name it with --test_file)"
-        )
-    if query_dataset_name is not None and args.test_file is not None:
-        raise ConfigError(
-            f"queries are named twice, by --query_dataset_name {query_dataset_name} and by "
-            f"--test_file {args.test_file}: leave one out"
-        )
+    check_pool_arguments(args, query_dataset_name)
     train = _need({"train": _read_split(task, args, "train")}, "train")
     if query_dataset_name is None:
         queries = _read_split(task, args, "test")
@@ -125,6 +116,24 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
     }
     logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
     return Splits(pool, [], tested, notes)
+
+
+def check_pool_arguments(args: DataArguments, query_dataset_name: str | None) -> None:
+    """Refuse what is for training, and queries that are named twice.
+
+    Raises:
+        ConfigError: If there is such.
+    """
+    if args.validation_file is not None:
+        raise ConfigError(
+            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
+            "take queries from it, name it with --test_file)"
+        )
+    if query_dataset_name is not None and args.test_file is not None:
+        raise ConfigError(
+            f"queries are named twice, by --query_dataset_name {query_dataset_name} and by "
+            f"--test_file {args.test_file}: leave one out"
+        )
 
 
 @dataclass(frozen=True)

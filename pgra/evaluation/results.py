@@ -136,15 +136,29 @@ def _summarise(
     interval = bootstrap_interval(
         record.metric, labels, decided, record.labels, seed=_BOOTSTRAP_SEED
     )
+    return describe_run(record, values, [interval.low, interval.high], n=len(examples))
+
+
+def describe_run(
+    record: RunRecord, values: Mapping[str, float], interval: Sequence[float] | None, *, n: int
+) -> dict[str, Any]:
+    """Give the content of `metrics.json`.
+
+    Args:
+        record: What is said of the run.
+        values: Metrics by name, the headline among them.
+        interval: Its 95 % interval over examples; None where there is none.
+        n: How many examples were measured.
+    """
     return {
         "system": record.system,
         "task": record.task,
         "split": record.split,
-        "n": len(examples),
+        "n": n,
         "metric": record.metric,
         "value": values[record.metric],
-        "interval_95": [interval.low, interval.high],
-        "metrics": values,
+        "interval_95": None if interval is None else list(interval),
+        "metrics": dict(values),
         "calibration": record.calibration,
         "seed": record.seed,
         "seconds": {name: round(value, 3) for name, value in record.seconds.items()},

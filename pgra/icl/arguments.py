@@ -15,6 +15,7 @@ from pgra.retriever_arguments import POOLINGS
 
 BM25 = "bm25"
 PROMPTED = "prompted"
+_USUAL = 8
 DECISIONS = ("generation", "score", "vote")
 
 
@@ -28,7 +29,11 @@ class SelectionArguments:
         "other), random, balanced (the labels in turn), fixed (the first ones, or those of "
         "--exemplar_file).",
     )
-    num_exemplars: int = _arg(8, "Labelled examples in each prompt (the paper's k).")
+    num_exemplars: int | None = _arg(
+        None,
+        "Labelled examples in each prompt; default: 8, and the paper's number where answers are "
+        "written.",
+    )
     farthest: bool = _arg(False, "With knn: the least alike, the control of the paper's Table 2.")
     redraw: bool = _arg(
         False, "With random and balanced: a draw for each query (the paper's baseline), not one."
@@ -93,7 +98,12 @@ class SelectionArguments:
     @property
     def compares(self) -> bool:
         """Say whether queries are compared with the pool."""
-        return self.exemplars in NEIGHBOR_SELECTORS and self.num_exemplars > 0
+        return self.exemplars in NEIGHBOR_SELECTORS and self.count > 0
+
+    @property
+    def count(self) -> int:
+        """Give the number of exemplars, which the task says where nobody else does."""
+        return _USUAL if self.num_exemplars is None else self.num_exemplars
 
     @property
     def draws(self) -> bool:
@@ -112,7 +122,7 @@ class SelectionArguments:
         """
         return Choice(
             method=self.exemplars,
-            count=self.num_exemplars,
+            count=self.count,
             farthest=self.farthest,
             redraw=self.redraw,
             seed=self.exemplar_seed if seed is None else seed,

@@ -28,7 +28,7 @@ class Answered:
     """What an LM said of a query.
 
     Attributes:
-        prediction: The label it means.
+        prediction: The label it means; of a task without labels the text that it wrote.
         more: What else `predictions.jsonl` tells of it.
     """
 
@@ -174,19 +174,71 @@ class WordWriter:
         self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
     ) -> list[Answered]:
         """Let the LM write, and read labels; see `Decider`."""
+        writer = TextWriter(
+            self.completer, self.format, self.max_new_tokens, progress=self.progress
+        )
+        verbalizer = Verbalizer(self.words, template="")
+        answered = []
+        for done in writer.decide(queries, prompts):
+            text = done.prediction.label
+            label = verbalizer.label_of_word(text)
+            scores = {name: float(name == label) for name in self.words}
+            decided = UNDECIDED if label is None else label
+            prediction = Prediction(done.prediction.example_id, decided, scores)
+            answered.append(Answered(prediction, {"written": text}))
+        return answered
+
+
+@dataclass(frozen=True)
+class TextWriter:
+    """Lets the LM write an answer.
+
+    Attributes:
+        completer: The LM.
+        format: How prompts are written.
+        max_new_tokens: Most tokens that are written.
+        stop: Where an answer ends.
+        progress: Whether to show a bar.
+    """
+
+    completer: Completer
+    format: PromptFormat
+    max_new_tokens: int
+    stop: str = STOP
+    progress: bool = False
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give format, and how much is written."""
+        return {
+            **self.format.fingerprint,
+            "decide_by": "generation",
+            "max_new_tokens": self.max_new_tokens,
+            "stop": self.stop,
+        }
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Give the most tokens that are written."""
+        return self.max_new_tokens
+
+    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
+        """Write a query's prompt."""
+        return [self.format.write(exemplars, query.fields)]
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Let the LM write; see `Decider`."""
         flat = [own[0] for own in prompts]
         with _bar(flat, progress=self.progress) as advance:
             written = self.completer.complete(
-                flat, max_new_tokens=self.max_new_tokens, stop=STOP, advance=advance
+                flat, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
             )
-        verbalizer = Verbalizer(self.words, template="")
-        answered = []
-        for query, done in zip(queries, written, strict=True):
-            label = verbalizer.label_of_word(done.text)
-            scores = {name: float(name == label) for name in self.words}
-            prediction = Prediction(query.id, UNDECIDED if label is None else label, scores)
-            answered.append(Answered(prediction, {"written": done.text}))
-        return answered
+        return [
+            Answered(Prediction(query.id, done.text.strip(), {}), {})
+            for query, done in zip(queries, written, strict=True)
+        ]
 
 
 @contextlib.contextmanager

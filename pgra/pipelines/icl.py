@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pgra.data.generation import GenerationTask
 from pgra.errors import ConfigError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import read_object
@@ -68,7 +69,7 @@ class Icl:
     @property
     def queries(self) -> Sequence[Example]:
         """Give the queries."""
-        return self.inputs.splits.test
+        return self.inputs.queries
 
     def identity(self, choice: Choice) -> dict[str, Json]:
         """Give all that decides a run's predictions."""
@@ -76,8 +77,8 @@ class Icl:
         named: dict[str, Json] = {
             "method": self.run.system,
             "task": self.inputs.task.name,
-            "labels": list(self.inputs.task.labels),
-            "metric": self.inputs.task.metric,
+            "labels": list(self.inputs.labels),
+            "metric": self.inputs.metric,
             **choice.fingerprint,
             "order": asked.order,
             "leak_jaccard": asked.leak_jaccard,
@@ -142,19 +143,15 @@ def open_icl(run: IclRun) -> Icl:
     Raises:
         PgraError: As `run_icl`.
     """
-    if run.icl.decide_by == "vote" and not run.selection.compares:
-        raise ConfigError(
-            f"decide_by 'vote' is the neighbors' vote, and exemplars '{run.selection.exemplars}' "
-            f"with --num_exemplars {run.selection.num_exemplars} are none: use --exemplars knn"
-        )
     inputs = read_inputs(run)
+    run = _settle(run, inputs)
     root = run.artifacts / "neighbors" / inputs.task.name
-    pool = ExemplarPool(inputs.splits.train, jaccard=run.selection.leak_jaccard, root=root)
-    pool.check(run.selection.num_exemplars)
+    pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
+    pool.check(run.selection.count)
     icl = Icl(run, inputs, pool, open_likeness(run, inputs))
     if run.selection.exemplar_file is not None:
         path = Path(run.selection.exemplar_file).expanduser()
-        icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.num_exemplars))
+        icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
     if run.icl.decide_by == "vote":
         return icl
     completer = open_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
@@ -163,8 +160,51 @@ def open_icl(run: IclRun) -> Icl:
     return replace(icl, completer=completer, decider=_open_decider(run, inputs, completer))
 
 
+def _settle(run: IclRun, inputs: IclInputs) -> IclRun:
+    """Fill in what the task decides where the user does not, and refuse what it does not have."""
+    task, count = inputs.task, run.selection.num_exemplars
+    if isinstance(task, GenerationTask):
+        _refuse_labels(run, task.name)
+        count = task.num_exemplars if count is None else count
+        decide_by, format_ = run.icl.decide_by or "generation", "kate"
+    else:
+        decide_by, format_ = run.icl.decide_by or "score", run.icl.prompt_format or "task"
+    selection = replace(run.selection, num_exemplars=run.selection.count if count is None else count)
+    if decide_by == "vote" and not selection.compares:
+        raise ConfigError(
+            f"decide_by 'vote' is the neighbors' vote, and exemplars '{selection.exemplars}' "
+            f"with --num_exemplars {selection.count} are none: use --exemplars knn"
+        )
+    args = replace(run.icl, decide_by=decide_by, prompt_format=format_)
+    return replace(run, selection=selection, icl=args)
+
+
+def _refuse_labels(run: IclRun, task: str) -> None:
+    for name, asked, own in (
+        ("decide_by", run.icl.decide_by, "score"),
+        ("exemplars", run.selection.exemplars, "balanced"),
+        ("prompt_format", run.icl.prompt_format, "task"),
+        ("calibrate", run.icl.calibrate, True),
+        ("length_normalize", run.icl.length_normalize, True),
+    ):
+        if asked == own:
+            raise ConfigError(
+                f"{name} {own} is for tasks with labels, and answers of '{task}' are written: "
+                "leave it out"
+            )
+
+
 def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decider:
-    how, args = task_format(inputs.task, run.icl.prompt_format or "task"), run.icl
+    args, task = run.icl, inputs.task
+    if isinstance(task, GenerationTask):
+        return TextWriter(
+            completer,
+            LineFormat(task.frame, {}),
+            max_new_tokens=args.max_new_tokens or task.max_new_tokens,
+            stop=task.stop,
+            progress=True,
+        )
+    how = task_format(task, args.prompt_format or "task")
     if args.decide_by == "generation":
         most = args.max_new_tokens or _WRITTEN_TOKENS
         return WordWriter(completer, how, how.words, max_new_tokens=most, progress=True)
@@ -177,7 +217,7 @@ def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decid
         completer,
         how,
         how.words,
-        inputs.task.inputs,
+        task.inputs,
         calibrated=args.calibrate,
         length_normalize=args.length_normalize,
         progress=True,
@@ -219,7 +259,7 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
 
 
 def _examples(icl: Icl, rows: Sequence[int]) -> list[Example]:
-    return [icl.inputs.splits.train[row] for row in rows]
+    return [icl.inputs.pool[row] for row in rows]
 
 
 def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed: int) -> Shown:
@@ -246,7 +286,7 @@ def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed:
             "the LM's %d tokens (%d left out in all)",
             int((fit.num_dropped > 0).sum()),
             len(icl.queries),
-            icl.run.selection.num_exemplars,
+            icl.run.selection.count,
             completer.window,
             int(fit.num_dropped.sum()),
         )
