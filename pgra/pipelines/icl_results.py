@@ -252,9 +252,7 @@ def compare_vote(
     if inputs.metric != _EXACT:
         value, own = other.values[inputs.metric], found.values[inputs.metric]
         return {"metric": inputs.metric, "value": value, "difference": own - value}
-    sides = [
-        [RIGHT if one == 1 else WRONG for one in side.each[_EXACT]] for side in (found, other)
-    ]
+    sides = [[RIGHT if one == 1 else WRONG for one in side.each[_EXACT]] for side in (found, other)]
     return _compare(_EXACT, [RIGHT] * len(ours), sides[0], sides[1], [RIGHT, WRONG])
 
 
