@@ -57,7 +57,7 @@ class IclRun:
         """Give the run's folder, its places filled in."""
         task = (self.data.task or "").rpartition("/")[2].removesuffix(".yaml")
         name = self.icl.output_dir.replace("{task}", task)
-        return Path(name.replace("{exemplars}", self.selection.exemplars))
+        return Path(name.replace("{system}", self.system))
 
     def sections(self) -> dict[str, Json]:
         """Give all arguments as `arguments.json` tells them: apart what decides nothing."""

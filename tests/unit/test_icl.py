@@ -32,7 +32,7 @@ def run(tmp_path, review_files, encoder_dir, lm_dirs):
         selection=SelectionArguments(encoder=str(encoder_dir), num_exemplars=3),
         icl=IclArguments(
             artifacts_dir=str(tmp_path / "artifacts"),
-            output_dir=str(tmp_path / "runs" / "{task}-{exemplars}"),
+            output_dir=str(tmp_path / "runs" / "{task}-{system}"),
             device="cpu",
         ),
     )
@@ -55,7 +55,7 @@ def lines_of(folder):
 
 def test_a_run_leaves_predictions_with_their_exemplars(run):
     outcome = run_icl(run)
-    assert outcome.folder.name == "sst2-knn"
+    assert outcome.folder.name == "sst2-icl-knn"
     lines = lines_of(outcome.folder)
     assert len(lines) == 12
     for line in lines:
@@ -76,7 +76,9 @@ def test_what_is_finished_is_taken_up_and_another_run_is_refused(run):
     again = run_icl(run)
     assert (first.reused, again.reused) == (False, True)
     assert again.metrics == first.metrics
-    with pytest.raises(ArtifactError, match=r"sst2-knn was made with num_exemplars 3.*asks for 2"):
+    with pytest.raises(
+        ArtifactError, match=r"sst2-icl-knn was made with num_exemplars 3.*asks for 2"
+    ):
         run_icl(having(run, num_exemplars=2))
 
 

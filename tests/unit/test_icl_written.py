@@ -42,7 +42,7 @@ def run(tmp_path, encoder_dir, lm_dirs):
         selection=SelectionArguments(encoder="bm25", num_exemplars=2),
         icl=IclArguments(
             artifacts_dir=str(tmp_path / "artifacts"),
-            output_dir=str(tmp_path / "runs" / "{task}-{exemplars}"),
+            output_dir=str(tmp_path / "runs" / "{task}-{system}"),
             device="cpu",
         ),
     )
@@ -50,7 +50,7 @@ def run(tmp_path, encoder_dir, lm_dirs):
 
 def test_answers_are_written_and_compared_with_all_that_are_right(run):
     outcome = run_icl(run)
-    assert outcome.folder.name == "webquestions-knn"
+    assert outcome.folder.name == "webquestions-icl-knn"
     lines = lines_of(outcome.folder)
     for line in lines:
         assert line["is_right"] == is_exact_match(line["prediction"], line["answers"])
