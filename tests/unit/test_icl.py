@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import with_rerank
 
+from pgra.commands.icl import main
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.evaluation.comparable import check_comparable, row_names
@@ -264,3 +265,25 @@ def test_arguments_are_told_apart_by_what_decides(run):
     parts = (getattr(run, name) for name in ("data", "completer", "selection", "icl"))
     every = {name for part in parts for name in asdict(part)}
     assert flat == every
+
+
+def test_the_command_runs_and_tells_of_all_seeds(run, capsys):
+    asked = {
+        "task": "sst2",
+        "train_file": run.data.train_file,
+        "test_file": run.data.test_file,
+        "lm": run.completer.lm,
+        "exemplars": "random",
+        "num_exemplars": "2",
+        "artifacts_dir": run.icl.artifacts_dir,
+        "output_dir": run.icl.output_dir,
+        "device": "cpu",
+    }
+    words = [word for name, value in asked.items() for word in (f"--{name}", value)]
+    assert main([*words, "--redraw", "--seeds", "0", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "sst2-icl-random/seed-0: sst2 test accuracy" in told
+    assert "mean ± sample sd of 2 seeds: 0 3;" in told
+    assert (Path(str(run.icl.output_dir).replace("{task}-{system}", "sst2-icl-random"))).is_dir()
+    with pytest.raises(ConfigError, match="seeds holds 3 twice"):
+        main([*words, "--seeds", "3", "3"])
