@@ -1,9 +1,9 @@
 """Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
 
 torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes weights
-laid out beforehand, and does what follows a product (T5's gated activation, the residual sum)
-while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is reached.
-Inductor does the same when it freezes a model, after minutes of compiling.
+laid out beforehand, and does what follows a product (a GELU, T5's gated activation, the residual
+sum) while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is
+reached. Inductor does the same when it freezes a model, after minutes of compiling.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUTanh
+from transformers.activations import GELUActivation, GELUTanh
 
 Forward = Callable[..., Tensor]
 
@@ -31,8 +31,10 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
     found: list[tuple[Any, Forward]] = []
     if torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu"):  # type: ignore[no-untyped-call]
         gated = [part for part in module.modules() if _is_gated(part)]
-        inside = {inner for part in gated for inner in part.modules()}
+        bent = [part for part in module.modules() if _is_bent(part)]
+        inside = {inner for part in (*gated, *bent) for inner in part.modules()}
         found += [(part, _gated(part)) for part in gated]
+        found += [(part, _bent(part)) for part in bent]
         found += [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
     for part, forward in found:
         part.forward = forward
@@ -60,6 +62,20 @@ def _is_gated(part: Any) -> bool:
     layers = [getattr(inner, name, None) for name in ("wi_0", "wi_1", "wo")]
     does_gelu = isinstance(getattr(inner, "act", None), GELUTanh)
     return does_gelu and all(map(_is_plain, layers)) and "forward" not in vars(part)
+
+
+def _is_bent(part: Any) -> bool:
+    """Say whether it is a product and a GELU, and no more: the middle of a BERT's layer."""
+    inner = dict(part.named_children())
+    if inner.keys() != {"dense", "intermediate_act_fn"} or "forward" in vars(part):
+        return False
+    return type(inner["intermediate_act_fn"]) is GELUActivation and _is_plain(inner["dense"])
+
+
+def _bent(part: Any) -> Forward:
+    weight, bias = _pack(part.dense), part.dense.bias
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
 
 
 def _linear(layer: Any) -> Forward:

@@ -7,8 +7,8 @@ from pathlib import Path
 AUTO = "auto"
 EXACT = "Flat"
 MOST_EXACT_ROWS = 2_000_000
-"""Up to so many passages `auto` compares a query with all of them: 2 cores did 1 M x 768 for 91
-queries a second, and nothing is lost."""
+"""Up to so many passages `auto` compares a query with all of them: nothing is lost, and CPUs are
+quick enough (docs/performance.md, "The index")."""
 _LISTS = ((16_000_000, 4096), (1 << 62, 16_384))
 _LARGEST_CODE = 64  # bytes of a product quantizer's code
 _ROW_BYTES = 8  # its number, in a list
