@@ -95,19 +95,13 @@ class AnswersCache:
         Raises:
             ArtifactError: As `find`; also if the disk is full.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        told = json.dumps(asdict(answer), ensure_ascii=False, allow_nan=False)
-        with self._turn, self._open() as db, db:  # the last one commits
-            db.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", (key, model, told))
+        self.keep_all({key: answer}, model=model)
 
     def keep_all(self, answers: Mapping[str, Answer], *, model: str) -> None:
         """Write answers by key in one go, all or none; see `keep`."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            (key, model, json.dumps(asdict(answer), ensure_ascii=False, allow_nan=False))
-            for key, answer in answers.items()
-        ]
-        with self._open() as db, db:
+        lines = [(key, model, _write(answer)) for key, answer in answers.items()]
+        with self._turn, self._open() as db, db:  # the last one commits
             db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", lines)
 
     def __len__(self) -> int:
@@ -168,6 +162,11 @@ class AnswersCache:
             f"{self.path} is damaged ({error}): move it away, and its answers are asked again, or "
             "put a copy in its place"
         )
+
+
+def _write(answer: Answer) -> str:
+    # A chance may be -inf, which Python's JSON has, as `-Infinity`.
+    return json.dumps(asdict(answer), ensure_ascii=False)
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

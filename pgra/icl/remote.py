@@ -40,7 +40,7 @@ class RemoteCompleter:
     """A `Completer` over an endpoint.
 
     Attributes:
-        window: Most tokens of prompt and answer together, as the user says.
+        window: Most tokens of prompt and answer together.
         answers: What was answered so far.
     """
 
@@ -61,14 +61,14 @@ class RemoteCompleter:
         Args:
             endpoint: Whom to ask.
             answers: Where answers are kept.
-            window: Most tokens of prompt and answer together.
+            window: Most tokens that the LM reads and writes, as the user says.
             counter: What counts the tokens of texts; None estimates them.
             max_parallel_calls: Calls under way at a time.
             max_retries: Tries of a call after the first.
             requests_per_minute: Most calls a minute, tries included; None has no limit.
             prices: Of tokens.
         """
-        self.window = window
+        self.window = window - 1  # of a scored prompt: the token that is written and left out
         self.answers = answers
         self._endpoint = endpoint
         self._counter = counter or TokenCounter("estimate", estimate_tokens)
@@ -86,7 +86,7 @@ class RemoteCompleter:
         return {
             "lm": f"openai:{self._endpoint.model}",
             "base_url": self._endpoint.base_url,
-            "window": self.window,
+            "window": self.window + 1,
             "tokens": self._counter.identity,
         }
 
@@ -187,7 +187,6 @@ class RemoteCompleter:
         new = [question for key, question in every.items() if key not in answers]
         if new:
             answers |= self._call(new, note)
-            logger.info("%s: %s", self._endpoint.name, self.spending)
         return [[answers[question.key] for question in line] for line in questions]
 
     def _call(
@@ -213,11 +212,14 @@ class RemoteCompleter:
                 raise
             finally:
                 halt.set()
-        if failure is not None:
-            raise type(failure)(
+        logger.info("%s: %s", self._endpoint.name, self.spending)
+        if isinstance(failure, ModelError):
+            raise ModelError(
                 f"{failure}. {len(answers)} new answers are in {self.answers.path}: the same "
                 "command goes on from there"
             ) from None
+        if failure is not None:
+            raise failure
         return answers
 
     def _answer(self, question: _Question, halt: threading.Event) -> Answer:

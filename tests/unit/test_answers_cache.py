@@ -1,5 +1,6 @@
 """Answers outlive their process, are shared by several, and are never half written."""
 
+import math
 import os
 import sqlite3
 import subprocess
@@ -18,10 +19,11 @@ PARIS = Answer(" Paris", 12, 2)
 def test_what_was_kept_is_found_again_and_nothing_else(tmp_path):
     cache = AnswersCache(tmp_path / "answers")
     cache.keep("a", PARIS, model="m")
-    cache.keep("b", Answer("", 9, 1, -0.25), model="m")
+    scored = {"b": Answer("", 9, 1, -0.25), "c": Answer("", log_probability=-math.inf)}
+    cache.keep_all(scored, model="m")
     again = AnswersCache(tmp_path / "answers")
-    assert again.find(["b", "none", "a"]) == {"a": PARIS, "b": Answer("", 9, 1, -0.25)}
-    assert len(again) == 2
+    assert again.find(["b", "none", "c", "a"]) == {"a": PARIS, **scored}
+    assert len(again) == 3
 
 
 def test_looking_leaves_nothing_behind(tmp_path):

@@ -23,11 +23,12 @@ def serve(tmp_path, monkeypatch):
     opened = []
 
     def open_both(name, server, url):
-        server.writer = lm_writer(CausalLM.from_name(name, device="cpu", with_head=True))
+        lm = CausalLM.from_name(name, device="cpu", with_head=True)
+        server.writer = lm_writer(lm)
         args = CompleterArguments(lm="openai:lm", base_url=url, tokenizer=name)
         remote = open_completer(args, artifacts=tmp_path)
         opened.append(remote._endpoint.client)
-        return LocalCompleter.from_name(name, device="cpu"), remote
+        return LocalCompleter(lm), remote
 
     yield open_both
     for client in opened:
