@@ -28,6 +28,7 @@ IsDone = Callable[[Sequence[int]], bool]
 
 _KEPT_BYTES = 1 << 29  # keys and values on a CPU
 _KEPT_SHARE = 0.3  # of what is free on a GPU; each step copies them
+_HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
 
@@ -51,11 +52,13 @@ class BatchReader:
     Attributes:
         lm: An LM with its head.
         batch_tokens: Tokens in one batch on a CPU; a GPU takes 16 times as many.
+        kept_bytes: Most bytes of keys and values that are kept at a time; None goes by the device.
         num_tokens: Tokens read so far, padding not counted.
     """
 
     lm: CausalLM
     batch_tokens: int = 512
+    kept_bytes: int | None = None
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -64,13 +67,25 @@ class BatchReader:
         self._shared: tuple[int, ...] = ()
         self._behind: KeptPrompts | None = None
 
+    @property
+    def room(self) -> int:
+        """Give the tokens whose keys and values may be kept at a time."""
+        most = self.kept_bytes
+        if most is None and self.lm.device.type == "cuda":
+            most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
+        return (_KEPT_BYTES if most is None else most) // self.reader.token_bytes
+
     def batches(self, prompts: Sequence[Sequence[int]]) -> list[Batch]:
-        """Cut prompts into batches: those that begin alike together, each kind longest first."""
-        found = []
+        """Cut prompts into batches: those that begin alike together, each kind longest first.
+
+        However short what prompts have of their own, each one's keys and values are whole.
+        """
+        found, room = [], self.room if len(prompts) > 1 else 0
         for group in group_by_prefix(prompts):
             shared = tuple(prompts[group.rows[0]][: group.num_shared])
             own = [len(prompts[row]) - len(shared) for row in group.rows]
-            for places in token_budget_batches(own, self._budget):
+            rows = max(1, room // (len(shared) + max(own) + _HEADROOM))
+            for places in token_budget_batches(own, self._budget, max_rows=rows):
                 found.append(Batch([group.rows[place] for place in places], shared))
         return found
 
@@ -122,17 +137,15 @@ class _Writing:
     kept: KeptPrompts
 
 
-@dataclass
+@dataclass(frozen=True)
 class GreedyDecoder:
     """Writes the likeliest token behind a prompt, and then the likeliest behind that.
 
     Attributes:
         reader: What reads the prompts.
-        kept_bytes: Most bytes of keys and values that are kept at a time; None goes by the device.
     """
 
     reader: BatchReader
-    kept_bytes: int | None = None
 
     def write(
         self,
@@ -158,7 +171,7 @@ class GreedyDecoder:
             ModelError: If a prompt does not fit the memory, or gives no finite number.
         """
         answers = _Answers(self.reader.lm, len(prompts), max_new_tokens, is_done, advance)
-        room = self.kept_bytes or _room(self.reader.lm)
+        room = self.reader.room
         queue = deque(self.reader.batches(prompts))
         writing: _Writing | None = None
         while queue or writing:
@@ -243,12 +256,6 @@ def likeliest(logits: Tensor, lm: CausalLM) -> list[int]:
     return found
 
 
-def _room(lm: CausalLM) -> int:
-    if lm.device.type != "cuda":
-        return _KEPT_BYTES
-    return int(_KEPT_SHARE * torch.cuda.mem_get_info(lm.device)[0])
-
-
 def _fits(
     begun: Sequence[_Writing],
     batch: Batch,
@@ -262,7 +269,7 @@ def _fits(
     longest = max(len(prompts[row]) for row in batch.rows)
     longest = max(longest, *(writing.kept.longest for writing in begun)) + max_new_tokens
     count = len(batch.rows) + sum(len(writing.rows) for writing in begun)
-    return count * longest * begun[0].kept.token_bytes <= room
+    return count * longest <= room
 
 
 def _gather(begun: Sequence[_Writing]) -> _Writing | None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Self
 
 LEAST_SHARED = 32
 """Fewer tokens are not worth a call of their own."""
@@ -24,11 +26,11 @@ class PrefixGroup:
 def group_by_prefix(
     prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
 ) -> list[PrefixGroup]:
-    """Group prompts so that reading each group's beginning once saves much.
+    """Group prompts so that reading each group's beginning once saves most.
 
-    In the order of their tokens, those that begin alike are neighbours. A prompt joins its
-    neighbours unless what all then share shrinks by more than the prompt adds: one odd prompt
-    takes nothing from the others.
+    In the order of their tokens, prompts that begin alike are neighbours. The most alike are put
+    together first; then groups, where all of them together save more than each for itself. So one
+    odd prompt takes nothing from the others.
 
     Args:
         prompts: Token ids, none empty.
@@ -38,27 +40,60 @@ def group_by_prefix(
         Each prompt in one group; those that share nothing with others in the last one.
     """
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
-    groups: list[PrefixGroup] = []
-    for row in order:
-        shared = _joint(prompts, groups[-1], row) if groups else 0
-        is_long = shared >= max(least, len(prompts[row]) / _LEAST_PART)
-        if is_long and _saves_more(groups[-1], shared):
-            groups[-1] = PrefixGroup(shared, [*groups[-1].rows, row])
-        else:
-            groups.append(PrefixGroup(len(prompts[row]) - 1, [row]))
-    alone = sorted(group.rows[0] for group in groups if len(group.rows) == 1)
-    joined = [group for group in groups if len(group.rows) > 1]
-    return [*joined, PrefixGroup(0, alone)] if alone else joined
+    # By their first and by their last place.
+    spans = {place: _Span.of(place, len(prompts[row])) for place, row in enumerate(order)}
+    shared = [_joint(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    for place in sorted(range(len(shared)), key=lambda i: (-shared[i], i)):
+        left, right = spans[place], spans[place + 1]
+        longest = max(left.longest, right.longest)
+        is_long = shared[place] >= max(least, longest / _LEAST_PART)
+        joined = left.join(right, shared[place] if is_long else 0)
+        spans[joined.first] = spans[joined.last] = joined
+    parts = spans[0].parts if order else []
+    found = [(shared, order[first : last + 1]) for first, last, shared in parts]
+    alone = sorted(rows[0] for _, rows in found if len(rows) == 1)
+    groups = [PrefixGroup(shared, rows) for shared, rows in found if len(rows) > 1]
+    return [*groups, PrefixGroup(0, alone)] if alone else groups
 
 
-def _joint(prompts: Sequence[Sequence[int]], group: PrefixGroup, row: int) -> int:
-    """Count the tokens that a group would share with one more prompt."""
-    one, other = prompts[group.rows[-1]], prompts[row]
-    most = min(group.num_shared, len(other) - 1)
+class _Part(NamedTuple):
+    first: int
+    last: int
+    num_shared: int
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Neighbours, and the best groups of them that were found.
+
+    Attributes:
+        first: The first's place in the order.
+        last: The last's.
+        parts: Groups.
+        saved: Tokens that need not be read.
+        longest: Tokens of the longest prompt.
+    """
+
+    first: int
+    last: int
+    parts: list[_Part]
+    saved: int
+    longest: int
+
+    @classmethod
+    def of(cls, place: int, length: int) -> Self:
+        return cls(place, place, [_Part(place, place, 0)], 0, length)
+
+    def join(self, right: "_Span", shared: int) -> "_Span":
+        """Put neighbours together, who all begin with so many tokens; 0 if that is too few."""
+        parts, saved = [*self.parts, *right.parts], self.saved + right.saved
+        together = (right.last - self.first) * shared
+        if shared and together >= saved:
+            parts, saved = [_Part(self.first, right.last, shared)], together
+        return _Span(self.first, right.last, parts, saved, max(self.longest, right.longest))
+
+
+def _joint(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens that two prompts begin with alike, but for each one's last."""
+    most = min(len(one), len(other)) - 1
     return next((i for i in range(most) if one[i] != other[i]), most)
-
-
-def _saves_more(group: PrefixGroup, shared: int) -> bool:
-    """Say whether one more prompt saves more than the others lose."""
-    count = len(group.rows)
-    return count * shared > (count - 1) * group.num_shared

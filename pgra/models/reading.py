@@ -212,6 +212,11 @@ class PromptReader:
             return None
 
     @cached_property
+    def token_bytes(self) -> int:
+        """Give the bytes that a token's keys and values take."""
+        return self.read([self.lm.lead_ids + self.lm.tokenize(_PROBES)[0]]).token_bytes
+
+    @cached_property
     def fault(self) -> str | None:
         """Say why prompts cannot be read side by side with this LM; None if they can.
 

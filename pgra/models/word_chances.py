@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from pgra.models.reading import KeptPrompts, PromptReader, join
 
 Words = Sequence[Sequence[int]]
@@ -27,12 +25,14 @@ def word_chances(
     longer = [
         (row, i) for row, own in enumerate(words) for i, word in enumerate(own) if len(word) > 1
     ]
-    if not longer:
-        return found
-    repeated = join([kept]).take([row for row, _ in longer])
-    logits = reader.go_on(repeated, [words[row][i][:-1] for row, i in longer])
-    rest = torch.log_softmax(logits, dim=2).cpu()
-    for line, (row, i) in enumerate(longer):
-        later = words[row][i][1:]
-        found[row][i] += sum(float(rest[line, place, token]) for place, token in enumerate(later))
+    joined = join([kept]) if longer else kept
+    for start in range(0, len(longer), len(kept)):  # each copies what is kept of its prompt
+        lines = longer[start : start + len(kept)]
+        logits = reader.go_on(
+            joined.take([row for row, _ in lines]), [words[row][i][:-1] for row, i in lines]
+        )
+        rest = logits.log_softmax(dim=2).cpu()
+        for line, (row, i) in enumerate(lines):
+            later = enumerate(words[row][i][1:])
+            found[row][i] += sum(float(rest[line, place, token]) for place, token in later)
     return found

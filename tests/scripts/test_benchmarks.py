@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SENTENCES
+from conftest import SENTENCES, write_jsonl
 from scripted import call
 from tiny_models import build_encoder, build_lm, build_t5
 
@@ -17,7 +17,7 @@ from pgra.errors import ConfigError
 from pgra.io import canonical_json
 from pgra.models.budgets import recall_budget, remember_budget
 
-NAMES = ("bank", "index", "quantized", "reader", "rerank")
+NAMES = ("bank", "icl", "index", "quantized", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -143,6 +143,30 @@ def test_reader_measures_both_ways_and_decisions(tmp_path, review_files):
     # A T5 with random weights writes no label's word; what it does write, pgra decides too.
     assert told["same_predictions"] + told["no_label_written"] / 16 >= 1
     assert "usual" in printed
+
+
+@pytest.mark.slow
+def test_icl_writes_what_a_loop_writes(benchmark, tmp_path, capsys):
+    figures, data = tmp_path / "figures.json", tmp_path / "data"
+    data.mkdir()
+    rows = [{"question": f"{text[:-1]}?", "answers": [text.split()[1]]} for text in SENTENCES]
+    write_jsonl(data / "train.jsonl", rows)
+    write_jsonl(data / "test.jsonl", rows[:6])
+    words = ["--quick", "--device", "cpu", "--task", "webquestions", "--dataset_name", str(data)]
+    words += ["--lm", str(build_lm(tmp_path / "lm", "llama", window=2048))]
+    words += ["--num_exemplars", "6", "--json", str(figures)]
+    assert benchmark("icl").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    for kind in ("nearest", "shared"):
+        for way in ("loop", "to_end", "pgra"):
+            assert told[f"{kind}_{way}_same_answers"] == 1
+            assert told[f"{kind}_{way}_prompts_per_second"] > 0
+    assert told["speedup_vs_loop"] > 0
+    read = told["shared_read_tokens_per_prompt"]
+    assert read < told["shared_prompt_tokens"] / 2
+    assert told["nearest_read_tokens_per_prompt"] > read
+    assert "shared: 6 prompts" in capsys.readouterr().out
 
 
 def flags(benchmark, *words):

@@ -1,20 +1,47 @@
 """An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
 
 import math
-from dataclasses import replace
 
 import pytest
-import torch
 from conftest import LM_KINDS, SENTENCES
-from tiny_models import build_lm
+from tiny_models import _lively, build_lm
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from pgra.errors import ConfigError, ModelError
 from pgra.icl.local import LocalCompleter
-from pgra.models.decoding import GreedyDecoder
+from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.one_by_one import chance_alone, next_logits, write_alone
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
+
+
+def build_odd_lm(folder, kind):
+    """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
+    build_lm(folder, "gpt2")
+    tokens = {"vocab_size": completer(folder).lm.config.vocab_size, "eos_token_id": 1}
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    wide = {**size, "num_key_value_heads": 2, "intermediate_size": 64, "sliding_window": 16}
+    config, model = {
+        "bloom": (BloomConfig(**tokens, hidden_size=32, n_layer=2, n_head=4), BloomForCausalLM),
+        "gemma2": (Gemma2Config(**tokens, **wide, head_dim=8), Gemma2ForCausalLM),
+        "mistral": (MistralConfig(**tokens, **wide), MistralForCausalLM),
+        "mamba": (
+            MambaConfig(**tokens, hidden_size=16, num_hidden_layers=1, state_size=4),
+            MambaForCausalLM,
+        ),
+    }[kind]
+    _lively(model(config)).save_pretrained(folder)
+    return folder
 
 
 def completer(folder, **changes):
@@ -52,15 +79,14 @@ def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
     whole = completer(lm_dirs["llama"])
     ids = whole._tokenize(PROMPTS)
 
-    def write(reader, **changes):
-        decoder = replace(GreedyDecoder(reader), **changes)
+    def write(**changes):
+        decoder = GreedyDecoder(BatchReader(whole.lm, **changes))
         return decoder.write(ids, max_new_tokens=6, is_done=lambda tokens: len(tokens) > 4)
 
-    expected = write(whole._reader)
+    expected = write()
     assert {len(tokens) for tokens in expected} == {5}
-    small = completer(lm_dirs["llama"], batch_tokens=40)
     for kept_bytes in (1, 1 << 16, 1 << 20):
-        assert write(small._reader, kept_bytes=kept_bytes) == expected
+        assert write(batch_tokens=40, kept_bytes=kept_bytes) == expected
     assert write_alone(whole.lm, ids, max_new_tokens=5, is_done=lambda _: False) == expected
 
 
@@ -72,6 +98,18 @@ def test_shared_beginnings_are_read_once(lm_dirs):
     before = local.num_tokens
     local.complete(PROMPTS[5:], max_new_tokens=1, stop="\n")  # the control: nothing in common
     assert local.num_tokens - before == sum(local.count_tokens(PROMPTS[5:]))
+
+
+def test_what_is_kept_bounds_a_batch_however_short_its_own_tokens(lm_dirs):
+    whole = completer(lm_dirs["opt"])
+    ids = whole._tokenize(PROMPTS[:5])
+    rows = {}
+    for room in (1, 2, 100):
+        reader = BatchReader(whole.lm, kept_bytes=1)
+        longest = max(map(len, ids)) + 64
+        reader.kept_bytes = room * longest * reader.reader.token_bytes
+        rows[room] = [len(batch.rows) for batch in reader.batches(ids)]
+    assert rows == {1: [1] * 5, 2: [2, 2, 1], 100: [5]}
 
 
 def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
@@ -138,17 +176,19 @@ def test_the_chances_of_all_next_tokens_sum_to_one(lm_dirs):
     assert sum(map(math.exp, values)) == pytest.approx(1, abs=1e-4)
 
 
-def test_lms_that_keep_no_keys_are_asked_one_at_a_time(tmp_path):
-    from transformers import MambaConfig, MambaForCausalLM
+@pytest.mark.parametrize("kind", ["bloom", "gemma2", "mistral"])
+def test_other_kinds_of_attention_give_the_same(kind, tmp_path):
+    # ALiBi; a window shorter than the prompts in half of the layers, and capped logits; in all.
+    local = completer(build_odd_lm(tmp_path / kind, kind))
+    assert local._reader.reader.fault is None
+    assert (local._reader.reader._head is None) == (kind == "gemma2")
+    found = local.complete(PROMPTS[1:4], max_new_tokens=3, stop="no such text")
+    for prompt, completion in zip(PROMPTS[1:4], found, strict=True):
+        assert completion.text == local._text(greedy(local, prompt, completion.num_new_tokens))
 
-    folder = build_lm(tmp_path / "mamba", "gpt2")
-    vocabulary = completer(folder).lm.config.vocab_size
-    config = MambaConfig(
-        vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=1
-    )
-    torch.manual_seed(0)
-    MambaForCausalLM(config).save_pretrained(folder)
-    local = completer(folder)
+
+def test_lms_that_keep_no_keys_are_asked_one_at_a_time(tmp_path):
+    local = completer(build_odd_lm(tmp_path / "mamba", "mamba"))
     assert local._reader.reader.fault is not None
     done = []
     found = local.complete(PROMPTS[5:], max_new_tokens=3, stop="no such", advance=done.append)

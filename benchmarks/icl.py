@@ -1,0 +1,295 @@
+"""In-context learning: prompts a second of a local LM, against `generate` prompt by prompt.
+
+    python benchmarks/icl.py --quick
+    python benchmarks/icl.py --task webquestions --dataset_name data/webquestions --json out.json
+
+All ways write answers to the same real queries with the same LM and weights, in one run and in
+turn, greedily, up to the end of the line or so many tokens.
+
+    loop     transformers' `generate`, one prompt after the other, with `stop_strings`
+    to_end   the same without `stop_strings`, cut afterwards: as evaluation harnesses do it
+    pgra     `pgra.icl.local.LocalCompleter`
+
+Two kinds of prompts: `nearest` has each query's own exemplars (BM25, nearest first: KATE), so that
+no prompt shares anything with another; `shared` has one random draw before all queries.
+
+`share_of_matrix_rate` tells what is left: prompts that share nothing must each be read, by whoever
+reads them, and that is bound by the rate of the machine's own matrix products.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from measuring import (
+    Cost,
+    matrix_rate,
+    measured,
+    parse_flags,
+    positive,
+    shared_parser,
+    write_figures,
+)
+
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
+from pgra.data.corpus import open_corpus
+from pgra.data.generation import generation_task_names, load_generation_task
+from pgra.data.references import load_references
+from pgra.data.splits import load_splits
+from pgra.data.tasks import load_task
+from pgra.icl.local import LocalCompleter
+from pgra.models.flops import LmShape
+from pgra.retrieval import open_retriever
+from pgra.types import Example
+
+STOP = "\n"
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """What prompts are made of.
+
+    Attributes:
+        frame: How fields are shown, up to where the answer begins.
+        pool: Examples whose labels are their answers.
+        queries: What is asked.
+        max_new_tokens: Most tokens of an answer.
+    """
+
+    frame: str
+    pool: list[Example]
+    queries: list[Example]
+    max_new_tokens: int
+
+
+@dataclass
+class Way:
+    """One way of writing, and what it took.
+
+    Attributes:
+        write: Gives the answers to prompts.
+        costs: Of each repetition.
+        answers: Of the last.
+    """
+
+    write: Callable[[Sequence[str]], list[str]]
+    costs: list[Cost] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Give the best repetition's."""
+        return min(cost.seconds for cost in self.costs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print a table for both kinds of prompts."""
+    args = parse(argv)
+    completer = LocalCompleter.from_name(args.lm, dtype=args.dtype, device=args.device)
+    data = read_data(args)
+    peak_rate = matrix_rate(completer.lm.device, completer.lm.dtype)
+    figures = {"matrix_tflops": peak_rate / 1e12}
+    tables = []
+    for kind, prompts in (
+        ("nearest", nearest_prompts(data, args.num_exemplars)),
+        ("shared", shared_prompts(data, args.num_exemplars)),
+    ):
+        found, table = measure(kind, prompts, completer, data, peak_rate, args)
+        figures |= {f"{kind}_{name}": value for name, value in found.items()}
+        tables.append(table)
+    figures["speedup_vs_loop"] = figures["nearest_speedup_vs_loop"]
+    say("\n\n".join(tables))
+    write_figures(args.json, figures)
+    return 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the flags."""
+    parser = shared_parser(
+        __doc__ or "", quick="16 queries, 2 repetitions", lm="bundled:smollm2-135m"
+    )
+    parser.add_argument("--task", default="rotten-tomatoes", help="of classification or generation")
+    parser.add_argument(
+        "--dataset_name", help="default: bundled data of rotten-tomatoes, else the task's own"
+    )
+    parser.add_argument("--num_exemplars", type=positive, default=16)
+    parser.add_argument("--num_queries", type=positive, default=64)
+    parser.add_argument("--max_pool", type=positive, default=2000)
+    parser.add_argument("--repeats", type=positive, default=3, help="the best counts")
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    args = parse_flags(parser, argv)
+    if args.dataset_name is None and args.task == "rotten-tomatoes":
+        args.dataset_name = "bundled:rotten-tomatoes"
+    if args.quick:
+        args.num_queries, args.repeats = min(args.num_queries, 16), min(args.repeats, 2)
+    return args
+
+
+def read_data(args: argparse.Namespace) -> Data:
+    """Read pool and queries; a task of classification answers with its labels' names."""
+    chosen = DataArguments(
+        task=args.task,
+        dataset_name=args.dataset_name,
+        max_train_samples=args.max_pool,
+        max_test_samples=args.num_queries,
+    )
+    if args.task in generation_task_names():
+        task = load_generation_task(args.task)
+        found = load_references(task, chosen)
+        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        return Data(task.frame, pool, queries, task.max_new_tokens)
+    labelled = load_task(args.task)
+    splits = load_splits(labelled, chosen)
+    slots = " ".join(f"{{{name}}}" for name in labelled.inputs)
+    return Data(f"Sentence: {slots} Label:", splits.train, splits.test, 10)
+
+
+def write_prompt(data: Data, exemplars: Sequence[Example], query: Example) -> str:
+    """Write a query behind exemplars, in their order."""
+    shown = [f"{data.frame.format_map(e.fields)} {e.label}" for e in exemplars]
+    return "\n\n".join([*shown, data.frame.format_map(query.fields)])
+
+
+def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
+    """Give each query its nearest exemplars, nearest first."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pool.txt"
+        file.write_text("".join(" ".join(e.text.split()) + "\n" for e in data.pool))
+        corpus = open_corpus(CorpusArguments(corpus=str(file), drop_duplicates=False), Path(folder))
+        count = min(num_exemplars, len(data.pool))
+        args = RetrieverArguments(retriever="bm25", num_candidates=count)
+        bm25 = open_retriever(args, corpus, Path(folder), progress=False)
+        rows = bm25.retrieve([query.text for query in data.queries], count).rows.tolist()
+    return [
+        write_prompt(data, [data.pool[row] for row in own if row >= 0], query)
+        for own, query in zip(rows, data.queries, strict=True)
+    ]
+
+
+def shared_prompts(data: Data, num_exemplars: int) -> list[str]:
+    """Give all queries one random draw."""
+    drawn = random.Random(SEED).sample(data.pool, min(num_exemplars, len(data.pool)))
+    return [write_prompt(data, drawn, query) for query in data.queries]
+
+
+def measure(
+    kind: str,
+    prompts: Sequence[str],
+    completer: LocalCompleter,
+    data: Data,
+    peak_rate: float,
+    args: argparse.Namespace,
+) -> tuple[dict[str, float], str]:
+    """Time all ways on one kind of prompts; give the figures and a table."""
+    most = data.max_new_tokens
+    ways = {
+        "loop": Way(lambda texts: generate(completer, texts, most, is_stopped=True)),
+        "to_end": Way(lambda texts: generate(completer, texts, most, is_stopped=False)),
+        "pgra": Way(lambda texts: write(completer, texts, most)),
+    }
+    for way in ways.values():
+        way.write(prompts[:2])  # weights, self-check, first kernels
+    before = completer.num_tokens
+    for _ in range(args.repeats):
+        for way in ways.values():
+            with measured(completer.lm.device) as cost:
+                way.answers = way.write(prompts)
+            way.costs.append(cost)
+    figures = figures_of(ways, completer, prompts, peak_rate)
+    figures["read_tokens_per_prompt"] = (
+        (completer.num_tokens - before) / args.repeats / len(prompts)
+    )
+    return figures, show(kind, ways, figures, len(prompts), completer)
+
+
+def write(completer: LocalCompleter, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+    """Write as pgra does."""
+    found = completer.complete(prompts, max_new_tokens=max_new_tokens, stop=STOP)
+    return [completion.text for completion in found]
+
+
+@torch.inference_mode()
+def generate(
+    completer: LocalCompleter, prompts: Sequence[str], max_new_tokens: int, *, is_stopped: bool
+) -> list[str]:
+    """Write as a loop over stock calls does."""
+    lm = completer.lm
+    stops = {"stop_strings": STOP, "tokenizer": lm.tokenizer} if is_stopped else {}
+    answers = []
+    for prompt in prompts:
+        inputs = lm.tokenizer(prompt, return_tensors="pt").to(lm.device)
+        length = inputs["input_ids"].shape[1]
+        out = lm.whole.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **stops,
+        )
+        text = lm.tokenizer.decode(
+            out[0, length:], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        answers.append(text.split(STOP)[0])
+    return answers
+
+
+def figures_of(
+    ways: dict[str, Way], completer: LocalCompleter, prompts: Sequence[str], peak_rate: float
+) -> dict[str, float]:
+    """Give rates and ratios."""
+    lengths, ours = completer.count_tokens(prompts), ways["pgra"]
+    flops = LmShape.of(completer.lm.config).flops(lengths)
+    figures = {"prompt_tokens": sum(lengths) / len(lengths)}
+    for title, way in ways.items():
+        figures[f"{title}_prompts_per_second"] = len(prompts) / way.seconds
+        figures[f"{title}_peak_mib"] = max(cost.peak_mib for cost in way.costs)
+        # Of the prompts' own operations alone: written tokens and shared parts are on the house.
+        figures[f"{title}_share_of_matrix_rate"] = flops / way.seconds / peak_rate
+        figures[f"{title}_same_answers"] = share_of_same(way.answers, ours.answers)
+    return figures | {
+        "speedup_vs_loop": ways["loop"].seconds / ours.seconds,
+        "speedup_vs_to_end": ways["to_end"].seconds / ours.seconds,
+    }
+
+
+def share_of_same(one: Sequence[str], other: Sequence[str]) -> float:
+    """Give the share of equal answers."""
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def show(
+    kind: str,
+    ways: dict[str, Way],
+    figures: dict[str, float],
+    count: int,
+    completer: LocalCompleter,
+) -> str:
+    """Word one kind's figures as a table."""
+    lm = completer.lm
+    lines = [
+        f"{kind}: {count} prompts of {figures['prompt_tokens']:.0f} tokens, {lm.source.name}, "
+        f"{lm.dtype}, {lm.device.type} ({torch.get_num_threads()} threads)",
+        f"{'way':<10}{'prompts/s':>11}{'x loop':>9}{'same':>7}{'peak MiB':>10}"
+        f"{'of matrix rate':>16}",
+    ]
+    for title, way in ways.items():
+        lines.append(
+            f"{title:<10}{figures[f'{title}_prompts_per_second']:>11.2f}"
+            f"{ways['loop'].seconds / way.seconds:>9.2f}"
+            f"{figures[f'{title}_same_answers']:>7.0%}{figures[f'{title}_peak_mib']:>10.0f}"
+            f"{figures[f'{title}_share_of_matrix_rate']:>16.0%}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
