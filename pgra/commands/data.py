@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pgra.commands.listing import Entry, package_state, parse_help_only, show_list
 from pgra.data.bundled import BUNDLED_DATA, BundledData
+from pgra.data.generation import GenerationTask, generation_task_names, load_generation_task
 from pgra.data.tasks import Task, load_task, task_names
 
 ABOUT = "List the tasks, and the data that come inside packages."
@@ -24,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "its inputs and 'label'). A new task is one YAML: give its path to --task.",
     )
     show_list(
+        "\ntasks whose answers are written, for pgra icl:",
+        [_written_entry(load_generation_task(name)) for name in generation_task_names()],
+        "They take --train_file and --test_file (jsonl). A new one is one YAML too.",
+    )
+    show_list(
         "\ndata inside packages, for --dataset_name (task) and --corpus (corpus):",
         [_data_entry(data) for data in BUNDLED_DATA.values()],
         "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
@@ -33,12 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _task_entry(task: Task) -> Entry:
+    return Entry(task.name, f"{', '.join(task.labels)} ({task.metric})", _sources(task))
+
+
+def _written_entry(task: GenerationTask) -> Entry:
+    return Entry(task.name, f"{', '.join(task.inputs)} ({', '.join(task.metrics)})", _sources(task))
+
+
+def _sources(task: Task | GenerationTask) -> list[str]:
     sizes = ", ".join(f"{split} {rows:,}" for split, rows in task.sizes.items())
-    details = [
-        f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
-    ]
-    details += [f"sizes: {sizes}"] if sizes else []
-    return Entry(task.name, f"{', '.join(task.labels)} ({task.metric})", details)
+    own = f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
+    return [own, *([f"sizes: {sizes}"] if sizes else [])]
 
 
 def _data_entry(data: BundledData) -> Entry:
