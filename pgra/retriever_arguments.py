@@ -10,6 +10,8 @@ from pgra.errors import ConfigError
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 NEIGHBOR_ENCODERS = ("encoder", "reader")
 POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
+LEAK_JACCARD = 0.9
+"""Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
 RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 

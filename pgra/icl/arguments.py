@@ -7,11 +7,9 @@ from pgra.checks import argument as _arg
 from pgra.checks import at_least, choose
 from pgra.config import DTYPES, RetrieverArguments
 from pgra.errors import ConfigError
+from pgra.icl.choice import METRICS, NEIGHBOR_SELECTORS, ORDERS, SELECTORS, Choice
 from pgra.icl.formats import FORMATS
-from pgra.icl.likeness import METRICS
-from pgra.icl.selection import NEIGHBOR_SELECTORS, ORDERS, SELECTORS, Choice
-from pgra.retrieval.leaks import DEFAULT_JACCARD
-from pgra.retriever_arguments import POOLINGS
+from pgra.retriever_arguments import LEAK_JACCARD, POOLINGS
 
 BM25 = "bm25"
 PROMPTED = "prompted"
@@ -72,7 +70,7 @@ class SelectionArguments:
         "nearest-last (next to the query), or random.",
     )
     leak_jaccard: float = _arg(
-        DEFAULT_JACCARD,
+        LEAK_JACCARD,
         "Share of common words from which on an example is nearly the query's own text, and never "
         "shown with it; an equal text never is.",
     )

@@ -20,7 +20,6 @@ from pgra.retrieval.exact import Vectors, nearest
 from pgra.retrieval.neighbors import Neighbors
 from pgra.types import Candidates, Example, Json, Rows
 
-METRICS = ("cosine", "dot", "euclidean")
 _GATHERED = 1 << 24  # numbers of vectors that are gathered at once to be compared exactly
 
 
@@ -67,7 +66,7 @@ class VectorLikeness:
         Args:
             neighbors: The pool, and what gives vectors; as the model gives them, not of unit
                 length, or all metrics are one.
-            metric: One of `METRICS`.
+            metric: One of `pgra.icl.choice.METRICS`.
             processes: Who waits while the main one encodes the pool.
         """
         self._neighbors, self._metric, self._processes = neighbors, metric, processes

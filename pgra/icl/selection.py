@@ -6,15 +6,15 @@ way, the leak guard (`pgra.retrieval.leaks`) keeps a query's own text out of its
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from pgra.config import choose
 from pgra.errors import ConfigError
+from pgra.icl.choice import NEIGHBOR_SELECTORS, Choice
 from pgra.icl.diversity import marginal_relevance
 from pgra.icl.drawing import Drawing, draw, take
 from pgra.icl.likeness import Likeness
@@ -22,78 +22,14 @@ from pgra.io import digest
 from pgra.processes import Processes
 from pgra.retrieval.leaks import Allowed, Counts, LeakGuard, text_key
 from pgra.retrieval.store import examples_digest, store_candidates
-from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows, Scores
+from pgra.types import MISSING_ROW, Candidates, Example, Rows, Scores
 
 logger = logging.getLogger(__name__)
 
-SELECTORS = ("balanced", "fixed", "knn", "knn-mmr", "random")
-NEIGHBOR_SELECTORS = ("knn", "knn-mmr")
-ORDERS = ("nearest-first", "nearest-last", "random")
 _STORED = 128
 """Neighbors that are looked up and stored at the least: what is asked for with other numbers of
 exemplars is then there already."""
 _ORDER_SEED = 0x0DE5
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How exemplars are chosen.
-
-    Attributes:
-        method: One of `SELECTORS`.
-        count: Exemplars a query, m.
-        farthest: Whether `knn` takes the least alike: the control of KATE's Table 2.
-        redraw: Whether `random` and `balanced` draw anew for each query.
-        seed: Of what is drawn.
-        fixed: Rows of the pool that all queries get, with "fixed".
-        diversity: With "knn-mmr": lambda of maximal marginal relevance, 1 is `knn`.
-        num_near: With "knn-mmr": among how many nearest it chooses.
-
-    Raises:
-        ConfigError: If they contradict each other.
-    """
-
-    method: str = "knn"
-    count: int = 8
-    farthest: bool = False
-    redraw: bool = False
-    seed: int = 0
-    fixed: tuple[int, ...] = ()
-    diversity: float = 0.5
-    num_near: int = 100
-
-    def __post_init__(self) -> None:
-        choose("exemplars", self.method, SELECTORS)
-        if self.farthest and self.method != "knn":
-            raise ConfigError(
-                f"farthest is for exemplars 'knn', and they are '{self.method}': leave it out"
-            )
-        if self.redraw and self.method not in ("balanced", "random"):
-            raise ConfigError(
-                f"redraw draws for each query, and exemplars '{self.method}' draws nothing: leave "
-                "it out, or use --exemplars random"
-            )
-        if not 0 <= self.diversity <= 1:
-            raise ConfigError(f"mmr_lambda is {self.diversity}: it must lie between 0 and 1")
-        if self.method == "knn-mmr" and self.num_near < self.count:
-            raise ConfigError(
-                f"mmr_candidates is {self.num_near}, and {self.count} exemplars are chosen among "
-                "them: raise it, or lower --num_exemplars"
-            )
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what decides the choice, besides pool, queries and likeness."""
-        named: dict[str, Json] = {"exemplars": self.method, "num_exemplars": self.count}
-        if self.method == "knn":
-            named["farthest"] = self.farthest
-        if self.method == "knn-mmr":
-            named |= {"mmr_lambda": self.diversity, "mmr_candidates": self.num_near}
-        if self.method in ("balanced", "random"):
-            named |= {"redraw": self.redraw, "exemplar_seed": self.seed}
-        if self.method == "fixed":
-            named["fixed"] = list(self.fixed)
-        return named
 
 
 @dataclass(frozen=True)
@@ -274,8 +210,8 @@ def arrange(rows: Sequence[int], order: str, *, query: str, seed: int = 0) -> li
 
     Args:
         rows: In the order of choice: the nearest first; the farthest, where these were asked for.
-        order: One of `ORDERS`. KATE's default is "nearest-first" (section 5.3), so that the least
-            similar stands next to the query.
+        order: One of `pgra.icl.choice.ORDERS`. KATE's default is "nearest-first" (section 5.3), so
+            that the least similar stands next to the query.
         query: Its text.
         seed: Of "random", which is another order for each query.
     """

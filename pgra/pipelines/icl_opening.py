@@ -7,13 +7,14 @@ from pathlib import Path
 from pgra.data.generation import GenerationTask
 from pgra.errors import ConfigError
 from pgra.icl.answers_cache import AnswersCache
+from pgra.icl.choice import Choice
 from pgra.icl.completion import Completer
 from pgra.icl.deciding import Decider, TextWriter, WordScorer, WordWriter
 from pgra.icl.formats import LineFormat, task_format
 from pgra.icl.kept import KeptCompleter
 from pgra.icl.likeness import Likeness
 from pgra.icl.opening import open_completer
-from pgra.icl.selection import Choice, ExemplarPool
+from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
 from pgra.types import Example, Json
 

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.errors import ConfigError
+from pgra.retriever_arguments import LEAK_JACCARD
 from pgra.types import MISSING_ROW, Candidates, Rows
 
 Counts = npt.NDArray[np.int64]
 Search = Callable[[int], Candidates]
 """Gives each query its so many nearest, (B, depth): rows of the collection, each text once."""
 
-DEFAULT_JACCARD = 0.9
 _DEEPER = 4
 _NOT_WORDS = re.compile(r"[\W_]+")
 
@@ -53,7 +53,7 @@ class LeakGuard:
         keys: The collection's texts as they are compared.
     """
 
-    def __init__(self, texts: Sequence[str], *, jaccard: float = DEFAULT_JACCARD) -> None:
+    def __init__(self, texts: Sequence[str], *, jaccard: float = LEAK_JACCARD) -> None:
         """Remember a collection of n texts.
 
         Args:

@@ -7,7 +7,8 @@ import pytest
 from conftest import SENTENCES
 
 from pgra.errors import ConfigError
-from pgra.icl.likeness import METRICS, PromptedStates, VectorLikeness, WordLikeness
+from pgra.icl.choice import METRICS
+from pgra.icl.likeness import PromptedStates, VectorLikeness, WordLikeness
 from pgra.models.causal_lm import CausalLM
 from pgra.models.encoder import Encoder
 from pgra.models.prefix import PromptedEncoder

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from pgra.errors import ConfigError
+from pgra.icl.choice import Choice
 from pgra.icl.diversity import marginal_relevance
-from pgra.icl.selection import Choice, ExemplarPool, arrange
+from pgra.icl.selection import ExemplarPool, arrange
 from pgra.types import MISSING_ROW, Candidates, Example
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
