@@ -118,7 +118,7 @@ def explained(path: Path) -> Iterator[None]:
         told = next((told for start, told in _TOLD.items() if name.startswith(start)), None)
         if told is None:
             raise
-        raise ArtifactError(f"{path} {told.format(error=error)}") from None
+        raise ArtifactError(f"{path} {told.format(error=error, path=path)}") from None
 
 
 def damaged(path: Path, what: str) -> ArtifactError:
@@ -129,7 +129,7 @@ def damaged(path: Path, what: str) -> ArtifactError:
     )
 
 
-_DAMAGED = "is damaged ({error}): pgra memory salvage --output NEW.sqlite reads what is left"
+_DAMAGED = "is damaged ({error}): pgra memory salvage {path} --output NEW.sqlite reads what is left"
 _NOT_WRITABLE = "cannot be written ({error}): use a folder that you may write to"
 _TOLD = {
     "SQLITE_READONLY": _NOT_WRITABLE,

@@ -6,7 +6,7 @@ be found and checked in any bytes that hold it (`pgra.memory.salvage`).
 
 import datetime
 import json
-import unicodedata
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
@@ -22,7 +22,7 @@ MAX_FEEDBACK_CHARS = 2_000
 MAX_NAME_CHARS = 200
 """Of a source and of a task. With these limits a record is shorter than a page of the database."""
 _CHECKSUM_CHARS = 32
-_PLAIN = "\t\n\r"
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab and line breaks
 _LIMITS = {
     "key": MAX_KEY_CHARS,
     "feedback": MAX_FEEDBACK_CHARS,
@@ -99,9 +99,11 @@ def _check_text(name: str, text: str, most: int) -> None:
         raise DataError(
             f"the {name} has {len(text):,} characters, and may have {most:,}: shorten it"
         )
-    odd = next((c for c in text if unicodedata.category(c) == "Cc" and c not in _PLAIN), None)
+    odd = _CONTROL.search(text)
     if odd is not None or not is_utf8(text):
-        told = "half of a surrogate pair" if odd is None else f"the control character {odd!a}"
+        told = (
+            "half of a surrogate pair" if odd is None else f"the control character {odd.group()!a}"
+        )
         raise DataError(f"the {name} holds {told}: give plain text")
 
 

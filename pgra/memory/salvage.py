@@ -32,7 +32,7 @@ def salvage(damaged: Path, output: Path) -> Salvaged:
     """Read what is left of a damaged memory into a new one.
 
     The file's structure is not asked: whole records are looked for in all its bytes, and in those
-    of the write-ahead log beside it, and their checksums tell them. The damaged file stays as it is.
+    of the write-ahead log beside it; checksums tell what is whole. The damaged file stays as it is.
 
     Args:
         damaged: The file.
