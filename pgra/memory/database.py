@@ -14,7 +14,7 @@ from pathlib import Path
 from pgra.errors import ArtifactError
 from pgra.io import sync_folder
 
-APPLICATION = 0x70677261  # "pgra"
+APPLICATION = 0x7067726D  # "pgrm"
 FORMAT = 1
 _WAIT_SECONDS = 30.0  # for another process that writes
 # A page holds the longest record whole, so that what is left of a damaged file can be read.
