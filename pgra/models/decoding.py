@@ -1,0 +1,272 @@
+"""Greedy decoding of many prompts: read in batches of like length, written on side by side.
+
+Reading is bound by arithmetic, so that small batches without padding are best; writing a token is
+bound by reading the weights, so that many prompts together cost little more than one. Hence the
+two have sizes of their own: prompts are read in batches of so many tokens, and wait until as many
+are there as the memory for keys and values takes. Those that are done leave, and others follow.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pgra.errors import ModelError
+from pgra.models.batching import token_budget_batches
+from pgra.models.causal_lm import CausalLM
+from pgra.models.loading import batch_budget
+from pgra.models.prefix_groups import group_by_prefix
+from pgra.models.reading import KeptPrompts, PromptReader, join
+
+logger = logging.getLogger(__name__)
+
+IsDone = Callable[[Sequence[int]], bool]
+"""Told the tokens written so far, says whether they are enough."""
+
+_KEPT_BYTES = 1 << 29  # keys and values on a CPU
+_KEPT_SHARE = 0.3  # of what is free on a GPU; each step copies them
+_DONE_SHARE = 4  # one in so many must be done before the others are moved together
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that are read in one call.
+
+    Attributes:
+        rows: Which.
+        shared: Tokens they all begin with, which are read once for all batches of a group.
+    """
+
+    rows: list[int]
+    shared: tuple[int, ...] = ()
+
+
+@dataclass
+class BatchReader:
+    """Reads many prompts, those that begin alike behind one reading of their beginning.
+
+    Attributes:
+        lm: An LM with its head.
+        batch_tokens: Tokens in one batch on a CPU; a GPU takes 16 times as many.
+        num_tokens: Tokens read so far, padding not counted.
+    """
+
+    lm: CausalLM
+    batch_tokens: int = 512
+    num_tokens: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = PromptReader(self.lm)
+        self._budget = batch_budget(self.batch_tokens, self.lm.device)
+        self._shared: tuple[int, ...] = ()
+        self._behind: KeptPrompts | None = None
+
+    def batches(self, prompts: Sequence[Sequence[int]]) -> list[Batch]:
+        """Cut prompts into batches: those that begin alike together, each kind longest first."""
+        found = []
+        for group in group_by_prefix(prompts):
+            shared = tuple(prompts[group.rows[0]][: group.num_shared])
+            own = [len(prompts[row]) - len(shared) for row in group.rows]
+            for places in token_budget_batches(own, self._budget):
+                found.append(Batch([group.rows[place] for place in places], shared))
+        return found
+
+    def read(self, prompts: Sequence[Sequence[int]], batch: Batch) -> list[KeptPrompts]:
+        """Read a batch; in parts, where the memory does not take it whole.
+
+        Raises:
+            ModelError: If one prompt alone does not fit, or gives no finite number.
+        """
+        try:
+            behind = self._read_shared(batch.shared)
+            kept = self.reader.read([prompts[row] for row in batch.rows], behind=behind)
+        except torch.OutOfMemoryError as error:
+            if len(batch.rows) == 1:
+                raise ModelError(
+                    f"a prompt of {len(prompts[batch.rows[0]])} tokens does not fit the memory of "
+                    f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
+                ) from error
+        else:
+            self.num_tokens += sum(len(prompts[r]) - len(batch.shared) for r in batch.rows)
+            return [kept]
+        torch.cuda.empty_cache()  # outside the handler, which holds what did not fit
+        half = len(batch.rows) // 2
+        logger.warning("out of memory: %d prompts are read in two parts", len(batch.rows))
+        parts = (batch.rows[:half], batch.rows[half:])
+        return [kept for rows in parts for kept in self.read(prompts, Batch(rows, batch.shared))]
+
+    def _read_shared(self, shared: tuple[int, ...]) -> KeptPrompts | None:
+        if not shared:
+            return None
+        if self._behind is None or self._shared != shared:
+            self._behind = None  # gone before the next is read
+            self._behind = self.reader.read([shared])
+            self._shared = shared
+            self.num_tokens += len(shared)
+        return self._behind
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Prompts that are gone on with.
+
+    Attributes:
+        rows: Which.
+        kept: What was read of them, and the logits of what follows.
+    """
+
+    rows: list[int]
+    kept: KeptPrompts
+
+
+@dataclass
+class GreedyDecoder:
+    """Writes the likeliest token behind a prompt, and then the likeliest behind that.
+
+    Attributes:
+        reader: What reads the prompts.
+        kept_bytes: Most bytes of keys and values that are kept at a time; None goes by the device.
+    """
+
+    reader: BatchReader
+    kept_bytes: int | None = None
+
+    def write(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        is_done: IsDone,
+        advance: Callable[[int], object] = int,
+    ) -> list[list[int]]:
+        """Go on with prompts.
+
+        Args:
+            prompts: Token ids, none empty; all fit the LM's window with the new tokens.
+            max_new_tokens: Most tokens behind each.
+            is_done: Asked after each token.
+            advance: Told how many more prompts are done.
+
+        Returns:
+            The tokens written behind each prompt, in the order given; the one after which it was
+            done included.
+
+        Raises:
+            ModelError: If a prompt does not fit the memory, or gives no finite number.
+        """
+        answers = _Answers(self.reader.lm, len(prompts), max_new_tokens, is_done, advance)
+        room = self.kept_bytes or _room(self.reader.lm)
+        queue = deque(self.reader.batches(prompts))
+        writing: _Writing | None = None
+        while queue or writing:
+            begun = [writing] if writing else []
+            while queue and _fits(begun, queue[0], prompts, max_new_tokens, room):
+                begun += self._begin(prompts, queue.popleft(), answers)
+            writing = _gather(begun)
+            least = len(writing.rows) // 2 if writing and queue else 0
+            while writing and len(writing.rows) > least:
+                tokens = [answers.written[row][-1] for row in writing.rows]
+                kept = self.reader.reader.step(writing.kept, tokens)
+                answers.add(writing.rows, kept)
+                writing = answers.undone(_Writing(writing.rows, kept), share=_DONE_SHARE)
+        return answers.written
+
+    def _begin(
+        self, prompts: Sequence[Sequence[int]], batch: Batch, answers: "_Answers"
+    ) -> list[_Writing]:
+        """Read a batch, and write each prompt's first token; those that are done leave."""
+        begun, start = [], 0
+        for kept in self.reader.read(prompts, batch):
+            rows = batch.rows[start : start + len(kept)]
+            start += len(kept)
+            answers.add(rows, kept)
+            left = answers.undone(_Writing(rows, kept))
+            begun += [left] if left else []
+        return begun
+
+
+@dataclass
+class _Answers:
+    """What was written behind each prompt of a call."""
+
+    lm: CausalLM
+    count: int
+    max_new_tokens: int
+    is_done: IsDone
+    advance: Callable[[int], object]
+
+    def __post_init__(self) -> None:
+        self.written: list[list[int]] = [[] for _ in range(self.count)]
+        self._is_whole = [False] * self.count
+
+    def add(self, rows: Sequence[int], kept: KeptPrompts) -> None:
+        """Write the likeliest token behind each prompt that is not done."""
+        before = sum(self._is_whole)
+        for row, token in zip(rows, likeliest(kept.logits, self.lm), strict=True):
+            if not self._is_whole[row]:
+                self.written[row].append(token)
+                is_full = len(self.written[row]) >= self.max_new_tokens
+                self._is_whole[row] = is_full or self.is_done(self.written[row])
+        self.advance(sum(self._is_whole) - before)
+
+    def undone(self, writing: _Writing, *, share: int | None = None) -> _Writing | None:
+        """Let those leave that are done; None if all are.
+
+        Args:
+            writing: Prompts.
+            share: Only if at least one in so many is done, for the others are copied; None always.
+        """
+        left = [place for place, row in enumerate(writing.rows) if not self._is_whole[row]]
+        if not left:
+            return None
+        if share is not None and (len(writing.rows) - len(left)) * share < len(writing.rows):
+            return writing
+        return _Writing([writing.rows[place] for place in left], writing.kept.take(left))
+
+
+def likeliest(logits: Tensor, lm: CausalLM) -> list[int]:
+    """Give the likeliest token of each row.
+
+    Raises:
+        ModelError: If a row holds a number that is not finite.
+    """
+    best, tokens = logits.max(dim=1)
+    if not torch.isfinite(best).all():
+        raise ModelError(
+            f"'{lm.source.name}' gives no finite number in {lm.dtype} for a prompt: "
+            "use --lm_dtype bfloat16 or float32"
+        )
+    found: list[int] = tokens.tolist()
+    return found
+
+
+def _room(lm: CausalLM) -> int:
+    if lm.device.type != "cuda":
+        return _KEPT_BYTES
+    return int(_KEPT_SHARE * torch.cuda.mem_get_info(lm.device)[0])
+
+
+def _fits(
+    begun: Sequence[_Writing],
+    batch: Batch,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    room: int,
+) -> bool:
+    """Say whether a batch's keys and values fit beside what is kept already."""
+    if not begun:
+        return True
+    longest = max(len(prompts[row]) for row in batch.rows)
+    longest = max(longest, *(writing.kept.longest for writing in begun)) + max_new_tokens
+    count = len(batch.rows) + sum(len(writing.rows) for writing in begun)
+    return count * longest * begun[0].kept.token_bytes <= room
+
+
+def _gather(begun: Sequence[_Writing]) -> _Writing | None:
+    if not begun:
+        return None
+    rows = [row for writing in begun for row in writing.rows]
+    return _Writing(rows, join([writing.kept for writing in begun]))

@@ -1,0 +1,188 @@
+"""An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import LM_KINDS, SENTENCES
+from tiny_models import build_lm
+
+from pgra.errors import ConfigError, ModelError
+from pgra.icl.local import LocalCompleter
+from pgra.models.decoding import GreedyDecoder
+from pgra.models.one_by_one import chance_alone, next_logits, write_alone
+
+SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
+PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
+
+
+def completer(folder, **changes):
+    return LocalCompleter.from_name(str(folder), device="cpu", **changes)
+
+
+def greedy(local, prompt, count):
+    """Whole prompts, no cache, no batch: the definition."""
+    ids = [*local.lm.lead_ids, *local.lm.tokenize([prompt])[0]]
+    written = []
+    for _ in range(count):
+        written.append(int(next_logits(local.lm, [*ids, *written])[-1].argmax()))
+    return written
+
+
+@pytest.mark.parametrize("kind", LM_KINDS)
+def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs):
+    local = completer(lm_dirs[kind])
+    assert local._reader.reader.fault is None
+    done = []
+    found = local.complete(PROMPTS, max_new_tokens=5, stop="no such text", advance=done.append)
+    ends = local._ends
+    for prompt, completion in zip(PROMPTS, found, strict=True):
+        written = greedy(local, prompt, 5)
+        end = next((i + 1 for i, token in enumerate(written) if token in ends), 5)
+        assert completion.text == local._text(written[:end])
+        assert completion.num_new_tokens == end
+        assert completion.num_prompt_tokens == local.count_tokens([prompt])[0]
+    assert sum(done) == len(PROMPTS)
+    other = local.complete([PROMPTS[0] + " It"], max_new_tokens=5, stop="no such text")  # control
+    assert other[0].text != found[0].text
+
+
+def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
+    whole = completer(lm_dirs["llama"])
+    ids = whole._tokenize(PROMPTS)
+
+    def write(reader, **changes):
+        decoder = replace(GreedyDecoder(reader), **changes)
+        return decoder.write(ids, max_new_tokens=6, is_done=lambda tokens: len(tokens) > 4)
+
+    expected = write(whole._reader)
+    assert {len(tokens) for tokens in expected} == {5}
+    small = completer(lm_dirs["llama"], batch_tokens=40)
+    for kept_bytes in (1, 1 << 16, 1 << 20):
+        assert write(small._reader, kept_bytes=kept_bytes) == expected
+    assert write_alone(whole.lm, ids, max_new_tokens=5, is_done=lambda _: False) == expected
+
+
+def test_shared_beginnings_are_read_once(lm_dirs):
+    local = completer(lm_dirs["opt"])
+    local.complete(PROMPTS[:5], max_new_tokens=1, stop="\n")
+    shared, lengths = local.count_tokens([SHARED + "Q:"])[0], local.count_tokens(PROMPTS[:5])
+    assert local.num_tokens == sum(lengths) - 4 * shared
+    before = local.num_tokens
+    local.complete(PROMPTS[5:], max_new_tokens=1, stop="\n")  # the control: nothing in common
+    assert local.num_tokens - before == sum(local.count_tokens(PROMPTS[5:]))
+
+
+def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
+    local = completer(lm_dirs["gpt2"])
+    ids = local._tokenize(PROMPTS[:4])
+    seen = []
+    step = local._reader.reader.step
+
+    def watched(kept, tokens):
+        seen.append(len(tokens))
+        return step(kept, tokens)
+
+    monkeypatch.setattr(local._reader.reader, "step", watched)
+    lengths = iter([1, 3, 9, 9])
+    wanted = {}
+
+    def is_done(tokens):
+        key = tuple(tokens[:1])
+        wanted.setdefault(key, next(lengths, 9))
+        return len(tokens) >= wanted[key]
+
+    written = GreedyDecoder(local._reader).write(ids, max_new_tokens=6, is_done=is_done)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < len(ids)
+    assert sum(seen) >= sum(len(tokens) - 1 for tokens in written)
+
+
+def test_text_ends_before_the_stop_string(lm_dirs):
+    local = completer(lm_dirs["qwen2"])
+    whole = local.complete(PROMPTS[:3], max_new_tokens=8, stop="no such text")
+    for prompt, free in zip(PROMPTS[:3], whole, strict=True):
+        stop = free.text[2:4]
+        cut = local.complete([prompt], max_new_tokens=8, stop=stop)[0]
+        assert cut.text == free.text.split(stop)[0]
+        assert 1 <= cut.num_new_tokens <= free.num_new_tokens
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_scores_are_the_chances_of_all_of_a_words_tokens(kind, lm_dirs):
+    local = completer(lm_dirs[kind], batch_tokens=60)
+    words = [" great", " terrible", " no", " the old house"]
+    done = []
+    found = local.score(PROMPTS, words, advance=done.append)
+    assert sum(done) == len(PROMPTS)
+    sizes = set()
+    for prompt, values in zip(PROMPTS, found, strict=True):
+        ids = local._tokenize([prompt])[0]
+        for word, value in zip(words, values, strict=True):
+            tokens = local._tokenize([prompt + word])[0][len(ids) :]
+            sizes.add(len(tokens))
+            assert value == pytest.approx(chance_alone(local.lm, ids, tokens), abs=2e-4)
+    assert min(sizes) == 1 < max(sizes)
+    assert found[0] != found[1]
+
+
+def test_the_chances_of_all_next_tokens_sum_to_one(lm_dirs):
+    local = completer(lm_dirs["gpt2"])
+    vocabulary = [[token] for token in range(len(local.lm.tokenizer))]
+    ids = local._tokenize(PROMPTS[:1])[0]
+    from pgra.models.word_chances import word_chances
+
+    kept = local._reader.reader.read([ids])
+    values = word_chances(local._reader.reader, kept, [vocabulary])[0]
+    assert sum(map(math.exp, values)) == pytest.approx(1, abs=1e-4)
+
+
+def test_lms_that_keep_no_keys_are_asked_one_at_a_time(tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = build_lm(tmp_path / "mamba", "gpt2")
+    vocabulary = completer(folder).lm.config.vocab_size
+    config = MambaConfig(
+        vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, state_size=4, eos_token_id=1
+    )
+    torch.manual_seed(0)
+    MambaForCausalLM(config).save_pretrained(folder)
+    local = completer(folder)
+    assert local._reader.reader.fault is not None
+    done = []
+    found = local.complete(PROMPTS[5:], max_new_tokens=3, stop="no such", advance=done.append)
+    for prompt, completion in zip(PROMPTS[5:], found, strict=True):
+        assert completion.text == local._text(greedy(local, prompt, completion.num_new_tokens))
+    assert done == [1, 1]
+    scores = local.score(PROMPTS[5:], [" great"])
+    ids = local._tokenize(PROMPTS[5:])[0]
+    token = local._tokenize([PROMPTS[5] + " great"])[0][len(ids) :]
+    assert scores[0][0] == pytest.approx(chance_alone(local.lm, ids, token))
+
+
+def test_what_does_not_fit_the_window_is_refused(tmp_path):
+    local = completer(build_lm(tmp_path / "lm", "gpt2", window=64))
+    with pytest.raises(ConfigError, match=r"prompt 2 has \d+ tokens .*holds 64 with the 10 that"):
+        local.complete([PROMPTS[5], PROMPTS[0]], max_new_tokens=10, stop="\n")
+    with pytest.raises(ConfigError, match="prompt 1 is empty"):
+        local.complete([""], max_new_tokens=1, stop="\n")
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+        local.complete(["a"], max_new_tokens=0, stop="\n")
+    assert local.complete([], max_new_tokens=1, stop="\n") == []
+
+
+def test_a_word_that_the_tokenizer_joins_to_the_prompt_is_refused(lm_dirs):
+    local = completer(lm_dirs["gpt2"])
+    with pytest.raises(ModelError, match="joins 'nswer is' to the prompt before it"):
+        local.score(["The a"], ["nswer is"])
+    with pytest.raises(ModelError, match="joins '' to the prompt"):
+        local.score(["The"], [""])
+
+
+def test_a_prompt_without_a_finite_number_is_refused(lm_dirs):
+    local = completer(lm_dirs["gpt2"])
+    assert local._reader.reader.fault is None
+    local.lm.model.wte.weight.data[:] = float("inf")
+    with pytest.raises(ModelError, match="gives no finite number in torch.float32"):
+        local.complete(PROMPTS[:1], max_new_tokens=1, stop="\n")
