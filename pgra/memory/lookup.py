@@ -9,7 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from rapidfuzz import process
@@ -18,8 +18,10 @@ from rapidfuzz.distance import Levenshtein
 from pgra.memory.events import Entry
 from pgra.memory.keys import MAX_DISTANCE, normalize_key
 from pgra.memory.log import FeedbackLog
-from pgra.memory.vectors import KeyVectors
 from pgra.types import Json
+
+if TYPE_CHECKING:
+    from pgra.memory.vectors import KeyVectors
 
 LOOKUPS = ("edit", "encoder", "bm25")
 THRESHOLDS: Mapping[str, float] = {"edit": -MAX_DISTANCE, "encoder": 0.9, "bm25": 1.0}
@@ -63,7 +65,7 @@ class Lookup(Protocol):
 class EncoderLookup:
     """By the cosine of a sentence encoder's vectors."""
 
-    def __init__(self, log: FeedbackLog, vectors: KeyVectors, *, task: str = "") -> None:
+    def __init__(self, log: FeedbackLog, vectors: "KeyVectors", *, task: str = "") -> None:
         self._log, self._vectors, self._task = log, vectors, task
 
     @property
@@ -120,7 +122,7 @@ class EditLookup:
             if self._limit is None or abs(length - len(key)) <= self._limit:
                 found += self._near(key, firsts)
         nearest = sorted(found)[:k]
-        scores = {max(self._keys[near].values()): -float(d) for d, _, near in nearest}
+        scores = {max(self._keys[near].values()): 0.0 - d for d, _, near in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
     def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[int, int, str]]:

@@ -1,7 +1,7 @@
 """The prompter P(p, C): few-shot prompt, question, clarification (Madaan et al. 2022, 3.1).
 
-A clarification is what some user typed. It is data: it stands on one line behind its mark, and holds
-neither the mark, nor the prompt's separator, nor the word that ends an answer.
+A clarification is what some user typed. It is data: it stands on one line behind its mark, and
+holds neither the mark, nor the prompt's separator, nor the word that ends an answer.
 """
 
 import re
@@ -193,7 +193,7 @@ def check_fits(question: str, num_tokens: int, budget: int) -> None:
     """
     if num_tokens > budget:
         raise DataError(
-            f"the question '{question[:_SHOWN_CHARS]}' makes a prompt of {num_tokens:,} tokens, and "
-            f"{budget:,} fit beside the answer: use a shorter prompt, --max_new_tokens, or an LM "
-            "with a larger window"
+            f"the question '{question[:_SHOWN_CHARS]}' makes a prompt of {num_tokens:,} tokens, "
+            f"and {budget:,} fit beside the answer: use a shorter prompt, or an LM with a "
+            "larger window"
         )

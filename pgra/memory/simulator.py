@@ -1,4 +1,4 @@
-"""The paper's simulated user, and the three systems that answer (Madaan et al. 2022, sections 3.4, 4).
+"""The paper's simulated user, and the three systems that answer (Madaan et al. 2022, 3.4 and 4).
 
 A question is asked; the user looks at the understanding in the output; where it is wrong, and with
 the clarification probability, says what was meant. Only failures are written.
