@@ -48,9 +48,12 @@ class KeptCompleter:
                 list(new.values()), max_new_tokens=max_new_tokens, stop=stop, advance=advance
             )
             self.num_asked += len(new)
-            for key, one in zip(new, written, strict=True):
-                known[key] = Answer(one.text, one.num_prompt_tokens, one.num_new_tokens)
-                self._cache.keep(key, known[key], model=str(self.fingerprint.get("lm", "")))
+            answers = {
+                key: Answer(one.text, one.num_prompt_tokens, one.num_new_tokens)
+                for key, one in zip(new, written, strict=True)
+            }
+            self._cache.keep_all(answers, model=str(self.fingerprint.get("lm", "")))
+            known |= answers
         return [_completion(known[key]) for key in keys]
 
     def score(

@@ -198,12 +198,12 @@ class KeyVectors:
             return fresh
         try:
             state = _State(**json.loads(path.read_text()))
+            if self._is_whole(state) and self._is_of(log, state):
+                return state
         except (ValueError, TypeError):
-            state = fresh
-        if not self._is_whole(state) or not self._is_of(log, state):
-            logger.warning("%s is not what its log says: made again from it", self.folder)
-            return fresh
-        return state
+            pass  # it is not JSON, or not of this layout
+        logger.warning("%s is not what its log says: made again from it", self.folder)
+        return fresh
 
     def _is_whole(self, state: _State) -> bool:
         names = {_VECTORS: 2 * state.width * state.rows, _IDS: 8 * state.rows}

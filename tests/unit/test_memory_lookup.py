@@ -86,14 +86,14 @@ def test_edit_distance_finds_the_nearest_key_and_its_newest_feedback(log):
     assert lookup.find("anything") == []
     log.write("What is like < good > ?", "old")
     log.write("What is like < bad > ?", "new")
-    log.write("what has a < x > ring ?", "ring")
-    assert found(lookup, "what is unlike < y >", 3) == [("new", -2.0), ("ring", -10.0)]
+    log.write("zzzz < x > ?", "far")
+    assert found(lookup, "what is unlike < y >", 3) == [("new", -2.0), ("far", -14.0)]
     log.correct(2, "newer")
     assert found(lookup, "what is like < y >") == [("newer", 0.0)]
     log.forget(4)
     assert found(lookup, "what is like < y >") == [("old", 0.0)]  # the other question's came back
     log.forget(1)
-    assert found(lookup, "what is like < y >", 3) == [("ring", -9.0)]
+    assert found(lookup, "what is like < y >", 3) == [("far", -12.0)]
 
 
 def test_of_equally_near_keys_the_first_written_counts_as_in_the_release(log):
