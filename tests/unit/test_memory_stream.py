@@ -253,7 +253,7 @@ def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
 
 
 def test_a_gate_that_is_chosen_keeps_like_and_unlike_apart():
-    report = choose_gate(stream(80), EditLookup)
-    assert report.threshold > -2.0
-    assert report.precision == 1.0
-    assert report.recall > 0.6
+    ways = {way.id: way for way in FAMILY.phrasings}
+    family = replace(FAMILY, phrasings=[ways["syn0"], ways["ant0"]])
+    report = choose_gate(stream(20, family=family), EditLookup)
+    assert (report.threshold, report.precision, report.recall) == (0.0, 1.0, 1.0)
