@@ -40,6 +40,7 @@ examples:
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
 """
 _NEAR = 3  # entries of near keys that are told of
+_COMPARED = 10_000  # entries a new one is compared with; of larger memories list --collisions tells
 
 
 @dataclass(kw_only=True)
@@ -154,13 +155,13 @@ def _add(words: Sequence[str]) -> int:
     with FeedbackLog.open(Path(memory.memory)) as log:
         entry = log.write(args.question, args.feedback, source=args.source, task=args.task)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
-        others = [one for one in log.entries() if one.task == entry.task]
-        _say_collisions([one for one in others if one.id != entry.id], entry)
+        if len(log) <= _COMPARED:
+            _say_collisions([one for one in log.entries() if one.task == entry.task], entry)
     return 0
 
 
 def _say_collisions(others: Sequence[Entry], entry: Entry) -> None:
-    pairs = (([one, entry], one) for one in others)
+    pairs = (([one, entry], one) for one in others if one.id != entry.id)
     near = [
         (found[0].distance, one)
         for both, one in pairs
