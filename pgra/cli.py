@@ -53,6 +53,7 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
     "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
     "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
+    "icl": Command("pgra.commands.icl", "decide by a frozen LM behind labelled examples (KATE)"),
     "consistency": Command(
         "pgra.commands.consistency", "measure how often evidence has the label of its query"
     ),

@@ -17,6 +17,8 @@ Json = object
 """Anything that `json.dumps` takes; spelled `object` because mypy has no finite JSON type."""
 
 MISSING_ROW = -1
+UNDECIDED = "(no label)"
+"""Stands for a decision where an LM that writes freely wrote no label's word: always wrong."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,10 @@ class Prediction:
 
     Attributes:
         example_id: The example decided.
-        label: The label's name with the highest score, ties by the task's order of labels.
-        scores: Probability by label name, over the task's labels; they sum to 1.
+        label: The label's name with the highest score, ties by the task's order of labels; or
+            `UNDECIDED`.
+        scores: Probability by label name, over the task's labels; they sum to 1, or all are 0
+            where nothing was decided.
     """
 
     example_id: str

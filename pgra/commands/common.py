@@ -14,6 +14,7 @@ from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
     from pgra.pipelines.run import Outcome
+    from pgra.pipelines.seeds import Summary
     from pgra.processes import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
@@ -137,11 +138,31 @@ def quiet_imports() -> None:
 def show_metrics(outcome: "Outcome") -> str:
     """Word a run's result."""
     values = outcome.metrics
-    low, high = values["interval_95"]
+    between = values["interval_95"]
+    told = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
     lines = [
         f"{outcome.folder}: {values['task']} {values['split']} {values['metric']} "
-        f"{values['value']:.4f} (95 % interval {low:.4f} to {high:.4f}, n = {values['n']}, "
+        f"{values['value']:.4f} ({told}n = {values['n']}, "
         f"seed {values['seed']})" + (" (reused)" if outcome.reused else "")
     ]
     lines += [f"note: {note}" for note in values["notes"]]
     return "\n".join(lines)
+
+
+def show_summary(summary: "Summary") -> str:
+    """Word the results of several seeds."""
+    values = summary.values
+    lines = [show_metrics(outcome) for outcome in summary.outcomes.values()]
+    notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
+    seeds = " ".join(str(seed) for seed in summary.outcomes)
+    sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
+    of_reader = " of the reader" if "of the reader" in values["seeds_are"] else ""
+    return "\n".join(
+        [
+            *(text.splitlines()[0] for text in lines),
+            *notes,
+            f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
+            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
+            f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
+        ]
+    )

@@ -150,7 +150,7 @@ def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Ste
 
 def _open_completer(lm: CompleterArguments, args: StreamArguments) -> "Completer":
     from pgra.icl.answers_cache import AnswersCache
-    from pgra.memory.kept import KeptCompleter
+    from pgra.icl.kept import KeptCompleter
 
     artifacts = Path(args.artifacts_dir)
     completer = open_completer(lm, artifacts=artifacts, device=args.device)

@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import parse_series, quiet_libraries, say, show_metrics
+from pgra.commands.common import (
+    parse_series,
+    quiet_libraries,
+    say,
+    show_metrics,
+    show_summary,
+)
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -12,7 +18,6 @@ if TYPE_CHECKING:
     from pgra.config import PgraArguments
     from pgra.pipelines.publish import HubTarget
     from pgra.pipelines.search import SearchResult
-    from pgra.pipelines.seeds import Summary
     from pgra.processes import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.series import SeriesArguments
@@ -79,7 +84,7 @@ def _train(
         told, run = _show_search(found), found.outcome.folder
     elif series.seeds is not None:
         summary = train_seeds(args, training, series.seed_list(), processes)
-        told, run = _show_summary(summary), summary.folder
+        told, run = show_summary(summary), summary.folder
     else:
         outcome = run_system(args, training, processes)
         told, run = show_metrics(outcome), outcome.folder
@@ -120,24 +125,6 @@ def _output_dir(args: "PgraArguments", training: "ReaderTrainingArguments") -> s
     return name.replace("{task}", task).replace("{method}", args.method)
 
 
-def _show_summary(summary: "Summary") -> str:
-    values = summary.values
-    lines = [show_metrics(outcome) for outcome in summary.outcomes.values()]
-    notes = dict.fromkeys(line for text in lines for line in text.splitlines()[1:])
-    seeds = " ".join(str(seed) for seed in summary.outcomes)
-    sd = "" if values["sd"] is None else f" ± {values['sd']:.4f}"
-    of_reader = " of the reader" if "of the reader" in values["seeds_are"] else ""
-    return "\n".join(
-        [
-            *(text.splitlines()[0] for text in lines),
-            *notes,
-            f"{summary.folder}: {values['task']} {values['split']} {values['metric']} "
-            f"{values['mean']:.4f}{sd} (mean ± sample sd of {values['n']} seeds{of_reader}: "
-            f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
-        ]
-    )
-
-
 def _show_search(found: "SearchResult") -> str:
     lines = [f"learning rate  batch  dev {found.metric}  step"]
     for one in sorted(found.tried, key=lambda one: one.point):
@@ -146,5 +133,5 @@ def _show_search(found: "SearchResult") -> str:
             f"{one.point.learning_rate:>13g}  {one.point.batch_size:>5}  "
             f"{one.dev_value:>{len(found.metric) + 4}.4f}  {one.step:>4}{mark}"
         )
-    told = show_metrics(found.outcome) if found.seeds is None else _show_summary(found.seeds)
+    told = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
     return "\n".join([*dict.fromkeys(lines), told])

@@ -13,8 +13,9 @@ from pathlib import Path
 from pgra.data.bundled import bundled_task_files
 from pgra.data.hubfile import hub_errors, hub_reason
 from pgra.data.tables import Row, json_rows, table_rows
-from pgra.data.tasks import LABEL, SPLITS, HubSource, Task
+from pgra.data.tasks import LABEL, HubSource, Task
 from pgra.data.textfile import check_file, is_utf8
+from pgra.data.yaml_keys import SPLITS
 from pgra.errors import DataError, unknown_name
 from pgra.types import Example
 
@@ -106,7 +107,7 @@ def read_dataset(
         return read_file(task, files[split], split, require_labels=require_labels)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        path = _find_split_file(task, folder, split)
+        path = find_split_file(folder, split, task=task.name, splits=task.local_splits)
         if path is None:
             return None
         rows = read_file(task, path, split, require_labels=require_labels)
@@ -114,13 +115,31 @@ def read_dataset(
     return _read_hub(task, name, split, require_labels=require_labels)
 
 
-def _find_split_file(task: Task, folder: Path, split: str) -> Path | None:
-    """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; the split is named as the task's YAML says."""
-    stem = (task.local_splits or _ANY_SPLITS).get(split)
+def find_split_file(
+    folder: Path,
+    split: str,
+    *,
+    task: str,
+    splits: Mapping[str, str] | None,
+    kinds: Sequence[str] = KINDS,
+) -> Path | None:
+    """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file.
+
+    Args:
+        folder: Where to look.
+        split: "train", "validation" or "test".
+        task: The task's name.
+        splits: The file's name (without suffix) by split, as the task's YAML says; None: the same.
+        kinds: Suffixes that are looked for, without the dot.
+
+    Raises:
+        DataError: If there is none, or more than one.
+    """
+    stem = (splits or _ANY_SPLITS).get(split)
     if stem is None:
         return None
-    names = [f"{stem}.{kind}{end}" for kind in KINDS for end in ("", ".gz")]
-    found = [home / n for home in (folder, folder / task.name) for n in names]
+    names = [f"{stem}.{kind}{end}" for kind in kinds for end in ("", ".gz")]
+    found = [home / n for home in (folder, folder / task) for n in names]
     present = [path for path in found if path.is_file()]
     if len(present) > 1:
         raise DataError(
@@ -130,10 +149,16 @@ def _find_split_file(task: Task, folder: Path, split: str) -> Path | None:
         )
     if not present and split != "validation":
         raise DataError(
-            f"{folder} has no {stem}.jsonl, .csv or .tsv, nor has {folder / task.name}: "
-            f"it is the {split} split of task '{task.name}'; name another with --{split}_file"
+            f"{folder} has no {stem}.{_listed(kinds)}, nor has "
+            f"{folder / task}: it is the {split} split of task '{task}'; name another with "
+            f"--{split}_file"
         )
     return present[0] if present else None
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    *others, last = kinds
+    return f"{', .'.join(others)} or .{last}" if others else last
 
 
 @dataclass(frozen=True)
@@ -235,7 +260,7 @@ def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> Spl
     hub = task.hub if task.hub and own else HubSource(name, None, None, plain, None, _ANY_SPLITS)
     if split not in hub.splits:
         return None
-    data = _load_hub(hub)
+    data = load_hub(hub)
     if hub.splits[split] not in data:
         if split == "validation":
             return None
@@ -266,7 +291,12 @@ def _class_names(table: object, column: str, labels: Sequence[str]) -> Sequence[
     return list(names)
 
 
-def _load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
+def load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
+    """Load a data set of the hub, by split.
+
+    Raises:
+        DataError: If there is none, or it cannot be loaded.
+    """
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from pgra.config import DataArguments
 from pgra.data.examples import SplitRows, load_examples, read_dataset, read_file
 from pgra.data.tasks import Task
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
 from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Splits", "load_examples", "load_splits"]
+__all__ = ["Splits", "load_examples", "load_pool", "load_splits"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,61 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         divided.rule,
     )
     return Splits(kept, divided.dev, tested, notes)
+
+
+def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None = None) -> Splits:
+    """Read what in-context learning needs: all of train as a pool of exemplars, and the queries.
+
+    Nothing is held out, since nothing is trained.
+
+    Args:
+        task: Whose inputs and labels the rows have.
+        args: Where they are; sub-samples are drawn as `load_splits` draws them.
+        query_dataset_name: Another data set, whose test split holds the queries.
+
+    Returns:
+        The pool as train, the queries as test, and an empty dev set.
+
+    Raises:
+        ConfigError: If a validation file is named, or queries are named twice.
+        DataError: As `load_splits`.
+    """
+    check_pool_arguments(args, query_dataset_name)
+    train = _need({"train": _read_split(task, args, "train")}, "train")
+    if query_dataset_name is None:
+        queries = _read_split(task, args, "test")
+    else:
+        queries = read_dataset(task, query_dataset_name, "test")
+    test = _need({"test": queries}, "test")
+    pool = _sample(train.examples, args.max_train_samples, args.split_seed)
+    tested = _sample(test.examples, args.max_test_samples, args.split_seed)
+    _warn_of_missing_labels(task, pool)
+    notes: dict[str, Json] = {
+        "sources": {"train": train.where, "test": test.where},
+        "train": len(pool),
+        "test": len(tested),
+        "test_rows_in_train": _count_shared(tested, train.examples),
+    }
+    logger.info("%s: a pool of %d examples, %d queries", task.name, len(pool), len(tested))
+    return Splits(pool, [], tested, notes)
+
+
+def check_pool_arguments(args: DataArguments, query_dataset_name: str | None) -> None:
+    """Refuse what is for training, and queries that are named twice.
+
+    Raises:
+        ConfigError: If there is such.
+    """
+    if args.validation_file is not None:
+        raise ConfigError(
+            "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
+            "take queries from it, name it with --test_file)"
+        )
+    if query_dataset_name is not None and args.test_file is not None:
+        raise ConfigError(
+            f"queries are named twice, by --query_dataset_name {query_dataset_name} and by "
+            f"--test_file {args.test_file}: leave one out"
+        )
 
 
 @dataclass(frozen=True)

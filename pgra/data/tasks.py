@@ -3,17 +3,15 @@
 Only `labels`, `prompt`, `reader_template` and `verbalizer` are needed; the rest has defaults.
 """
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from pgra.config import config_root, read_yaml
+from pgra.config import config_root
+from pgra.data.yaml_keys import YamlKeys, slots
 from pgra.errors import ConfigError, unknown_name
 
 LABEL = "label"
-SPLITS = ("train", "validation", "test")
 TASK_METRICS = ("accuracy", "macro_f1", "mcc")
 _NEEDED = ("labels", "prompt", "reader_template", "verbalizer")
 _OPTIONAL = (
@@ -103,25 +101,21 @@ def load_task(name_or_path: str) -> Task:
     return _TaskReader(path).read()
 
 
-class _TaskReader:
-    """Checks one YAML key by key, so that each message names the file and the key."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.values = read_yaml(path)
+class _TaskReader(YamlKeys):
+    """Checks one task's YAML."""
 
     def read(self) -> Task:
-        self._check_keys(self.values, (*_NEEDED, *_OPTIONAL))
+        self.check_keys(self.values, (*_NEEDED, *_OPTIONAL))
         for key in _NEEDED:
             if key not in self.values:
                 raise ConfigError(f"{self.path}: '{key}' is missing")
-        inputs = self._names("inputs", self.values.get("inputs", ["text"]))
-        labels = self._names("labels", self.values["labels"])
+        inputs = self.names("inputs", self.values.get("inputs", ["text"]))
+        labels = self.names("labels", self.values["labels"])
         if len(labels) < 2:
             raise ConfigError(f"{self.path}: labels are {list(labels)}: a task has at least two")
         if LABEL in inputs:
             raise ConfigError(f"{self.path}: an input cannot be named '{LABEL}'")
-        metric = self._text("metric", self.values.get("metric", "accuracy"))
+        metric = self.text("metric", self.values.get("metric", "accuracy"))
         if metric not in TASK_METRICS:
             raise ConfigError(f"{self.path}: {unknown_name('metric', metric, TASK_METRICS)}")
         same = {label: label for label in labels}
@@ -130,63 +124,21 @@ class _TaskReader:
             inputs=inputs,
             labels=labels,
             prompt=self._prompt(inputs),
-            answer=self._text("answer", self.values.get("answer", "The answer is")),
+            answer=self.text("answer", self.values.get("answer", "The answer is")),
             prompt_words=self._words("prompt_words", labels, same),
-            reader_template=self._template("reader_template", inputs),
+            reader_template=self.template("reader_template", inputs),
             verbalizer=self._words("verbalizer", labels, same),
             metric=metric,
             hub=self._hub(inputs, labels),
             local_splits=self._local_splits(),
             local_columns=self._local_columns(inputs),
-            sizes=self._sizes(),
+            sizes=self.sizes(),
             ignored_labels=self._ignored(labels),
         )
 
-    def _check_keys(self, values: Mapping[Any, Any], known: Sequence[str]) -> None:
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"{self.path}: {unknown_name('key', str(key), known)}")
-
-    def _text(self, key: str, value: object) -> str:
-        if not isinstance(value, str) or not value.strip():
-            raise ConfigError(
-                f"{self.path}: {key} is {value!r}; it must be text "
-                "(in quotes, where YAML reads yes, no, true or a number)"
-            )
-        return value
-
-    def _names(self, key: str, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not value:
-            raise ConfigError(f"{self.path}: {key} is {value!r}; it must be a list of names")
-        names = tuple(self._text(key, item).strip() for item in value)
-        if len(set(names)) < len(names):
-            raise ConfigError(f"{self.path}: {key} names something twice: {', '.join(names)}")
-        return names
-
-    def _mapping(self, key: str, value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{self.path}: {key} is {value!r}; it must be a mapping")
-        return {self._text(key, name): item for name, item in value.items()}
-
-    def _template(self, key: str, inputs: Sequence[str]) -> str:
-        text = self._text(key, self.values[key])
-        try:
-            names = _fields(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"{self.path}: {key} has a stray brace ({error}); write {{{{ for a plain one"
-            ) from None
-        for name in names:
-            if name not in inputs:
-                message = unknown_name(f"field in {key}", name, inputs)
-                raise ConfigError(f"{self.path}: {message}")
-        if not names:
-            raise ConfigError(f"{self.path}: {key} holds no field; put {{{inputs[0]}}} into it")
-        return text
-
     def _prompt(self, inputs: Sequence[str]) -> str:
-        prompt = self._template("prompt", inputs)
-        if inputs[0] not in _fields(prompt):
+        prompt = self.template("prompt", inputs)
+        if inputs[0] not in slots(prompt):
             raise ConfigError(
                 f"{self.path}: prompt does not hold {{{inputs[0]}}}, the first input, which a "
                 "passage fills: all passages would look alike to the LM; put it in, or list "
@@ -197,7 +149,7 @@ class _TaskReader:
     def _ignored(self, labels: Sequence[str]) -> tuple[str, ...]:
         if self.values.get("ignored_labels") is None:
             return ()
-        ignored = self._names("ignored_labels", self.values["ignored_labels"])
+        ignored = self.names("ignored_labels", self.values["ignored_labels"])
         for name in ignored:
             if name in labels:
                 raise ConfigError(f"{self.path}: '{name}' is in labels and in ignored_labels too")
@@ -206,12 +158,12 @@ class _TaskReader:
     def _words(
         self, key: str, labels: Sequence[str], default: Mapping[str, str]
     ) -> Mapping[str, str]:
-        given = self._mapping(key, self.values.get(key, default))
-        self._check_keys(given, labels)
+        given = self.mapping(key, self.values.get(key, default))
+        self.check_keys(given, labels)
         lacking = [label for label in labels if label not in given]
         if lacking:
             raise ConfigError(f"{self.path}: {key} has no word for '{lacking[0]}'")
-        words = {label: self._text(key, given[label]).strip() for label in labels}
+        words = {label: self.text(key, given[label]).strip() for label in labels}
         owner: dict[str, str] = {}
         for label, word in words.items():
             if word in owner:
@@ -221,66 +173,39 @@ class _TaskReader:
             owner[word] = label
         return words
 
-    def _splits(self, key: str, value: object) -> Mapping[str, str]:
-        splits = {s: self._text(key, name) for s, name in self._mapping(key, value).items()}
-        self._check_keys(splits, SPLITS)
-        for split in ("train", "test"):
-            if split not in splits:
-                raise ConfigError(f"{self.path}: {key} does not say which is the {split} split")
-        if len(set(splits.values())) < len(splits):
-            raise ConfigError(f"{self.path}: {key} uses one split twice: {dict(splits)}")
-        return splits
-
     def _hub(self, inputs: Sequence[str], labels: Sequence[str]) -> HubSource | None:
         if self.values.get("hub") is None:
             return None
-        hub = self._mapping("hub", self.values["hub"])
-        self._check_keys(hub, _HUB_KEYS)
+        hub = self.mapping("hub", self.values["hub"])
+        self.check_keys(hub, _HUB_KEYS)
         wanted = (*inputs, LABEL)
-        columns = self._mapping("hub.columns", hub.get("columns", {}))
-        self._check_keys(columns, wanted)
-        by_id = None if hub.get("labels") is None else self._names("hub.labels", hub["labels"])
+        columns = self.mapping("hub.columns", hub.get("columns", {}))
+        self.check_keys(columns, wanted)
+        by_id = None if hub.get("labels") is None else self.names("hub.labels", hub["labels"])
         if by_id is not None and set(by_id) != set(labels):
             raise ConfigError(
                 f"{self.path}: hub.labels are {', '.join(by_id)}, labels are {', '.join(labels)}: "
                 "they must be the same names, in the order of the hub's integers"
             )
         return HubSource(
-            id=self._text("hub.id", hub.get("id")),
-            config=None if hub.get("config") is None else self._text("hub.config", hub["config"]),
+            id=self.text("hub.id", hub.get("id")),
+            config=None if hub.get("config") is None else self.text("hub.config", hub["config"]),
             revision=None
             if hub.get("revision") is None
-            else self._text("hub.revision", hub["revision"]),
-            columns={n: self._text("hub.columns", columns.get(n, n)) for n in wanted},
+            else self.text("hub.revision", hub["revision"]),
+            columns={n: self.text("hub.columns", columns.get(n, n)) for n in wanted},
             labels=by_id,
-            splits=self._splits(
-                "hub.splits", hub.get("splits", {"train": "train", "test": "test"})
-            ),
+            splits=self.splits("hub.splits", hub.get("splits", {"train": "train", "test": "test"})),
         )
 
     def _local_splits(self) -> Mapping[str, str] | None:
         if self.values.get("local") is None:
             return None
-        local = self._mapping("local", self.values["local"])
-        self._check_keys(local, ("splits", "columns"))
-        return self._splits("local.splits", local.get("splits"))
+        local = self.mapping("local", self.values["local"])
+        self.check_keys(local, ("splits", "columns"))
+        return self.splits("local.splits", local.get("splits"))
 
     def _local_columns(self, inputs: Sequence[str]) -> Mapping[str, str]:
-        columns = self._mapping(
-            "local.columns", (self.values.get("local") or {}).get("columns", {})
-        )
-        self._check_keys(columns, inputs)
-        return {name: self._text("local.columns", column) for name, column in columns.items()}
-
-    def _sizes(self) -> Mapping[str, int]:
-        sizes = self._mapping("sizes", self.values.get("sizes") or {})
-        self._check_keys(sizes, SPLITS)
-        for split, rows in sizes.items():
-            if not isinstance(rows, int) or isinstance(rows, bool):
-                raise ConfigError(f"{self.path}: sizes.{split} is {rows!r}; it must be a number")
-        return sizes
-
-
-def _fields(template: str) -> list[str]:
-    parts = string.Formatter().parse(template)
-    return [field for _, field, _, _ in parts if field is not None]
+        columns = self.mapping("local.columns", (self.values.get("local") or {}).get("columns", {}))
+        self.check_keys(columns, inputs)
+        return {name: self.text("local.columns", column) for name, column in columns.items()}

@@ -7,7 +7,7 @@ from typing import Any
 from pgra.errors import ArtifactError
 from pgra.evaluation.runs import TASK_AXIS, Group, Run
 from pgra.io import canonical_json
-from pgra.types import Json
+from pgra.types import UNDECIDED, Json
 
 SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive")
 """In the order of the paper's Table 2, then our own; others come after, by name."""
@@ -101,7 +101,7 @@ def _other_test(a: Run, b: Run) -> str | None:
     for name in ("metric", "split"):
         if a.metrics.get(name) != b.metrics.get(name):
             return f"another {name} ({a.metrics.get(name)}, {b.metrics.get(name)})"
-    if set(a.decisions.names) != set(b.decisions.names):
+    if set(a.decisions.names) - {UNDECIDED} != set(b.decisions.names) - {UNDECIDED}:
         return f"other labels ({_listed(a.decisions.names)}; {_listed(b.decisions.names)})"
     if a.decisions.examples != b.decisions.examples:
         return f"another test set (fingerprint {_test_mark(a)}; {_test_mark(b)})"

@@ -35,7 +35,14 @@ def macro_f1(labels: Sequence[str], predictions: Sequence[str], names: Sequence[
     return float(_macro_f1(_confusion(labels, predictions, names))[0])
 
 
-METRICS: dict[str, Metric] = {"accuracy": accuracy, "macro_f1": macro_f1, "mcc": mcc}
+METRICS: dict[str, Metric] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "mcc": mcc,
+    "exact_match": accuracy,  # of what was written: RIGHT or WRONG, and all should be RIGHT
+}
+RIGHT, WRONG = "right", "wrong"
+_OF_TEXTS = ("exact_match",)
 
 
 @dataclass(frozen=True)
@@ -67,13 +74,14 @@ class PairedDifference:
 def measure(
     metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """Give the task's metric first, then the others, by name.
+    """Give the task's metric first, then the others that labels have, by name.
 
     Raises:
         ValueError: If the metric is unknown, the lengths differ, or there is nothing to measure.
     """
     _check_metric(metric)
-    order = [metric, *(name for name in METRICS if name != metric)]
+    others = [name for name in METRICS if name != metric and name not in _OF_TEXTS]
+    order = [metric, *(others if metric not in _OF_TEXTS else ())]
     return {name: METRICS[name](labels, predictions, names) for name in order}
 
 
@@ -211,4 +219,5 @@ _FROM_COUNTS: dict[str, Callable[[Any], _Values]] = {
     "accuracy": _accuracy,
     "macro_f1": _macro_f1,
     "mcc": _mcc,
+    "exact_match": _accuracy,
 }

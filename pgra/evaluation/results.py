@@ -2,7 +2,7 @@
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class RunRecord:
         notes: What a reader of the numbers must know.
         calibration: The temperature, and what it changed on this split; None without one.
         system: What decided, as --system names it.
+        more: Further entries of `metrics.json`.
     """
 
     task: str
@@ -80,6 +81,7 @@ class RunRecord:
     notes: Sequence[str] = ()
     calibration: Mapping[str, Json] | None = None
     system: str = "pgra"
+    more: Mapping[str, Json] = field(default_factory=dict)
 
 
 def write_results(
@@ -88,6 +90,8 @@ def write_results(
     examples: Sequence[Example],
     predictions: Sequence[Prediction],
     evidence: Sequence[Sequence[EvidenceLine]],
+    *,
+    more: Sequence[Mapping[str, Json]] | None = None,
 ) -> dict[str, Any]:
     """Write a run's predictions, then its metrics.
 
@@ -97,6 +101,7 @@ def write_results(
         examples: The queries, labelled.
         predictions: One for each, in the same order.
         evidence: What the reader saw, for each; may be empty.
+        more: Further entries of each one's line.
 
     Returns:
         The content of `metrics.json`.
@@ -110,8 +115,11 @@ def write_results(
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
             "evidence": [line.as_json() for line in seen],
+            **own,
         }
-        for example, prediction, seen in zip(examples, predictions, evidence, strict=True)
+        for example, prediction, seen, own in zip(
+            examples, predictions, evidence, more or [{}] * len(examples), strict=True
+        )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
     metrics = _summarise(record, examples, predictions)
@@ -128,15 +136,29 @@ def _summarise(
     interval = bootstrap_interval(
         record.metric, labels, decided, record.labels, seed=_BOOTSTRAP_SEED
     )
+    return describe_run(record, values, [interval.low, interval.high], n=len(examples))
+
+
+def describe_run(
+    record: RunRecord, values: Mapping[str, float], interval: Sequence[float] | None, *, n: int
+) -> dict[str, Any]:
+    """Give the content of `metrics.json`.
+
+    Args:
+        record: What is said of the run.
+        values: Metrics by name, the headline among them.
+        interval: Its 95 % interval over examples; None where there is none.
+        n: How many examples were measured.
+    """
     return {
         "system": record.system,
         "task": record.task,
         "split": record.split,
-        "n": len(examples),
+        "n": n,
         "metric": record.metric,
         "value": values[record.metric],
-        "interval_95": [interval.low, interval.high],
-        "metrics": values,
+        "interval_95": None if interval is None else list(interval),
+        "metrics": dict(values),
         "calibration": record.calibration,
         "seed": record.seed,
         "seconds": {name: round(value, 3) for name, value in record.seconds.items()},
@@ -144,6 +166,7 @@ def _summarise(
         "versions": package_versions(),
         "git_commit": git_commit(),
         "notes": list(record.notes),
+        **record.more,
     }
 
 

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from pgra.errors import ArtifactError
+from pgra.evaluation.metrics import RIGHT, WRONG
 from pgra.io import digest
+
+_SIDES = (RIGHT, WRONG)
 
 
 @dataclass(frozen=True)
 class Decisions:
     """What a run decided, without evidence and probabilities.
+
+    What was written freely is right or wrong: its labels are these two, and all should be right.
 
     Attributes:
         labels: The true label of each example.
@@ -42,14 +47,21 @@ def read_decisions(path: Path) -> Decisions:
     names: dict[str, None] = {}
     for line in read_lines(path):
         try:
-            labels.append(str(line["label"]))
-            predicted.append(str(line["prediction"]))
+            is_right = line.get("is_right")
+            labels.append(str(line["label"]) if is_right is None else RIGHT)
+            predicted.append(_decided(line))
             examples.append([line["id"], line.get("text"), line["label"]])
-            names.update(dict.fromkeys(line.get("scores") or ()))
+            names.update(dict.fromkeys((line.get("scores") or ()) if is_right is None else _SIDES))
         except KeyError as error:
             raise damaged(path, f"line {len(labels)} has no {error}") from None
     names.update(dict.fromkeys(sorted({*labels, *predicted})))
     return Decisions(labels, predicted, list(names), digest(examples))
+
+
+def _decided(line: dict[str, Any]) -> str:
+    if line.get("is_right") is None:
+        return str(line["prediction"])
+    return RIGHT if line["is_right"] else WRONG
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -32,6 +32,7 @@ _IDENTITY_FILE = "run.json"
 # Runs from before `--system` tell their method only.
 _METHODS = {"t5": "plain", "fid": "fid", "pgra": "pgra", "pgra-exhaustive": "exhaustive"}
 _ROUNDING = 1e-6
+_OF_ALL_TEXTS = ("bleu", "parent")
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,11 @@ def _check_value(run: Run) -> None:
     decided = run.decisions
     if run.metrics["n"] != len(decided.labels):
         raise ValueError(f"n is {run.metrics['n']}, there are {len(decided.labels)} predictions")
+    if run.metric in _OF_ALL_TEXTS:
+        raise ArtifactError(
+            f"{run.folder} is measured by {run.metric}, which is no matter of right and wrong: "
+            f"reports compare labels and exact matches; read its {METRICS_FILE}, and leave it out"
+        )
     if run.metric not in METRICS:
         raise ValueError(f"metric {run.metric} is unknown")
     value = METRICS[run.metric](decided.labels, decided.predicted, decided.names)

@@ -31,7 +31,7 @@ from pgra.models.loading import (
 from pgra.models.pooling import POOLINGS, pool, resolve_pooling
 from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
 from pgra.models.window import check_window, own_length
-from pgra.types import Json
+from pgra.types import Example, Json
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +191,14 @@ class Encoder:
                 told = self.prepared(chunk, is_query=is_query)
                 vectors[start : start + len(chunk)] = self._encode_chunk(told, start, step)
         return vectors
+
+    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
+        """Give the vectors of a task's examples, (B, D): all are queries, being texts of one kind.
+
+        Raises:
+            ModelError: As `encode`.
+        """
+        return self.encode([example.text for example in examples], is_query=True)
 
     def _encode_chunk(
         self, texts: Sequence[str], start: int, step: Callable[[int], object]

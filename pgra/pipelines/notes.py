@@ -31,13 +31,26 @@ def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[
         found: The examples.
         models: Names of all models that the run used, as the user wrote them.
     """
+    sources = args.corpus.sources if found.depth else ()
+    shared = found.splits.notes.get("test_rows_in_train")
+    return [
+        *bundled_notes(models, [args.data.dataset_name or "", *sources]),
+        *([f"{shared} test texts also stand in the training file"] if shared else []),
+    ]
+
+
+def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
+    """Gather what is to be known of bundled models and data among some names.
+
+    Args:
+        models: Names of models, as the user wrote them.
+        data: Names of data sets and corpora.
+    """
     notes = []
     for name in models:
         model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
         notes += [f"{name}: {model.note}"] if model and model.note else []
-    for name in (args.data.dataset_name or "", *(args.corpus.sources if found.depth else ())):
-        data = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {data.note}"] if data and data.note else []
-    shared = found.splits.notes.get("test_rows_in_train")
-    notes += [f"{shared} test texts also stand in the training file"] if shared else []
+    for name in data:
+        part = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
+        notes += [f"{name}: {part.note}"] if part and part.note else []
     return notes

@@ -120,7 +120,7 @@ def train_seeds(
     runs = {s: variant(training, seed_folder(pattern, s), seed=s) for s in seeds}
     if args.runtime.system in OWN_SYSTEMS:
         outcomes = _run_each(runs, lambda mine: run_system(args, mine, processes))
-        return _sum_up(outcomes, root, seeds_meaning(args), processes)
+        return sum_up(outcomes, root, seeds_meaning(args), processes)
     prepared = prepare_runs(args, list(runs.values()), processes)
     return run_seeds(prepared, runs, root)
 
@@ -141,7 +141,7 @@ def run_seeds(
     """
     known = done or {}
     outcomes = _run_each(runs, lambda mine: known.get(mine.seed) or run_reader(prepared, mine))
-    return _sum_up(outcomes, root, seeds_meaning(prepared.args), prepared.processes)
+    return sum_up(outcomes, root, seeds_meaning(prepared.args), prepared.processes)
 
 
 def _run_each(
@@ -155,9 +155,20 @@ def _run_each(
     return outcomes
 
 
-def _sum_up(
-    outcomes: Mapping[int, Outcome], root: Path, meaning: str, processes: Processes
+def sum_up(
+    outcomes: Mapping[int, Outcome],
+    root: Path,
+    meaning: str,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
 ) -> Summary:
+    """Write what runs by seed have in common.
+
+    Args:
+        outcomes: By seed, in the order asked for.
+        root: Where `summary.json` goes.
+        meaning: What the seeds are of.
+        processes: The main one writes.
+    """
     values = _summarise(outcomes, meaning)
     if processes.worker.is_main:
         root.mkdir(parents=True, exist_ok=True)

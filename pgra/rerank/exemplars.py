@@ -12,6 +12,7 @@ from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt, write_prompt
 from pgra.prompts.template import PromptTemplate
+from pgra.retrieval.leaks import DEFAULT_JACCARD
 from pgra.retrieval.neighbors import Neighbors
 from pgra.types import MISSING_ROW, Example, Json
 
@@ -61,6 +62,7 @@ class NearestExemplars:
         """Give all that a query's prompt depends on, besides the template."""
         return {
             "exemplars": "knn, nearest first",
+            "leak_jaccard": DEFAULT_JACCARD,
             "num_exemplars": self.count,
             "words": self._words,
             **{f"exemplar {name}": value for name, value in self.neighbors.fingerprint.items()},

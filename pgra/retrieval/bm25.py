@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from pgra.data.build import build_once
-from pgra.io import artifact_dir, is_finished, read_manifest
+from pgra.io import artifact_dir, digest, is_finished, read_manifest
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates, refuse_strangers
 from pgra.retrieval.recipe import write_recipe
 from pgra.types import MISSING_ROW, Candidates, Json, Rows
@@ -58,6 +58,15 @@ class BM25Retriever:
         self._index = index
         self.removed: Rows = np.empty(0, dtype=np.int64)
         self._num_passages: int = index.scores["num_docs"]
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> Self:
+        """Search texts that are in memory, such as a task's training examples; nothing is kept.
+
+        Args:
+            texts: The passages, in the order of their rows.
+        """
+        return cls(_weigh_words([texts], int), {**_SETTINGS, "texts": digest(list(texts))})
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -141,37 +150,40 @@ def _find_or_build(request: IndexRequest) -> BuiltIndex:
 
 
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
-    bm25s = _quiet_bm25s()
     corpus, progress = request.corpus, request.progress and request.processes.worker.is_main
     began = time.monotonic()
-    vocabulary: dict[str, int] = {}
-    ids: list[list[int]] = []
     with tqdm(total=len(corpus), desc="bm25", unit="text", disable=not progress) as bar:
-        for start in range(0, len(corpus), _CHUNK):
-            texts = corpus.slice(start, min(start + _CHUNK, len(corpus)))
-            ids += [
-                [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text)]
-                for text in texts
-            ]
-            bar.update(len(texts))
-    vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    index = bm25s.BM25(
-        k1=_SETTINGS["k1"],
-        b=_SETTINGS["b"],
-        method=_SETTINGS["tf"],
-        idf_method=_SETTINGS["idf"],
-    )
-    index.index((ids, vocabulary), show_progress=False)
+        index = _weigh_words(corpus.batched(_CHUNK), bar.update)
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
     recipe = write_recipe(request.args, corpus)
     return {
         **({} if recipe is None else {"recipe": recipe}),
         "rows": len(corpus),
-        "words": len(vocabulary),
+        "words": len(index.vocab_dict),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
         "texts_per_second": round(len(corpus) / max(seconds, 1e-6), 1),
     }
+
+
+def _weigh_words(batches: Iterable[Sequence[str]], advance: Callable[[int], object]) -> Any:
+    vocabulary: dict[str, int] = {}
+    ids: list[list[int]] = []
+    for texts in batches:
+        ids += [
+            [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text)]
+            for text in texts
+        ]
+        advance(len(texts))
+    vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
+    index = _quiet_bm25s().BM25(
+        k1=_SETTINGS["k1"],
+        b=_SETTINGS["b"],
+        method=_SETTINGS["tf"],
+        idf_method=_SETTINGS["idf"],
+    )
+    index.index((ids, vocabulary), show_progress=False)
+    return index
 
 
 def _load(folder: Path) -> Any:

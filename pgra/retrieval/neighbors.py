@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -29,12 +30,26 @@ from pgra.models.t5_encoder import load_t5_encoder
 from pgra.processes import Processes
 from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.exact import Vectors, nearest
+from pgra.retrieval.leaks import LeakGuard
 from pgra.retrieval.store import examples_digest
-from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
+from pgra.types import Candidates, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
 
 _STAGE = "example vectors"
+
+
+class ExampleEncoder(Protocol):
+    """What examples are compared by: a text encoder, or an LM under a prompt."""
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """Give all that determines an example's vector, besides the example."""
+        ...
+
+    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
+        """Give the vectors of examples, (B, D) float32, in their order."""
+        ...
 
 
 def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) -> Encoder:
@@ -59,11 +74,6 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
     )
 
 
-def text_key(example: Example) -> str:
-    """Give a text as it is compared for equality: case and spaces do not count."""
-    return " ".join(example.text.split()).casefold()
-
-
 class Neighbors:
     """A collection of labelled examples, searched by vectors that are made once and kept.
 
@@ -72,7 +82,7 @@ class Neighbors:
     """
 
     def __init__(
-        self, open_encoder: Callable[[], Encoder], examples: Sequence[Example], root: Path
+        self, open_encoder: Callable[[], ExampleEncoder], examples: Sequence[Example], root: Path
     ) -> None:
         """Remember what is to be searched; nothing is loaded yet.
 
@@ -85,7 +95,7 @@ class Neighbors:
         self._vectors: Vectors | None = None
 
     @cached_property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> ExampleEncoder:
         """Load what texts are compared by.
 
         Raises:
@@ -134,7 +144,7 @@ class Neighbors:
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
         """Give the vectors of any examples, (B, D): all are queries, being texts of one kind."""
-        return self.encoder.encode([example.text for example in examples], is_query=True)
+        return self.encoder.encode_examples(examples)
 
     def nearest(
         self,
@@ -158,8 +168,9 @@ class Neighbors:
     ) -> Rows:
         """Give each query's nearest examples that have another text, nearest first.
 
-        So a training query is never its own neighbor, nor is a copy of it: it would bring the
-        query's own label. Of copies of each other only the first in the collection is found.
+        So a training query is never its own neighbor, nor is a copy of it or what is nearly one
+        (`LeakGuard`): it would bring the query's own label. Of copies of each other only the first
+        in the collection is found.
 
         Args:
             queries: B examples, of the collection or not.
@@ -169,22 +180,23 @@ class Neighbors:
         Returns:
             (B, count), `MISSING_ROW` where there are fewer other texts.
         """
-        firsts: dict[str, int] = {}
-        for row, example in enumerate(self.examples):
-            firsts.setdefault(text_key(example), row)
-        distinct = np.fromiter(firsts.values(), dtype=np.int64)
-        block = (distinct, self.vectors(processes)[distinct])
-        found = nearest(self.encode(queries), [block], min(len(distinct), count + 1)).rows
-        rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
-        own = [firsts.get(text_key(query), MISSING_ROW) for query in queries]
-        for place, (line, mine) in enumerate(zip(found, own, strict=True)):
-            others = line[line != mine][:count]
-            rows[place, : len(others)] = others
-        logger.info(
-            "neighbors: %d of %d queries stand in the collection of %d texts themselves, where "
-            "their own text was left out",
-            sum(row != MISSING_ROW for row in own),
-            len(queries),
-            len(distinct),
+        vectors, guard = self.vectors(processes), self._guard
+        block = (guard.distinct, vectors[guard.distinct])
+        asked = self.encode(queries)
+        allowed = guard.nearest(
+            lambda depth: nearest(asked, [block], depth),
+            [query.text for query in queries],
+            count,
         )
-        return rows
+        logger.info(
+            "neighbors: %d of %d queries have a copy of their text, or nearly one, in the "
+            "collection of %d texts, which was left out",
+            int((allowed.num_dropped > 0).sum()),
+            len(queries),
+            len(guard.distinct),
+        )
+        return allowed.candidates.rows
+
+    @cached_property
+    def _guard(self) -> LeakGuard:
+        return LeakGuard([example.text for example in self.examples])

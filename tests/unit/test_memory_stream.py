@@ -8,8 +8,8 @@ from following_lm import FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.icl.answers_cache import AnswersCache
+from pgra.icl.kept import KeptCompleter
 from pgra.memory.families import load_family
-from pgra.memory.kept import KeptCompleter
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.measures import compare_with, measure, running_accuracy, wrong_type_pairs

@@ -1,0 +1,46 @@
+"""Decides a task's queries by a frozen LM and labelled examples in its prompt: `pgra icl`."""
+
+from collections.abc import Sequence
+
+from pgra.arguments import parse_arguments
+from pgra.commands.common import quiet_libraries, say, show_metrics, show_summary
+from pgra.config import DataArguments
+from pgra.series import SeriesArguments
+
+EXAMPLE = """examples:
+  pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \\
+      --encoder bundled:minilm-l6
+  pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
+  pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \\
+      --encoder FacebookAI/roberta-large
+  pgra icl --task sst2 --query_dataset_name imdb-folder --num_exemplars 3 --prompt_format kate
+  pgra icl --task sst2 --encoder prompted --calibrate
+  pgra icl --task sst2 --decide_by vote --num_exemplars 5
+  pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
+  pgra report runs/ --baseline icl-random
+
+Vectors, neighbors and answers are kept in --artifacts_dir: what was stopped goes on, and another
+run asks only what is new.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Choose exemplars, ask, measure and show."""
+    from pgra.icl.arguments import IclArguments, SelectionArguments
+    from pgra.icl.opening import CompleterArguments
+
+    data, completer, selection, icl = parse_arguments(
+        [DataArguments, CompleterArguments, SelectionArguments, IclArguments],
+        argv,
+        prog="pgra icl",
+        description="Let a frozen LM decide queries behind labelled examples (KATE).",
+        epilog=EXAMPLE,
+    )
+    seeds = SeriesArguments(seeds=icl.seeds).seed_list()
+    quiet_libraries()
+    from pgra.pipelines.icl import run_icl, run_icl_seeds
+    from pgra.pipelines.icl_inputs import IclRun
+
+    run = IclRun(data=data, completer=completer, selection=selection, icl=icl)
+    say(show_summary(run_icl_seeds(run, seeds)) if seeds else show_metrics(run_icl(run)))
+    return 0

@@ -1,0 +1,197 @@
+"""Sentences that tell a table: BLEU, and PARENT, which counts what the table says as right too.
+
+PARENT is that of Dhingra et al. 2019, section 4, with the word overlap model, as ToTTo's
+evaluation uses it (Parikh et al. 2020): precision against the whole table, recall against the
+highlighted cells. Text is lower-cased and cut by sacrebleu's tokenizer 13a.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+_ORDERS = (1, 2, 3, 4)
+_SMALL = 1e-5  # in place of a 0 for pairs of words and longer: the released evaluation's
+
+Tokens = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableText:
+    """What a sentence about a table is compared with.
+
+    Attributes:
+        references: Sentences that are right, at least one.
+        values: All that the table says, titles included.
+        chosen: What of it is to be told.
+    """
+
+    references: Sequence[str]
+    values: Sequence[str]
+    chosen: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Parent:
+    """PARENT of one sentence, fractions.
+
+    Attributes:
+        precision: How much of it stands in the reference, or follows from the table.
+        recall: How much of the reference and of the chosen cells it tells.
+        f: Their harmonic mean.
+    """
+
+    precision: float
+    recall: float
+    f: float
+
+
+def corpus_bleu(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
+) -> float:
+    """Give BLEU of all sentences together, a fraction, by sacrebleu with its defaults.
+
+    Papineni et al. 2002; Post 2018. Sentences may have different numbers of references.
+
+    Args:
+        predictions: What was written, (B,).
+        references: What is right for each, at least one.
+        lowercase: As ToTTo's evaluation does, which lower-cases both sides.
+
+    Raises:
+        ValueError: If the lengths differ, there is nothing to measure, or a reference is missing.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    _check(predictions, references)
+    most = max(map(len, references))
+    streams = [[own[i] if i < len(own) else None for own in references] for i in range(most)]
+    score: float = BLEU(lowercase=lowercase).corpus_score(list(predictions), streams).score
+    return score / 100
+
+
+def parent_each(predictions: Sequence[str], tables: Sequence[TableText]) -> list[Parent]:
+    """Give PARENT of each sentence, by the reference that gives it the best F.
+
+    Raises:
+        ValueError: If the lengths differ, there is nothing to measure, or a reference is missing.
+    """
+    _check(predictions, [table.references for table in tables])
+    return [
+        max((_against(tokenize(text), reference, table) for reference in table.references), key=_f)
+        for text, table in zip(predictions, tables, strict=True)
+    ]
+
+
+def parent_corpus(each: Sequence[Parent]) -> Parent:
+    """Give the means over sentences."""
+    count = len(each)
+    return Parent(
+        sum(one.precision for one in each) / count,
+        sum(one.recall for one in each) / count,
+        sum(one.f for one in each) / count,
+    )
+
+
+@cache
+def _cutter() -> Callable[[str], str]:
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    cutter: Callable[[str], str] = Tokenizer13a()
+    return cutter
+
+
+def tokenize(text: str) -> Tokens:
+    """Cut a text into words, lower-cased, punctuation apart."""
+    return tuple(_cutter()(text.strip().lower()).split())
+
+
+def _check(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    if len(predictions) != len(references):
+        raise ValueError(f"{len(predictions)} predictions, {len(references)} with references")
+    if not predictions:
+        raise ValueError("there is nothing to measure: no predictions")
+    if not all(references):
+        raise ValueError("a sentence has no reference")
+
+
+def _f(parent: Parent) -> float:
+    return parent.f
+
+
+def _against(text: Tokens, reference_text: str, table: TableText) -> Parent:
+    """Compare a sentence with one reference."""
+    reference = tokenize(reference_text)
+    said = frozenset(word for value in table.values for word in tokenize(value))
+    chosen = [tokens for tokens in map(tokenize, table.chosen) if tokens]
+    precision = _mean_over_orders(_precision(text, reference, said, n) for n in _ORDERS)
+    of_reference = _mean_over_orders(_recall(text, reference, said, n) for n in _ORDERS) or _SMALL
+    recall = of_reference
+    if chosen:
+        # Its section 4: the less of the table a reference tells, the more the table itself counts.
+        weight = 1 - _mentioned(chosen, reference)
+        of_table = _mentioned(chosen, text) or _SMALL
+        recall = of_reference ** (1 - weight) * of_table**weight
+    f = 2 * precision * recall / (precision + recall) if precision else 0.0
+    return Parent(precision, recall, f)
+
+
+def _follows(gram: Tokens, said: frozenset[str]) -> float:
+    """Give the chance that words follow from the table: the share of them that stand in it.
+
+    Only values count, not the names of columns: so does the released evaluation.
+    """
+    return sum(word in said for word in gram) / len(gram)
+
+
+def _precision(text: Tokens, reference: Tokens, said: frozenset[str], n: int) -> float:
+    """Give the share of n-grams that stand in the reference, or else follow from the table."""
+    grams, right = _grams(text, n), _grams(reference, n)
+    if not grams:
+        return 0.0
+    total = 0.0
+    for gram, count in grams.items():
+        found = min(count, right[gram])
+        total += found + (count - found) * _follows(gram, said)
+    return total / sum(grams.values())
+
+
+def _recall(text: Tokens, reference: Tokens, said: frozenset[str], n: int) -> float:
+    """Give the share of the reference's n-grams that are told, each as far as it follows."""
+    grams, right = _grams(text, n), _grams(reference, n)
+    weights = {gram: _follows(gram, said) for gram in right}
+    total = sum(count * weights[gram] for gram, count in right.items())
+    if not total:
+        return 1.0
+    return sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items()) / total
+
+
+def _grams(tokens: Tokens, n: int) -> Counter[Tokens]:
+    return Counter(tokens[i : i + n] for i in range(len(tokens) - n + 1))
+
+
+def _mean_over_orders(values: Iterable[float]) -> float:
+    """Give the geometric mean; 0 if no single word is right, else a longer n-gram's 0 is small."""
+    first, *others = values
+    if not first:
+        return 0.0
+    found = [first, *(value or _SMALL for value in others)]
+    return math.exp(sum(map(math.log, found)) / len(found))
+
+
+def _mentioned(values: Sequence[Tokens], text: Tokens) -> float:
+    """Give the mean share of each value's words that a text has in their order."""
+    return sum(_common(value, text) / len(value) for value in values) / len(values)
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """Count the words of the longest common subsequence."""
+    best = [0] * (len(other) + 1)
+    for word in one:
+        before = 0
+        for i, word_of_other in enumerate(other, 1):
+            kept = best[i]
+            best[i] = before + 1 if word == word_of_other else max(best[i], best[i - 1])
+            before = kept
+    return best[-1]

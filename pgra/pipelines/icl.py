@@ -1,0 +1,174 @@
+"""KATE whole (Liu et al. 2022, section 2.3): a query's exemplars, its prompt, a frozen LM's answer.
+
+    exemplars = the pool's k nearest to the query        or drawn, for the baseline
+    prompt    = exemplars, nearest first + query         as many as fit the LM's window
+    label     = LM(prompt)                               a label word's chance, or what it writes
+
+What is compared, found and answered is kept under the artefacts folder and made once, so a run that
+was stopped goes on where it was.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pgra.errors import ConfigError
+from pgra.evaluation.results import METRICS_FILE
+from pgra.evaluation.run_files import read_object
+from pgra.icl.budget import Fit, fit_prompts
+from pgra.icl.completion import Completer
+from pgra.icl.deciding import Decider
+from pgra.icl.kept import KeptCompleter
+from pgra.icl.selection import Chosen, arrange
+from pgra.io import write_json, write_text
+from pgra.pipelines.icl_inputs import IclRun
+from pgra.pipelines.icl_opening import Icl, open_icl
+from pgra.pipelines.icl_results import Shown, vote_all, write_run
+from pgra.pipelines.run import Outcome
+from pgra.pipelines.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, check_same_run, check_writable
+from pgra.pipelines.seeds import Summary, seed_folder, series_folder, sum_up
+from pgra.types import Example
+
+logger = logging.getLogger(__name__)
+
+PROMPT_FILE = "prompt.txt"
+
+
+def run_icl(run: IclRun) -> Outcome:
+    """Let an LM decide a task's queries behind exemplars, or take up what is there.
+
+    Args:
+        run: Everything.
+
+    Raises:
+        ArtifactError: If the folder holds another run, or something kept is damaged.
+        ConfigError: If arguments contradict each other, the data or the LM.
+        DataError: If the data cannot be read, or a query does not fit the LM's window.
+        ModelError: If a model cannot be used.
+    """
+    check_writable(run.folder)
+    return _run_once(open_icl(run), run.selection.exemplar_seed, run.folder)
+
+
+def run_icl_seeds(run: IclRun, seeds: Sequence[int]) -> Summary:
+    """Run with each of some exemplar seeds: the paper's five draws of its baseline.
+
+    Args:
+        run: What they share; the folder may hold `{seed}`.
+        seeds: Different ones.
+
+    Raises:
+        ArtifactError: As `run_icl`; also if the folder of several runs is a run itself.
+        ConfigError: As `run_icl`; also if no seed decides anything.
+    """
+    if not run.selection.draws:
+        raise ConfigError(
+            f"seeds draw exemplars, and exemplars '{run.selection.exemplars}' in order "
+            f"'{run.selection.order}' draws nothing: leave --seeds out"
+        )
+    pattern = str(run.folder)
+    root = series_folder(pattern, seeds)
+    check_writable(root)
+    icl = open_icl(run)
+    outcomes: dict[int, Outcome] = {}
+    for seed in seeds:
+        logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(seeds))
+        outcomes[seed] = _run_once(icl, seed, seed_folder(pattern, seed))
+    return sum_up(outcomes, root, "exemplar seeds: draws of the exemplars, and their order")
+
+
+def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
+    choice = icl.run.selection.choice(icl.fixed, seed)
+    identity = icl.identity(choice)
+    check_writable(folder)
+    check_same_run(folder, identity)
+    if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
+        logger.info("run: %s is finished (reused)", folder)
+        return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
+    with _timed(icl, "exemplars"):
+        chosen = icl.pool.choose(icl.queries, choice, icl.likeness)
+    _tell_leaks(chosen)
+    if icl.decider is None or icl.completer is None:
+        shown = Shown.whole(chosen)
+        answered = vote_all(icl.inputs, chosen)
+    else:
+        with _timed(icl, "prompts"):
+            shown = _fit(icl, icl.completer, icl.decider, chosen, seed)
+            prompts = [
+                icl.decider.prompts(_examples(icl, rows), query)
+                for rows, query in zip(shown.rows, icl.queries, strict=True)
+            ]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / PROMPT_FILE, prompts[0][0] + "\n")
+        with _timed(icl, "answers"):
+            answered = icl.decider.decide(icl.queries, prompts)
+        _tell_asked(icl.completer)
+    write_json(folder / IDENTITY_FILE, identity)
+    write_json(folder / ARGUMENTS_FILE, icl.run.sections())
+    metrics = write_run(
+        folder, icl.run, icl.inputs, shown, answered, seed=seed, seconds=icl.seconds, made=identity
+    )
+    return Outcome(folder, metrics, reused=False)
+
+
+def _examples(icl: Icl, rows: Sequence[int]) -> list[Example]:
+    return [icl.inputs.pool[row] for row in rows]
+
+
+def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed: int) -> Shown:
+    """Leave out what does not fit, and put the others into the order of the prompt."""
+    order = icl.run.selection.order
+
+    def shown(place: int, count: int) -> list[int]:
+        rows = chosen.of(place)[:count]
+        return arrange(rows, order, query=icl.queries[place].text, seed=seed)
+
+    def write(place: int, count: int) -> Sequence[str]:
+        return decider.prompts(_examples(icl, shown(place, count)), icl.queries[place])
+
+    fit: Fit = fit_prompts(
+        completer,
+        write,
+        chosen.counts.tolist(),
+        names=[query.id for query in icl.queries],
+        num_new_tokens=decider.num_new_tokens,
+    )
+    if fit.num_dropped.any():
+        logger.warning(
+            "%d of %d queries got fewer exemplars than the %d chosen, so that their prompts fit "
+            "the LM's %d tokens (%d left out in all)",
+            int((fit.num_dropped > 0).sum()),
+            len(icl.queries),
+            icl.run.selection.count,
+            completer.window,
+            int(fit.num_dropped.sum()),
+        )
+    rows = [shown(place, count) for place, count in enumerate(fit.counts.tolist())]
+    return Shown(chosen, rows, fit)
+
+
+def _tell_leaks(chosen: Chosen) -> None:
+    if chosen.num_dropped.any():
+        logger.info(
+            "leak guard: %d examples were left out, being nearly the text of one of %d queries",
+            int(chosen.num_dropped.sum()),
+            int((chosen.num_dropped > 0).sum()),
+        )
+
+
+def _tell_asked(completer: Completer) -> None:
+    if isinstance(completer, KeptCompleter):
+        logger.info(
+            "answers: the LM was asked %d prompts, %d were answered before (reused)",
+            completer.num_asked,
+            completer.num_found,
+        )
+
+
+@contextmanager
+def _timed(icl: Icl, stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    icl.seconds[stage] = time.perf_counter() - start

@@ -1,0 +1,220 @@
+"""Generation tasks: every shipped YAML is sound, and every bad row is told with its place."""
+
+import gzip
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import write_jsonl
+
+from pgra.config import DataArguments
+from pgra.data.generation import generation_task_names, load_generation_task
+from pgra.data.highlights import Cell, Highlights
+from pgra.data.references import load_references, read_references
+from pgra.errors import ConfigError, DataError
+from pgra.evaluation.written import measure_written
+
+NAMES = ["fetaqa", "nq_open", "totto", "triviaqa", "webquestions"]
+
+
+def cell(value, is_header=False, columns=1):  # noqa: FBT002
+    return {"value": value, "is_header": is_header, "column_span": columns, "row_span": 1}
+
+
+TOTTO = {
+    "table": [
+        [cell("Year", True), cell("Points", True, 2)],
+        [cell("", True), cell("home", True), cell("away", True)],
+        [cell("2001", True), cell("9.9"), cell("3.3")],
+    ],
+    "table_page_title": "Dedric Lawson",
+    "table_section_title": "College",
+    "table_section_text": "",
+    "highlighted_cells": [[2, 1], [2, 2]],
+    "overlap_subset": True,
+    "sentence_annotations": [
+        {"final_sentence": "He scored 9.9 and 3.3."},
+        {"final_sentence": "B."},
+    ],
+}
+FETAQA = {
+    "table_array": [["Year", "Title"], ["2019", "Laal Ishq"]],
+    "highlighted_cell_ids": [[1, 1]],
+    "table_page_title": "Shagun Sharma",
+    "table_section_title": "",
+    "question": "Where was she seen?",
+    "answer": "She was seen in Laal Ishq.",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_task_is_sound(name):
+    assert generation_task_names() == NAMES
+    task = load_generation_task(name)
+    assert task.frame.endswith(":")
+    assert task.stop == "\n"
+    assert task.max_new_tokens == (10 if task.kind == "question" else task.max_new_tokens)
+    assert task.hub is not None
+    shown = task.frame.format_map({field: "X" for field in task.inputs})
+    assert shown in ("Q: X\nA:", "Table: X Sentence:")
+
+
+def read(tmp_path, name, *rows, **changes):
+    path = write_jsonl(tmp_path / "rows.jsonl", list(rows))
+    return read_references(replace(load_generation_task(name), **changes), str(path), "test")
+
+
+def test_answers_are_read_in_every_known_shape(tmp_path):
+    rows = [
+        {"question": " who? ", "answers": ["Ann", "Ann", " Lee ", ""]},
+        {"question": "what?", "answers": "a sea"},
+        {"question": "where?", "answers": {"value": "Rome", "aliases": ["Roma", "Rome"]}},
+    ]
+    found = read(tmp_path, "webquestions", *rows)
+    assert [one.answers for one in found] == [("Ann", "Lee"), ("a sea",), ("Rome", "Roma")]
+    first = found[0].example
+    assert (first.id, first.text, first.label) == ("test-0", "who?", "Ann")
+
+
+def test_a_table_is_a_line_of_highlighted_cells_without_closing_tags(tmp_path):
+    found = read(tmp_path, "totto", TOTTO)[0]
+    assert found.example.text == (
+        "<page_title>Dedric Lawson <section_title>College "
+        "<cell>9.9 <col_header>Points <col_header>home <row_header>2001 "
+        "<cell>3.3 <col_header>Points <col_header>away <row_header>2001"
+    )
+    assert found.answers == ("He scored 9.9 and 3.3.", "B.")
+    titles = ["Dedric Lawson", "College"]
+    assert found.table.chosen_values == ["9.9", "3.3", *titles]
+    cells = ["Year", "Points", "home", "away", "2001", "9.9", "3.3"]
+    assert found.table.values == [*cells, *titles]
+    assert found.table.is_overlap is True
+    hub = {**TOTTO, "sentence_annotations": {"final_sentence": ["One.", "Two."]}}
+    assert read(tmp_path, "totto", hub)[0].answers == ("One.", "Two.")
+
+
+def test_fetaqas_question_is_read_where_the_task_wants_it(tmp_path):
+    found = read(tmp_path, "fetaqa", FETAQA)[0]
+    line = "<page_title>Shagun Sharma <cell>Laal Ishq <col_header>Title"
+    assert found.example.fields == {"table": line}
+    both = read(tmp_path, "fetaqa", FETAQA, inputs=("question", "table"))[0]
+    assert both.example.text == f"Where was she seen? {line}"
+
+
+def test_a_local_folder_gives_pool_and_queries(tmp_path):
+    rows = [{"question": f"who is {i}?", "answers": [str(i)]} for i in range(9)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    with gzip.open(tmp_path / "test.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    task = load_generation_task("webquestions")
+    args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5, max_test_samples=4)
+    found = load_references(task, args)
+    assert (len(found.pool), len(found.queries)) == (5, 4)
+    assert found.notes["train_is_usual"] is False
+    again = load_references(task, replace(args, split_seed=1))
+    ids = [[one.example.id for one in part.pool] for part in (found, again)]
+    assert ids[0] != ids[1]
+    files = DataArguments(train_file=str(tmp_path / "train.jsonl"))
+    with pytest.raises(DataError, match="there is no test set: give --test_file"):
+        load_references(task, files)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("webquestions", {"question": "who?"}, r"line 2: no column 'answers'. Found: question"),
+        ("webquestions", {"question": "who?", "answers": []}, r"line 2: has no answer"),
+        ("webquestions", {"question": "who?", "answers": [""]}, r"line 2: has no answer"),
+        ("webquestions", {"question": "who?", "answers": [3]}, r"line 2: 'answers' is 3, not text"),
+        ("webquestions", {"question": " ", "answers": "a"}, r"line 2: 'question' is blank"),
+        ("webquestions", {"question": 7, "answers": "a"}, r"line 2: 'question' is 7, not text"),
+        ("webquestions", {"question": "\ud800", "answers": "a"}, "half a surrogate pair"),
+        ("totto", {**TOTTO, "highlighted_cells": [[2, 3]]}, r"cell \[2, 3\] is not in the table"),
+        ("totto", {**TOTTO, "highlighted_cells": [[2]]}, "line 2: "),
+        ("totto", {**TOTTO, "table": 4}, "line 2: "),
+        ("totto", {**TOTTO, "table": [[cell(None)]]}, "line 2: None is not text"),
+        ("totto", {**TOTTO, "sentence_annotations": "a"}, "line 2: 'a' is not a list"),
+        ("fetaqa", {**FETAQA, "answer": None}, "line 2: 'answers' is None, not text"),
+    ],
+)
+def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
+    good = {"totto": TOTTO, "fetaqa": FETAQA}.get(name, {"question": "who?", "answers": ["a"]})
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, name, good, row)
+    assert len(read(tmp_path, name, good, good)) == 2  # the control
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "questions"}, "unknown kind 'questions'. Did you mean 'question'"),
+        ({"metrics": ["f1"]}, "unknown metrics 'f1'"),
+        ({"metrics": ["parent"]}, "parent compares with a table"),
+        ({"frame": "Q:"}, "frame holds no field"),
+        ({"frame": "Q: {question} "}, "frame ends in a space"),
+        ({"inputs": ["question", "table"]}, "frame does not show the input {table}"),
+        ({"num_exemplars": 0}, "num_exemplars is 0; it must be a number from 1"),
+        ({"stop": ""}, "stop is ''"),
+        ({"labels": [1]}, "unknown key 'labels'"),
+        ({"hub": {"id": "a/b", "labels": []}}, "unknown key 'labels'"),
+    ],
+)
+def test_a_wrong_yaml_is_refused(tmp_path, change, message):
+    whole = {
+        "kind": "question",
+        "inputs": ["question"],
+        "frame": "Q: {question}\nA:",
+        "metrics": ["exact_match"],
+        "num_exemplars": 4,
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(json.dumps(whole))
+    assert load_generation_task(str(path)).name == "mine"
+    path.write_text(json.dumps({**whole, **change}))
+    with pytest.raises(ConfigError, match=message):
+        load_generation_task(str(path))
+    path.write_text(json.dumps({"kind": "question"}))
+    with pytest.raises(ConfigError, match="'inputs' is missing"):
+        load_generation_task(str(path))
+
+
+def test_an_unknown_task_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match="unknown task of generation 'webquestion'. Did you mean"):
+        load_generation_task("webquestion")
+
+
+def test_a_task_without_data_and_a_folder_without_files_are_refused(tmp_path):
+    task = replace(load_generation_task("webquestions"), hub=None)
+    with pytest.raises(DataError, match="names no data set of its own: give --dataset_name"):
+        read_references(task, None, "test")
+    with pytest.raises(DataError, match=r"has no test.jsonl, nor has .*webquestions"):
+        read_references(task, str(tmp_path), "test")
+    with pytest.raises(DataError, match="does not exist"):
+        read_references(task, str(tmp_path / "none.jsonl"), "test")
+
+
+def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
+    other = {**TOTTO, "overlap_subset": False}
+    found = read(tmp_path, "totto", TOTTO, other)
+    task = load_generation_task("totto")
+    good, bad = "He scored 9.9 and 3.3.", "xyz"
+    told = measure_written(task, [f" {good}", bad], found)
+    assert list(told.values)[:2] == ["bleu", "parent"]
+    assert told.values["overlap/bleu"] == pytest.approx(1)
+    assert told.values["nonoverlap/parent"] == 0
+    assert told.each["parent"] == pytest.approx([told.values["overlap/parent"], 0])
+    assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)
+    asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
+    right = measure_written(load_generation_task("webquestions"), ["the Ann."], asked)
+    assert right.values == {"exact_match": 1.0}
+    assert right.each == {"exact_match": [1.0]}
+    with pytest.raises(ValueError, match="1 predictions, 0 queries"):
+        measure_written(task, ["a"], [])
+
+
+def test_a_header_above_another_column_is_not_a_cells():
+    table = Highlights(
+        [[Cell("A", True, 2), Cell("B", True)], [Cell("1", columns=2), Cell("2")]], []
+    )
+    assert table._column_headers(1, 0) == ["A"]
+    assert table._column_headers(1, 1) == ["B"]

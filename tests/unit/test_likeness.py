@@ -1,0 +1,84 @@
+"""Metrics against their definitions, and what cannot be compared."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import SENTENCES
+
+from pgra.errors import ConfigError
+from pgra.icl.likeness import METRICS, PromptedStates, VectorLikeness, WordLikeness
+from pgra.models.causal_lm import CausalLM
+from pgra.models.encoder import Encoder
+from pgra.models.prefix import PromptedEncoder
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.retrieval.neighbors import Neighbors
+from pgra.types import MISSING_ROW, Example
+
+POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
+QUERIES = [Example("q0", {"text": "A dull film"}), Example("q1", {"text": "The blue sea of Rome"})]
+ROWS = np.array([0, 1, 2, 4, 5, 7, 9, 11])
+
+
+@pytest.fixture(scope="module")
+def neighbors(encoder_dirs, tmp_path_factory):
+    load = partial(Encoder.from_name, str(encoder_dirs["bert"]), normalize=False, device="cpu")
+    return Neighbors(load, POOL, tmp_path_factory.mktemp("neighbors"))
+
+
+def by_definition(metric, a, b):
+    if metric == "euclidean":
+        return -np.sqrt(((a - b) ** 2).sum())
+    product = (a * b).sum()
+    return product / np.sqrt((a**2).sum() * (b**2).sum()) if metric == "cosine" else product
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric):
+    likeness = VectorLikeness(neighbors, metric)
+    pool = neighbors.vectors().astype(np.float64)
+    asked = neighbors.encode(QUERIES).astype(np.float64)
+    every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
+    near, far = likeness.nearest(QUERIES, ROWS, 3), likeness.farthest(QUERIES, ROWS, 3)
+    np.testing.assert_array_equal(near.rows, ROWS[np.argsort(-every)[:, :3]])
+    np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
+    np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
+    among = [[by_definition(metric, pool[a], pool[b]) for b in ROWS] for a in ROWS]
+    np.testing.assert_allclose(likeness.among(ROWS), among, rtol=1e-3, atol=2e-3)
+
+
+def test_metrics_are_told_apart(neighbors):
+    told = {str(VectorLikeness(neighbors, metric).fingerprint) for metric in METRICS}
+    assert len(told) == len(METRICS)
+    scores = [VectorLikeness(neighbors, m).nearest(QUERIES, ROWS, 8).scores for m in METRICS]
+    assert not np.allclose(scores[0], scores[1])
+    assert not np.allclose(scores[0], scores[2])
+
+
+def test_words_find_what_shares_them_and_nothing_else():
+    likeness = WordLikeness(POOL)
+    found = likeness.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
+    assert found.rows[0, 0] == 4
+    assert MISSING_ROW in found.rows
+    without = likeness.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
+    assert (without.rows == MISSING_ROW).all()
+    with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
+        likeness.farthest(QUERIES, ROWS, 2)
+    with pytest.raises(ConfigError, match="'knn-mmr' compares exemplars with each other"):
+        likeness.among(ROWS)
+
+
+def test_an_lm_under_a_prompt_is_an_encoder(lm_dirs, tmp_path):
+    template = PromptTemplate("What is it?\n{text}")
+    lm = CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu")
+    prompts = [FewShotPrompt(template), FewShotPrompt(template, "Follow:\nRed\nThe answer is red")]
+    found = []
+    for number, prompt in enumerate(prompts):
+        states = PromptedStates(PromptedEncoder(lm, prompt))
+        neighbors = Neighbors(lambda states=states: states, POOL, tmp_path / str(number))
+        (expected,) = states.encoder.encode([QUERIES[0].text]).numpy()
+        np.testing.assert_allclose(neighbors.encode(QUERIES)[0], expected, atol=1e-5)
+        found.append(VectorLikeness(neighbors, "cosine").nearest(QUERIES, ROWS, 8).scores)
+    assert not np.allclose(found[0], found[1])  # the control: the prompt is part of the encoder

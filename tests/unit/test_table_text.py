@@ -1,0 +1,111 @@
+"""BLEU is sacrebleu's; PARENT is worked by hand, and falls where it must."""
+
+import math
+
+import pytest
+import sacrebleu
+
+from pgra.evaluation.table_text import (
+    TableText,
+    corpus_bleu,
+    parent_corpus,
+    parent_each,
+    tokenize,
+)
+
+TABLE = ["Ann Lee", "1925", "Paris"]
+
+
+def parent(text, references=("Ann Lee was born in 1925 .",), values=TABLE, chosen=TABLE[:2]):
+    return parent_each([text], [TableText(references, values, chosen)])[0]
+
+
+def mean(*values):
+    return math.prod(values) ** (1 / len(values))
+
+
+def test_bleu_is_sacrebleus_with_any_number_of_references():
+    texts = ["The cat sat on the mat.", "A dog barks at night"]
+    references = [["The cat sat on a mat.", "A cat was on the mat."], ["The dog barks at night."]]
+    streams = [
+        ["The cat sat on a mat.", "The dog barks at night."],
+        ["A cat was on the mat.", None],
+    ]
+    expected = sacrebleu.corpus_bleu(texts, streams).score / 100
+    assert corpus_bleu(texts, references) == pytest.approx(expected)
+    assert 0 < expected < 1
+    assert corpus_bleu(texts, [own[:1] for own in references]) < expected  # the control
+    assert corpus_bleu(["THE CAT SAT ON A MAT."], references[:1]) < 0.5
+    assert corpus_bleu(["THE CAT SAT ON A MAT."], references[:1], lowercase=True) > 0.999
+
+
+def test_text_is_cut_as_totto_cuts_it():
+    assert tokenize("Ann Lee's 1,925 cats.") == ("ann", "lee's", "1,925", "cats", ".")
+
+
+def test_the_reference_itself_is_wholly_right():
+    found = parent("Ann Lee was born in 1925 .")
+    assert (found.precision, found.recall, found.f) == pytest.approx((1, 1, 1))
+
+
+def test_precision_counts_what_the_table_says_beside_the_reference():
+    # Words: ann lee was born in paris; all but paris are the reference's, and paris is the table's.
+    # Pairs: 4 of 5 are the reference's, and half of (in paris) is the table's; three words: 3 of 4
+    # and a third of (born in paris); four: 2 of 3 and a quarter of (was born in paris).
+    precision = mean(1, 4.5 / 5, (3 + 1 / 3) / 4, (2 + 1 / 4) / 3)
+    # The reference has 7 words, 3 of them in the table (ann, lee, 1925), 2 of these told. Pairs:
+    # (ann lee) 1, (lee was) 1/2, (in 1925) 1/2, (1925 .) 1/2; told are the first two: 1.5 of 2.5.
+    # Three: (ann lee was) 2/3, (lee was born) 1/3, (born in 1925) 1/3, (in 1925 .) 1/3; 1 of 5/3.
+    # Four: 2/4, 1/4 told; (was born in 1925) 1/4, (born in 1925 .) 1/4 not: 3/4 of 5/4.
+    of_reference = mean(2 / 3, 1.5 / 2.5, 1 / (5 / 3), 0.75 / 1.25)
+    # The reference tells both chosen values whole: the table's own recall has no weight.
+    found = parent("Ann Lee was born in Paris")
+    assert found.precision == pytest.approx(precision)
+    assert found.recall == pytest.approx(of_reference)
+    assert found.f == pytest.approx(2 * precision * of_reference / (precision + of_reference))
+    unsupported = parent("Ann Lee was born in London")  # the control
+    assert unsupported.precision == pytest.approx(mean(5 / 6, 4 / 5, 3 / 4, 2 / 3))
+    assert unsupported.recall == pytest.approx(found.recall)
+
+
+def test_recall_turns_to_the_table_where_the_reference_leaves_it_untold():
+    # The reference tells ann lee whole and 1925 not: 1/2, so both recalls weigh half. The sentence
+    # tells lee, of ann lee, and 1925 whole: (1/2 + 1) / 2. The reference's words: ann and lee
+    # follow, of which lee is told: 1/2. Pairs: (ann lee) 1 and (lee sang) 1/2, neither told, and
+    # (ann lee sang) with nothing longer: small in place of both zeros, 1 where there is none.
+    found = parent("1925 lee", references=["Ann Lee sang"])
+    of_reference = mean(1 / 2, 1e-5, 1e-5, 1)
+    assert found.recall == pytest.approx(math.sqrt(of_reference * 0.75))
+    assert found.precision == pytest.approx(mean(1, 1, 1e-5, 1e-5))
+
+
+def test_order_counts_in_the_table_and_nothing_chosen_leaves_the_reference():
+    plain = {"references": ["she sang"], "values": TABLE, "chosen": ["Ann Lee"]}
+    # No word of the reference follows: its recall is 1, and has no weight beside the table's.
+    assert parent("ann lee", **plain).recall == pytest.approx(1)
+    assert parent("lee ann", **plain).recall == pytest.approx(0.5)
+    assert parent("lee ann", **{**plain, "chosen": []}).recall == pytest.approx(1)
+
+
+def test_nothing_right_is_nothing():
+    for text in ("", "xyz"):
+        found = parent(text)
+        assert (found.precision, found.f) == (0, 0)
+
+
+def test_the_best_reference_counts_and_the_corpus_is_the_mean():
+    both = ["Paris is far .", "Ann Lee was born in 1925 ."]
+    assert parent(both[1], references=both).f == pytest.approx(1)
+    each = parent_each(
+        [both[1], "xyz"], [TableText(both, TABLE, TABLE[:2]), TableText(both, TABLE, TABLE[:2])]
+    )
+    assert parent_corpus(each).f == pytest.approx(0.5)
+
+
+def test_misuse_is_refused():
+    with pytest.raises(ValueError, match="1 predictions, 0 with references"):
+        corpus_bleu(["a"], [])
+    with pytest.raises(ValueError, match="nothing to measure"):
+        parent_each([], [])
+    with pytest.raises(ValueError, match="a sentence has no reference"):
+        corpus_bleu(["a"], [[]])
