@@ -12,8 +12,16 @@ from typing import Any
 from pgra.checks import config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
 
-WORD_KINDS = ("relations", "scrambles")
-_KEYS = {"prompt", "words", "understood_by", "released_check", "paper", "answers", "templates"}
+WORD_KINDS = ("answers", "relations", "scrambles")
+_ASKED = {"understood_by", "answers", "templates"}
+_KEYS = {
+    "relations": {"prompt", "words", *_ASKED},
+    "scrambles": {"prompt", "words", *_ASKED},
+    "answers": {"prompt", "words", "num_remembered"},
+}
+_MORE_KEYS = {"released_check", "paper"}
+QUESTION = "question"
+"""The one type of a family of answers."""
 _TEMPLATE_KEYS = {"id", "type", "question", "feedback"}
 
 
@@ -41,22 +49,37 @@ class Family:
     Attributes:
         name: The YAML's.
         prompt: The name of its few-shot prompt.
-        words: Of what its questions are made: "relations" (word and answer) or "scrambles".
+        words: Of what its questions are made: "relations" (word and answer), "scrambles", or
+            "answers": questions of fact, whose understanding nobody tells and whose feedback is
+            the right answer (the paper's label feedback, App. D.3).
         understood_by: By type: words that must all stand in the output.
         released_check: The same where the paper's release asks for more.
         answers: By type: the expected output, with {word} and {answer}.
         phrasings: Ways to ask, several a type.
         paper: Accuracy of the understanding that the paper prints, by system and type.
+        num_remembered: Of "answers": questions that were answered wrongly which stand in a prompt,
+            in place of as many of its own examples.
     """
 
     name: str
     prompt: str
     words: str
-    understood_by: Mapping[str, Sequence[str]]
-    answers: Mapping[str, str]
-    phrasings: Sequence[Phrasing]
+    understood_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    answers: Mapping[str, str] = field(default_factory=dict)
+    phrasings: Sequence[Phrasing] = ()
     released_check: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    num_remembered: int = 0
+
+    @property
+    def is_of_answers(self) -> bool:
+        """Say whether feedback is the right answer."""
+        return self.words == "answers"
+
+    @property
+    def kinds(self) -> list[str]:
+        """Name the types of task."""
+        return [QUESTION] if self.is_of_answers else list(self.answers)
 
     def is_understood(self, kind: str, output: str, *, as_released: bool = False) -> bool:
         """Say whether an output shows that the intent was understood: Acc(u).
@@ -95,23 +118,27 @@ def load_family(name: str) -> Family:
         name=path.stem,
         prompt=str(values["prompt"]),
         words=str(values["words"]),
-        understood_by=_word_lists(values["understood_by"]),
-        answers={str(kind): str(text) for kind, text in values["answers"].items()},
-        phrasings=[_phrasing(path, told, values["answers"]) for told in values["templates"]],
+        understood_by=_word_lists(values.get("understood_by", {})),
+        answers={str(kind): str(text) for kind, text in values.get("answers", {}).items()},
+        phrasings=[
+            _phrasing(path, told, values["answers"]) for told in values.get("templates", ())
+        ],
         released_check=_word_lists(values.get("released_check", {})),
         paper=values.get("paper", {}),
+        num_remembered=int(values.get("num_remembered", 0)),
     )
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
-    missing = sorted(_KEYS - {"released_check", "paper"} - set(values))
-    unknown = sorted(set(values) - _KEYS)
+    words = str(values.get("words"))
+    if words not in WORD_KINDS:
+        raise ConfigError(f"{path}: {unknown_name('words', words, WORD_KINDS)}")
+    keys = _KEYS[words]
+    missing, unknown = sorted(keys - set(values)), sorted(set(values) - keys - _MORE_KEYS)
     if missing or unknown:
         what = f"has no {missing[0]}" if missing else f"has an unknown key {unknown[0]}"
-        raise ConfigError(f"{path} {what}: its keys are {', '.join(sorted(_KEYS))}")
-    if values["words"] not in WORD_KINDS:
-        raise ConfigError(f"{path}: {unknown_name('words', str(values['words']), WORD_KINDS)}")
-    if set(values["understood_by"]) != set(values["answers"]):
+        raise ConfigError(f"{path} {what}: its keys are {', '.join(sorted(keys | _MORE_KEYS))}")
+    if set(values.get("understood_by", ())) != set(values.get("answers", ())):
         raise ConfigError(f"{path}: understood_by and answers must name the same types")
 
 

@@ -52,15 +52,24 @@ class FewShot:
     clarified: str
     examples: Sequence[Shown]
 
-    def write(self, question: str, *, feedback: str = "", more: Sequence[Shown] = ()) -> str:
+    def write(
+        self,
+        question: str,
+        *,
+        feedback: str = "",
+        more: Sequence[Shown] = (),
+        num_own: int | None = None,
+    ) -> str:
         """Write a prompt that an answer goes on from.
 
         Args:
             question: What is asked.
             feedback: Its clarification, or "".
             more: Examples behind those of the file.
+            num_own: How many of the file's stand there, the first; None for all.
         """
-        shown = "".join(self.show(example) for example in (*self.examples, *more))
+        examples = (*self.examples[:num_own], *more)
+        shown = "".join(self.show(example) for example in examples)
         return f"{shown}{self._ask(question, feedback)}{self.separator}"
 
     def show(self, example: Shown) -> str:

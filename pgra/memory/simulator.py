@@ -11,8 +11,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pgra.evaluation.answers import is_exact_match
 from pgra.icl.completion import Completer, Completion
-from pgra.memory.families import Family
+from pgra.memory.families import QUESTION, Family
 from pgra.memory.gate import pass_gate
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup, Match
@@ -87,7 +88,8 @@ class Growing:
 
     def learn(self, step: Step) -> None:
         """Add it to the prompt."""
-        self._growing.add(Shown(step.question, step.expected[0], step.feedback))
+        feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
+        self._growing.add(Shown(step.question, step.expected[0], feedback))
 
 
 @dataclass
@@ -122,6 +124,34 @@ class Remembering:
         """Write it to the memory."""
         self.log.write(step.question, step.feedback, source="stream", task=self.task)
         self._kinds[step.question] = step.kind
+
+
+class RecallingErrors:
+    """Label feedback: the nearest questions that were answered wrongly, with their right answers.
+
+    They stand behind the first of the prompt's own examples, the nearest last, and in place of the
+    others, so that a prompt has as many whatever is in the memory (Madaan et al. 2022, App. D.3).
+    """
+
+    is_static = False
+
+    def __init__(
+        self, few_shot: FewShot, log: FeedbackLog, lookup: Lookup, *, num_remembered: int
+    ) -> None:
+        self._few_shot, self._log, self._lookup = few_shot, log, lookup
+        self._most = num_remembered
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt; see `System`."""
+        found = self._lookup.find(step.question, self._most)
+        more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
+        num_own = max(0, len(self._few_shot.examples) - len(more))
+        prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
+        return Asked(prompt, found[0], QUESTION) if found else Asked(prompt)
+
+    def learn(self, step: Step) -> None:
+        """Write the question with its right answer."""
+        self._log.write(step.question, step.feedback, source="stream")
 
 
 @dataclass(frozen=True)
@@ -240,7 +270,7 @@ class Simulation:
         self, step: Step, asked: Asked, written: Completion, *, number: int, draw: float
     ) -> Taken:
         output, match = self.few_shot.read_output(written.text), asked.match
-        understood = self.family.is_understood(step.kind, output, as_released=self.as_released)
+        understood, answered = self._judge_output(step, output)
         return Taken(
             step=number,
             id=step.id,
@@ -249,7 +279,7 @@ class Simulation:
             generated=output,
             expected=step.expected[0],
             understood=understood,
-            answered=is_answered(step, output),
+            answered=answered,
             clarified=not understood and bool(draw < self.clarification_probability),
             feedback=match.entry.feedback if match else "",
             matched_key=match.entry.key if match else "",
@@ -258,3 +288,11 @@ class Simulation:
             num_prompt_tokens=written.num_prompt_tokens,
             num_new_tokens=written.num_new_tokens,
         )
+
+    def _judge_output(self, step: Step, output: str) -> tuple[bool, bool]:
+        """Say whether the intent was understood, and whether the answer is right."""
+        if self.family.is_of_answers:  # nobody tells the understanding
+            is_right = is_exact_match(output, step.expected)
+            return is_right, is_right
+        told = self.family.is_understood(step.kind, output, as_released=self.as_released)
+        return told, is_answered(step, output)

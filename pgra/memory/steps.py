@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pgra.data.textfile import Record, check_file, read_lines, read_records
 from pgra.errors import DataError
-from pgra.memory.families import Family, Phrasing
+from pgra.memory.families import QUESTION, Family, Phrasing
 from pgra.memory.scramble import can_scramble, scramble
 
 _STEP_KEYS = ("type", "word", "question", "feedback", "expected_answer")
@@ -50,14 +50,16 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     """Read a stream, one JSON object a line, as the paper's release has them.
 
     Args:
-        path: jsonl with `type`, `word`, `question`, `feedback` and `expected_answer`.
+        path: jsonl with `type`, `word`, `question`, `feedback` and `expected_answer`; of a family
+            of answers with `question` and `answers`, all that are right.
         family: Whose questions they are.
 
     Raises:
         DataError: If a line lacks one of them, or is of no type of the family.
     """
     check_file(path, ("jsonl",))
-    steps = [_step(path, record, family) for record in read_records(path)]
+    read = _answer_step if family.is_of_answers else _step
+    steps = [read(path, record, family) for record in read_records(path)]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
@@ -86,6 +88,18 @@ def _step(path: Path, record: Record, family: Family) -> Step:
     )
 
 
+def _answer_step(path: Path, record: Record, family: Family) -> Step:
+    question, answers = record.fields.get("question"), record.fields.get("answers")
+    right = answers if isinstance(answers, list) and answers else [None]
+    if not all(isinstance(text, str) and text.strip() for text in (question, *right)):
+        raise DataError(
+            f"{path}, line {record.line}: the family '{family.name}' takes question, a text, and "
+            "answers, a list of texts"
+        )
+    told = tuple(str(text) for text in right)
+    return Step(str(record.line), QUESTION, "", str(question), told[0], told)
+
+
 Words = Mapping[str, Mapping[str, Sequence[str]]]
 """By type: answers by word. For scrambles: by "" the words to scramble, each its own answer."""
 
@@ -99,8 +113,10 @@ def read_words(path: Path, family: Family) -> Words:
         family: Whose questions are made.
 
     Raises:
-        DataError: If a line is not so, or a type has no word.
+        DataError: If a line is not so, a type has no word, or the family is one of answers.
     """
+    if family.is_of_answers:
+        raise DataError(f"the family '{family.name}' is not made of words: give it --stream FILE")
     if family.words == "scrambles":
         check_file(path, ("txt",))
         words = {line.text.strip().lower() for line in read_lines(path)}

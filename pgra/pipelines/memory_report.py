@@ -47,7 +47,7 @@ def render_report(
     family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
 ) -> str:
     """Write the table as Markdown: means over the seeds, and below each what the paper has."""
-    kinds = list(family.answers)
+    kinds = family.kinds
     groups = _by_variant(results)
     lines = [
         f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps",

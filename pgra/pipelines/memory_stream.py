@@ -31,7 +31,15 @@ from pgra.memory.lookup import Lookup
 from pgra.memory.measures import compare_with, measure, wrong_type_pairs
 from pgra.memory.opening import OpenLookup
 from pgra.memory.prompter import FewShot, GrowingPrompt
-from pgra.memory.simulator import Growing, NoMemory, Remembering, Simulation, System, Taken
+from pgra.memory.simulator import (
+    Growing,
+    NoMemory,
+    RecallingErrors,
+    Remembering,
+    Simulation,
+    System,
+    Taken,
+)
 from pgra.memory.steps import Step
 from pgra.types import Json
 
@@ -232,6 +240,9 @@ def _open_system(experiment: Experiment, variant: Variant, log: FeedbackLog) -> 
         )
         return Growing(growing)
     lookup: Lookup = experiment.open_lookup(log)
+    if experiment.family.is_of_answers:
+        most = experiment.family.num_remembered
+        return RecallingErrors(experiment.few_shot, log, lookup, num_remembered=most)
     return Remembering(experiment.few_shot, log, lookup, experiment.threshold)
 
 

@@ -10,7 +10,7 @@ LAYERS = [
     *("errors", "types", "checks", "retriever_arguments", "config", "series", "arguments"),
     *("io", "processes"),
     *("data", "prompts", "models", "retrieval", "rerank", "reader"),
-    *("icl", "memory", "evaluation", "pipelines", "commands", "cli", "__main__"),
+    *("icl", "evaluation", "memory", "pipelines", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(

@@ -11,15 +11,23 @@ from pgra.checks import config_root
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import family_names, load_family
 from pgra.memory.keys import normalize_key
-from pgra.memory.prompter import GrowingPrompt, Shown, load_few_shot, prompt_names
+from pgra.memory.prompter import GrowingPrompt, Shown, load_few_shot
 from pgra.memory.scramble import SCRAMBLES, can_scramble, scramble
 from pgra.memory.steps import Step, is_answered, make_stream, read_stream, read_words
 
+OF_INTENT = [name for name in family_names() if not load_family(name).is_of_answers]
+
 
 @pytest.mark.parametrize("name", family_names())
-def test_every_family_has_a_prompt_and_three_ways_to_ask_each_type(name):
+def test_every_family_has_a_prompt_and_types(name):
     family = load_family(name)
-    load_few_shot(family.prompt)
+    assert load_few_shot(family.prompt).examples
+    assert family.kinds
+
+
+@pytest.mark.parametrize("name", OF_INTENT)
+def test_every_family_of_intents_has_three_ways_to_ask_each_type(name):
+    family = load_family(name)
     asked = [way.kind for way in family.phrasings]
     assert sorted(asked) == sorted([*family.answers] * 3)
     for kind, frame in family.answers.items():
@@ -30,7 +38,7 @@ def test_every_family_has_a_prompt_and_three_ways_to_ask_each_type(name):
         assert set(told) == {*family.answers, "all"}
 
 
-@pytest.mark.parametrize("name", prompt_names())
+@pytest.mark.parametrize("name", ["lexical", "scramble"])
 def test_every_prompts_examples_are_understood_and_some_have_a_clarification(name):
     few_shot, family = load_few_shot(name), load_family(name)
     clarified = [bool(example.feedback) for example in few_shot.examples]
@@ -150,6 +158,18 @@ def test_a_stream_is_read_as_the_release_has_it(tmp_path):
 def test_a_bad_line_of_a_stream_is_named(tmp_path, line, message):
     with pytest.raises(DataError, match=message):
         read_stream(write_stream(tmp_path / "s.jsonl", LINE, line), load_family("lexical"))
+
+
+def test_questions_of_fact_take_all_their_right_answers(tmp_path):
+    family = load_family("webquestions")
+    path = write_stream(tmp_path / "s.jsonl", {"question": "who?", "answers": ["A B", "A"]})
+    (step,) = read_stream(path, family)
+    assert (step.kind, step.feedback, step.expected) == ("question", "A B", ("A B", "A"))
+    for bad in ({"question": "who?", "answers": []}, {"question": " ", "answers": ["a"]}):
+        with pytest.raises(DataError, match="line 1: the family 'webquestions' takes question"):
+            read_stream(write_stream(path, bad), family)
+    with pytest.raises(DataError, match="is not made of words: give it --stream FILE"):
+        read_words(path, family)
 
 
 def relations(tmp_path):

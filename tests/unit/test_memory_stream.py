@@ -8,14 +8,21 @@ from following_lm import FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.icl.answers_cache import AnswersCache
+from pgra.icl.completion import Completion
 from pgra.icl.kept import KeptCompleter
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.measures import compare_with, measure, running_accuracy, wrong_type_pairs
 from pgra.memory.prompter import GrowingPrompt, load_few_shot
-from pgra.memory.simulator import Growing, NoMemory, Remembering, Simulation
-from pgra.memory.steps import make_stream
+from pgra.memory.simulator import (
+    Growing,
+    NoMemory,
+    RecallingErrors,
+    Remembering,
+    Simulation,
+)
+from pgra.memory.steps import Step, make_stream
 from pgra.pipelines.memory_report import render_report
 from pgra.pipelines.memory_stream import (
     Experiment,
@@ -114,6 +121,34 @@ def test_a_patient_user_and_one_who_says_half_of_it(log, tmp_path):
     assert 0 < sum(one.clarified for one in failed) < len(failed)
     assert all(one.clarified != one.understood for one in whole)
     assert sum(understood(whole)) > sum(understood(half))
+
+
+class Echo(FollowingLM):
+    """Answers as the nearest example does, which is the last."""
+
+    def _go_on(self, prompt):
+        answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
+        return Completion(f"{answer} END", len(prompt.split()), 1)
+
+
+def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
+    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
+    asked = [("who wrote a", "X"), ("who wrote b", "X"), ("who wrote a", "X"), ("where is c", "Y")]
+    steps = [Step(str(i), "question", "", q, a, (a, "Z")) for i, (q, a) in enumerate(asked)]
+    system = RecallingErrors(few_shot, log, EditLookup(log), num_remembered=1)
+    simulated = replace(simulation(), family=family, few_shot=few_shot, completer=Echo())
+    taken = list(simulated.run(steps, system))
+    assert understood(taken) == [False, True, True, False]  # the first taught the second
+    assert [one.matched_key for one in taken] == ["", *["who wrote a"] * 3]
+    assert {entry.key: entry.feedback for entry in log.entries()} == {
+        "who wrote a": "X",
+        "where is c": "Y",
+    }
+    prompt = system.ask(steps[0]).prompt
+    assert prompt.count("END") == len(few_shot.examples) == 16
+    assert few_shot.examples[15].question not in prompt
+    assert few_shot.examples[14].question in prompt
+    assert not any(one.is_wrong_kind for one in taken)
 
 
 def growing(completer, room=100_000):
