@@ -20,6 +20,7 @@ from pgra.memory.steps import Step, make_stream, read_stream, read_words
 if TYPE_CHECKING:
     from pgra.icl.completion import Completer
 
+_AHEAD = 16  # questions that an LM here is asked together
 EXAMPLE = """examples:
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \\
       --clarification_probabilities 0.5 1 --seeds 0 1 2
@@ -123,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_prompt_tokens=args.max_prompt_tokens,
         max_added=args.max_added,
         as_released=args.released_check,
+        num_ahead=1 if lm.is_remote else _AHEAD,
     )
     results = run_streams(experiment, streams, plan)
     say(write_report(folder, family, results, gate=gate).rstrip())

@@ -1,157 +1,23 @@
-"""The paper's simulated user, and the three systems that answer (Madaan et al. 2022, 3.4 and 4).
+"""The paper's simulated user (Madaan et al. 2022, sections 3.4 and 4).
 
 A question is asked; the user looks at the understanding in the output; where it is wrong, and with
 the clarification probability, says what was meant. Only failures are written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pgra.evaluation.answers import is_exact_match
 from pgra.icl.completion import Completer, Completion
-from pgra.memory.families import QUESTION, Family
-from pgra.memory.gate import pass_gate
-from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import Lookup, Match
-from pgra.memory.prompter import FewShot, GrowingPrompt, Shown, check_fits
+from pgra.memory.families import Family
+from pgra.memory.prompter import FewShot, check_fits
 from pgra.memory.steps import Step, is_answered
+from pgra.memory.systems import Asked, System
 
 Draws = npt.NDArray[np.float64]
-
-_BATCH = 16  # prompts at once, where none depends on an answer
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt, and what of the memory stands in it.
-
-    Attributes:
-        prompt: For the LM.
-        match: The feedback that was used; None where none was.
-        matched_kind: The type of the question that it was given for.
-    """
-
-    prompt: str
-    match: Match | None = None
-    matched_kind: str | None = None
-
-
-class System(Protocol):
-    """Makes a prompt of a question, and learns from corrections.
-
-    Attributes:
-        is_static: Whether it never learns, so that prompts do not depend on answers.
-    """
-
-    is_static: bool
-
-    def ask(self, step: Step) -> Asked:
-        """Write the prompt."""
-        ...
-
-    def learn(self, step: Step) -> None:
-        """Take in what the user says of a question that was misunderstood."""
-        ...
-
-
-class NoMemory:
-    """NO-MEM: the few-shot prompt and the question."""
-
-    is_static = True
-
-    def __init__(self, few_shot: FewShot) -> None:
-        self._few_shot = few_shot
-
-    def ask(self, step: Step) -> Asked:
-        """Write the prompt; see `System`."""
-        return Asked(self._few_shot.write(step.question))
-
-    def learn(self, step: Step) -> None:
-        """Forget it."""
-
-
-class Growing:
-    """GROW-PROMPT: corrections with the expected answer behind the few-shot prompt."""
-
-    is_static = False
-
-    def __init__(self, growing: GrowingPrompt) -> None:
-        self._growing = growing
-
-    def ask(self, step: Step) -> Asked:
-        """Write the prompt; see `System`."""
-        return Asked(self._growing.write(step.question))
-
-    def learn(self, step: Step) -> None:
-        """Add it to the prompt."""
-        feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
-        self._growing.add(Shown(step.question, step.expected[0], feedback))
-
-
-@dataclass
-class Remembering:
-    """MEM-PROMPT: the nearest stored clarification beside the question, if the gate lets it pass.
-
-    Attributes:
-        few_shot: The prompt.
-        log: The memory.
-        lookup: M(x), which follows the log.
-        threshold: The gate's.
-        task: Under which name corrections are written.
-    """
-
-    few_shot: FewShot
-    log: FeedbackLog
-    lookup: Lookup
-    threshold: float
-    task: str = ""
-    is_static: bool = field(default=False, init=False)
-    _kinds: dict[str, str] = field(default_factory=dict, init=False)  # of keys, for the report
-
-    def ask(self, step: Step) -> Asked:
-        """Write the prompt; see `System`."""
-        match = pass_gate(self.lookup.find(step.question), self.threshold)
-        if match is None:
-            return Asked(self.few_shot.write(step.question))
-        prompt = self.few_shot.write(step.question, feedback=match.entry.feedback)
-        return Asked(prompt, match, self._kinds.get(match.entry.key))
-
-    def learn(self, step: Step) -> None:
-        """Write it to the memory."""
-        self.log.write(step.question, step.feedback, source="stream", task=self.task)
-        self._kinds[step.question] = step.kind
-
-
-class RecallingErrors:
-    """Label feedback: the nearest questions that were answered wrongly, with their right answers.
-
-    They stand behind the first of the prompt's own examples, the nearest last, and in place of the
-    others, so that a prompt has as many whatever is in the memory (Madaan et al. 2022, App. D.3).
-    """
-
-    is_static = False
-
-    def __init__(
-        self, few_shot: FewShot, log: FeedbackLog, lookup: Lookup, *, num_remembered: int
-    ) -> None:
-        self._few_shot, self._log, self._lookup = few_shot, log, lookup
-        self._most = num_remembered
-
-    def ask(self, step: Step) -> Asked:
-        """Write the prompt; see `System`."""
-        found = self._lookup.find(step.question, self._most)
-        more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
-        num_own = max(0, len(self._few_shot.examples) - len(more))
-        prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
-        return Asked(prompt, found[0], QUESTION) if found else Asked(prompt)
-
-    def learn(self, step: Step) -> None:
-        """Write the question with its right answer."""
-        self._log.write(step.question, step.feedback, source="stream")
 
 
 @dataclass(frozen=True)
@@ -216,6 +82,8 @@ class Simulation:
         max_new_tokens: Of an answer (the paper: 64).
         max_prompt_tokens: Of a prompt.
         as_released: Whether the understanding is told as the release does.
+        num_ahead: Questions that are asked together, as the memory is at the first of them; those
+            whose prompt a correction changed meanwhile are asked again. It changes no outcome.
     """
 
     family: Family
@@ -226,6 +94,7 @@ class Simulation:
     max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
     as_released: bool = False
+    num_ahead: int = 16
 
     def run(
         self, steps: Sequence[Step], system: System, *, advance: Callable[[int], None] | None = None
@@ -241,30 +110,35 @@ class Simulation:
             DataError: If a question does not fit the LM's window.
         """
         draws = np.random.default_rng(self.seed).random(len(steps))
-        size = _BATCH if system.is_static else 1
-        for start in range(0, len(steps), size):
-            group = steps[start : start + size]
-            for place, taken in enumerate(self._take(group, system, start, draws)):
-                if taken.clarified:
-                    system.learn(group[place])
-                yield taken
+        size = self.num_ahead if system.keeps_prompts else 1
+        answers: dict[str, Completion] = {}
+        for place, step in enumerate(steps):
+            asked = system.ask(step)
+            if asked.prompt not in answers:
+                ahead = [system.ask(later).prompt for later in steps[place + 1 : place + size]]
+                answers = self._answer([asked.prompt, *ahead], answers)
+            taken = self._judge(
+                step, asked, answers[asked.prompt], number=place + 1, draw=draws[place]
+            )
+            if taken.clarified:
+                system.learn(step)
+            yield taken
             if advance is not None:
-                advance(len(group))
+                advance(1)
 
-    def _take(self, group: Sequence[Step], system: System, start: int, draws: Draws) -> list[Taken]:
-        asked = [system.ask(step) for step in group]
-        prompts = [one.prompt for one in asked]
-        sizes = self.completer.count_tokens(prompts)
+    def _answer(
+        self, prompts: Sequence[str], known: Mapping[str, Completion]
+    ) -> dict[str, Completion]:
+        """Ask the LM what is not known yet; give the answers of these prompts."""
+        new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
         budget = min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
-        for step, size in zip(group, sizes, strict=True):
-            check_fits(step.question, size, budget)
+        for prompt, size in zip(new, self.completer.count_tokens(new), strict=True):
+            check_fits(prompt.split(self.few_shot.separator)[-2], size, budget)
         written = self.completer.complete(
-            prompts, max_new_tokens=self.max_new_tokens, stop=self.few_shot.end
+            new, max_new_tokens=self.max_new_tokens, stop=self.few_shot.end
         )
-        return [
-            self._judge(step, asked[i], written[i], number=start + i + 1, draw=draws[start + i])
-            for i, step in enumerate(group)
-        ]
+        told = dict(zip(new, written, strict=True))
+        return {prompt: told[prompt] if prompt in told else known[prompt] for prompt in prompts}
 
     def _judge(
         self, step: Step, asked: Asked, written: Completion, *, number: int, draw: float

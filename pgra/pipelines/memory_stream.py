@@ -31,16 +31,9 @@ from pgra.memory.lookup import Lookup
 from pgra.memory.measures import compare_with, measure, wrong_type_pairs
 from pgra.memory.opening import OpenLookup
 from pgra.memory.prompter import FewShot, GrowingPrompt
-from pgra.memory.simulator import (
-    Growing,
-    NoMemory,
-    RecallingErrors,
-    Remembering,
-    Simulation,
-    System,
-    Taken,
-)
+from pgra.memory.simulator import Simulation, Taken
 from pgra.memory.steps import Step
+from pgra.memory.systems import Growing, NoMemory, RecallingErrors, Remembering, System
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -65,6 +58,7 @@ class Experiment:
         max_prompt_tokens: Of a prompt.
         max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
         as_released: Whether the understanding is told as the paper's release does.
+        num_ahead: Questions asked together; 1 wastes no call of an endpoint that is paid.
     """
 
     folder: Path
@@ -77,6 +71,7 @@ class Experiment:
     max_prompt_tokens: int
     max_added: int | None = None
     as_released: bool = False
+    num_ahead: int = 16
 
 
 @dataclass(frozen=True)
@@ -212,6 +207,7 @@ def _run_variant(experiment: Experiment, variant: Variant, steps: Sequence[Step]
         max_new_tokens=experiment.max_new_tokens,
         max_prompt_tokens=experiment.max_prompt_tokens,
         as_released=experiment.as_released,
+        num_ahead=experiment.num_ahead,
     )
     taken = []
     with (

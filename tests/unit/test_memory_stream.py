@@ -15,14 +15,9 @@ from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.measures import compare_with, measure, running_accuracy, wrong_type_pairs
 from pgra.memory.prompter import GrowingPrompt, load_few_shot
-from pgra.memory.simulator import (
-    Growing,
-    NoMemory,
-    RecallingErrors,
-    Remembering,
-    Simulation,
-)
+from pgra.memory.simulator import Simulation
 from pgra.memory.steps import Step, make_stream
+from pgra.memory.systems import Growing, NoMemory, RecallingErrors, Remembering
 from pgra.pipelines.memory_report import render_report
 from pgra.pipelines.memory_stream import (
     Experiment,
@@ -63,7 +58,7 @@ def test_without_a_memory_nothing_is_learned_and_prompts_go_in_batches():
     steps, simulated = stream(), simulation()
     taken = list(simulated.run(steps, NoMemory(FEW_SHOT)))
     assert understood(taken) == [step.kind == "hom" for step in steps]
-    assert simulated.completer.calls == [16, 16, 16, 12]
+    assert len(simulated.completer.calls) == 4  # of 16 questions each at most
     assert [one.step for one in taken] == list(range(1, 61))
     assert not any(one.used_memory for one in taken)
     assert all(one.answered == (one.kind == "hom") for one in taken)
@@ -105,6 +100,18 @@ def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
     assert (pair["times"], pair["understood"]) == (1, 0)
     assert {pair["asked"], pair["found"]} == {"syn", "ant"}
     assert wrong_type_pairs([one for one in taken if not one.is_wrong_kind]) == []
+
+
+def test_asking_ahead_changes_nothing_but_the_number_of_calls(log, tmp_path):
+    steps, ahead, alone = stream(), simulation(), simulation(num_ahead=1)
+    one = list(ahead.run(steps, remembering(log)))
+    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
+        assert list(alone.run(steps, remembering(other))) == one
+        assert [e.key for e in other.events()] == [e.key for e in log.events()]
+    assert len(ahead.completer.calls) < len(alone.completer.calls) / 2
+    assert max(alone.completer.calls) == 1
+    changed = replace(one[0], understood=not one[0].understood)  # the control
+    assert [changed, *one[1:]] != one
 
 
 def test_a_patient_user_and_one_who_says_half_of_it(log, tmp_path):
@@ -261,18 +268,17 @@ class Stopping(FollowingLM):
 def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
     plan = [Variant("mem", 1.0, 0)]
     cache = AnswersCache(tmp_path / "answers")
-    stopping = KeptCompleter(Stopping(12), cache)
+    stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
-        run_streams(experiment(tmp_path / "one", stopping), STREAMS, plan)
-    assert stopping.num_asked == 12
-    kept = KeptCompleter(FollowingLM(), cache)
-    (one,) = run_streams(experiment(tmp_path / "one", kept), STREAMS, plan)
-    (other,) = run_streams(experiment(tmp_path / "two", FollowingLM()), STREAMS, plan)
-    assert kept.num_asked <= 18
+        run_streams(experiment(tmp_path / "one", KeptCompleter(stopping, cache)), STREAMS, plan)
+    kept = experiment(tmp_path / "one", KeptCompleter(going_on, cache))
+    (one,) = run_streams(kept, STREAMS, plan)
+    (other,) = run_streams(experiment(tmp_path / "two", unbroken), STREAMS, plan)
     assert (one.taken, one.metrics) == (other.taken, other.metrics)
-    same = KeptCompleter(FollowingLM(), cache)
-    (again,) = run_streams(experiment(tmp_path / "one", same), STREAMS, plan)
-    assert (same.num_asked, again.taken) == (0, one.taken)
+    before, then = sum(stopping.calls), sum(going_on.calls)
+    assert 0 < before < before + then <= sum(unbroken.calls)
+    (again,) = run_streams(experiment(tmp_path / "one", idle), STREAMS, plan)
+    assert (idle.calls, again.taken) == ([], one.taken)
 
 
 def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
