@@ -40,7 +40,7 @@ class LookupArguments:
         "Encoder of --lookup encoder: hub id, folder or bundled:NAME.",
     )
     key_form: str = _arg(
-        "whole", "What the encoder reads of a question: whole, or slotless (without <...>)."
+        "slotless", "What the encoder reads of a question: slotless (without <...>), or whole."
     )
 
     def __post_init__(self) -> None:
