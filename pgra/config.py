@@ -14,15 +14,15 @@ from pgra.checks import choose as choose
 from pgra.checks import config_root as config_root
 from pgra.checks import read_yaml as read_yaml
 from pgra.errors import ConfigError
+from pgra.rerank_arguments import DEVICE_MAPS as DEVICE_MAPS
+from pgra.rerank_arguments import PAIR_SIMILARITIES as PAIR_SIMILARITIES
+from pgra.rerank_arguments import QUANTIZATIONS as QUANTIZATIONS
+from pgra.rerank_arguments import SIMILARITIES as SIMILARITIES
+from pgra.rerank_arguments import RerankArguments as RerankArguments
 from pgra.retriever_arguments import DTYPES as DTYPES
 from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
 
 PROFILES = ("official", "paper", "pgra")
-SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
-EXEMPLARS = ("balanced", "knn", "official", "random")
-PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
-BANKS = ("full", "lazy")
-BANK_DTYPES = ("auto", "float16", "int8")
 READER_SYSTEMS = ("exhaustive", "fid", "pgra", "plain", "random")
 SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
@@ -142,101 +142,6 @@ class CorpusArguments:
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
 
 
-QUANTIZATIONS = ("4bit", "8bit", "none")
-DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
-
-
-@dataclass(kw_only=True)
-class RerankArguments:
-    """Second stage: which LM orders the candidates, and how many become evidence."""
-
-    reranker: str = _arg(
-        "prompted", "prompted (the paper's), or none: evidence is the first stage's best."
-    )
-    lm: str = _arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
-    num_evidence: int = _arg(16, "Evidence kept a query (the paper's d); 0 is the plain reader.")
-    similarity: str = _arg(
-        "dot",
-        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
-        "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
-        "each standardised). The last three are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads.",
-    )
-    num_exemplars: int = _arg(8, "Labelled examples in the prompt's prefix (the paper's m).")
-    exemplars: str = _arg(
-        "balanced",
-        "How they are chosen: random, balanced, official (first in the file, capped a class), or "
-        "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
-        "then reads each query's candidates anew: see pgra plan).",
-    )
-    exemplar_seed: int = _arg(0, "Seed of their choice and order; one draw serves all splits.")
-    lm_dtype: str = _arg(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
-    )
-    lm_quantization: str = _arg(
-        "none",
-        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
-    )
-    lm_device_map: str = _arg(
-        "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
-    )
-    lm_batch_tokens: int = _arg(
-        512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
-    )
-    max_prompt_tokens: int | None = _arg(
-        None, "Longest prompt; default: the LM's window. Longer texts are cut, never the tail."
-    )
-    prefix_sharing: str = _arg(
-        "auto",
-        "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
-        "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
-    )
-    bank_shard_rows: int = _arg(
-        512,
-        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
-        "times as many.",
-    )
-    bank: str = _arg(
-        "lazy", "lazy (the LM reads the candidates), or full (it reads the whole corpus, once)."
-    )
-    bank_dtype: str = _arg(
-        "auto", "How passages' states are kept on disk: auto (as the LM gives them), float16, int8."
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("reranker", self.reranker, ("none", "prompted"))
-        choose("similarity", self.similarity, SIMILARITIES)
-        choose("exemplars", self.exemplars, EXEMPLARS)
-        choose("lm_dtype", self.lm_dtype, DTYPES)
-        choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
-        choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
-        choose("bank", self.bank, BANKS)
-        choose("bank_dtype", self.bank_dtype, BANK_DTYPES)
-        choose("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
-        at_least("num_evidence", self.num_evidence, 0)
-        at_least("num_exemplars", self.num_exemplars, 0)
-        at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
-        at_least("bank_shard_rows", self.bank_shard_rows, 1)
-        at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
-        if self.exemplars == "knn":
-            self._check_nearest()
-
-    def _check_nearest(self) -> None:
-        at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
-        if self.bank == "full":
-            raise ConfigError(
-                "bank 'full' reads the corpus once under one prompt, and with exemplars 'knn' each "
-                "query has its own: use --bank lazy, or other --exemplars"
-            )
-        if self.similarity not in ("cosine", "dot"):
-            raise ConfigError(
-                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
-                "'knn' each query has its own: use --similarity dot or cosine"
-            )
-
-
 @dataclass(kw_only=True)
 class ReaderArguments:
     """The fused T5 that reads a query with its evidence."""
@@ -316,6 +221,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             "exhaustive search compares states of one prompt, and with exemplars 'knn' each query "
             "has its own: use another --retriever (or --system pgra), or other --exemplars"
         )
+    if name == "exhaustive" and rerank.num_prefixes > 1:
+        raise ConfigError(
+            f"exhaustive search compares states of one prompt, and num_prefixes is "
+            f"{rerank.num_prefixes}: use another --retriever (or --system pgra), or one prefix"
+        )
     if name in ("exhaustive", "random") and retriever.index_dir is not None:
         raise ConfigError(
             f"index_dir ({retriever.index_dir}) names a first stage's index, and retriever "
@@ -365,6 +275,11 @@ class PgraArguments:
             raise ConfigError(
                 f"system '{asked}' reads evidence, and num_evidence is 0: ask for at least 1, or "
                 "use --system plain"
+            )
+        if asked == "icl" and self.rerank.num_prefixes > 1:
+            raise ConfigError(
+                f"num_prefixes is {self.rerank.num_prefixes}, and system 'icl' has one prompt: "
+                "leave it out, and give other draws by --exemplar_seed"
             )
         if asked == "fid" and self.retriever.retriever == "random":
             raise ConfigError(

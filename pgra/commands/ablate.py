@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.arguments import Defaults, parse_arguments, parse_first
-from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say
+from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say, say_once
 from pgra.config import PgraArguments
 from pgra.errors import ConfigError, PgraError
 from pgra.series import SeriesArguments
@@ -87,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     quiet_libraries()
     if how.dry_run:
-        say(_describe_costs(grid, runs))
+        with say_once():
+            told = _describe_costs(grid, runs)
+        say(told)
         return 0
     if processes.worker.is_main:
         write_grid(grid, runs, root)

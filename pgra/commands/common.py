@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,27 @@ def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) ->
 def say(text: str) -> None:
     """Print to standard output."""
     print(text, flush=True)  # noqa: T201 (the one place that prints)
+
+
+@contextmanager
+def say_once() -> Iterator[None]:
+    """Drop log lines that were told before: a plan of many runs reads the same data for each."""
+    told: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        is_known = line in told
+        told.add(line)
+        return not is_known
+
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(is_new)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(is_new)
 
 
 def quiet_libraries() -> None:

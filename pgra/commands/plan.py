@@ -188,7 +188,7 @@ def _reading_rows(plan: "Plan") -> list[Line]:
     more_tokens = f"{reading.tokens_whole / reading.tokens:.1f} x as many"
     more_flops = f"{reading.flops_whole / reading.flops:.1f} x as many"
     return [
-        ("tokens of the prefix", f"{reading.prefix:,}", _how_often(reading.num_prefixes)),
+        ("tokens of the prefix", f"{reading.prefix:,}", _how_often(plan)),
         ("tokens of a text", f"{reading.own_mean:.1f}", f"of {reading.sampled:,} texts{cut}"),
         ("tokens", _count(reading.tokens), "with the prefix shared"),
         ("  without sharing", _count(reading.tokens_whole), more_tokens),
@@ -197,9 +197,12 @@ def _reading_rows(plan: "Plan") -> list[Line]:
     ]
 
 
-def _how_often(num_prefixes: int) -> str:
+def _how_often(plan: "Plan") -> str:
+    num_prefixes = plan.reading.num_prefixes
     if num_prefixes == 1:
         return "read once"
+    if not plan.has_own_prefixes:
+        return f"there are {num_prefixes}, each read once; every text is read under each"
     return f"about: {num_prefixes:,} queries have one each, read once each"
 
 

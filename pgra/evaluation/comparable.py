@@ -13,9 +13,11 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
+UNSEEDED = ("icl", "knn")
+"""Nothing is trained, and a seed decides nothing."""
 _TRAINED = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
-_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed")
+_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
 # Where, how fast and how loud: none of it decides a prediction.
 _NOT_DECIDING = {
     *("data.task", "data.dataset_name", "data.train_file", "data.validation_file"),

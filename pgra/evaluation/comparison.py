@@ -9,6 +9,7 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.evaluation.comparable import (
     SYSTEMS,
     TASKS,
+    UNSEEDED,
     check_comparable,
     in_order,
     row_names,
@@ -25,6 +26,7 @@ from pgra.evaluation.statistics import (
     mean_sd_interval,
     metric_draws,
     paired_gaps,
+    welch,
 )
 
 LEVEL = 0.05
@@ -64,6 +66,7 @@ class Comparison:
         holm: The bootstrap's p, adjusted over the row's tasks; of an average as it is.
         better: In how many shared seeds the row is better.
         shared: How many seeds both have.
+        welch: Welch's t-test over seeds; None where a side that is trained has one seed only.
     """
 
     gap: PairedDifference
@@ -71,11 +74,15 @@ class Comparison:
     holm: float
     better: int
     shared: int
+    welch: float | None
 
     @property
     def is_win(self) -> bool:
-        """Say whether the row is better by more than noise: by the test, and in each seed."""
-        is_steady = self.better == self.shared
+        """Say whether the row is better by more than the noise of examples and of seeds.
+
+        One seed tells nothing of the noise of training, so with one there is no win.
+        """
+        is_steady = self.better == self.shared and self.welch is not None and self.welch <= LEVEL
         return self.gap.difference > 0 and self.holm <= LEVEL and is_steady
 
 
@@ -243,14 +250,20 @@ def _compare_row(
     adjusted = dict(zip(places, holm([summaries[t].p for t in places]), strict=True))
     found = {
         (row, task): Comparison(
-            summaries[task], _mcnemar(*sides[task]), adjusted[task], *_won(*sides[task])
+            summaries[task],
+            _mcnemar(*sides[task]),
+            adjusted[task],
+            *_won(*sides[task]),
+            _over_seeds(results[row, task].runs, results[baseline, task].runs),
         )
         for task in places
     }
     if len(places) < len(tasks) or len(tasks) < 2:
         return found, None
+    pairs = [(results[row, task].runs, results[baseline, task].runs) for task in places]
     overall = average_gaps([gaps[task] for task in places]).summarise()
-    return found, Comparison(overall, None, overall.p, *_won_on_average(list(sides.values())))
+    won = _won_on_average(list(sides.values()))
+    return found, Comparison(overall, None, overall.p, *won, _average_over_seeds(pairs))
 
 
 _Pair = tuple[Sequence[Run], Sequence[Run]]
@@ -292,6 +305,27 @@ def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
     if _seeds(a) != _seeds(b):
         return 0, 0
     return sum(x.value > y.value for x, y in zip(a, b, strict=True)), len(a)
+
+
+def _over_seeds(a: Sequence[Run], b: Sequence[Run]) -> float | None:
+    return welch(*(_values(side) for side in (a, b)))
+
+
+def _average_over_seeds(sides: Sequence[_Pair]) -> float | None:
+    """Test the averages over tasks, seed by seed, where all tasks have the same seeds."""
+    values = []
+    for own in zip(*sides, strict=True):
+        if any(_seeds(runs) != _seeds(own[0]) for runs in own):
+            return None
+        by_task = zip(*(_values(runs) for runs in own), strict=True)
+        values.append([sum(told) / len(told) for told in by_task])
+    return welch(*values)
+
+
+def _values(runs: Sequence[Run]) -> list[float]:
+    """Give a row's values, by seed; what has no seeds would come out the same again."""
+    values = [run.value for run in runs]
+    return values * 2 if len(runs) == 1 and runs[0].system in UNSEEDED else values
 
 
 def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 from pgra.errors import ConfigError
 from pgra.evaluation.consistency import Consistency
 from pgra.evaluation.consistency_tables import as_percent
+from pgra.evaluation.figures import plain_text
 from pgra.io import write_aside
 
 SUFFIXES = (".png", ".svg")
@@ -23,6 +24,12 @@ def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
         ConfigError: If matplotlib is not installed.
     """
     plt = _pyplot()
+    with plain_text():
+        figure = _draw_counts(plt, runs)
+    _save(figure, path)
+
+
+def _draw_counts(plt: Any, runs: Sequence[Consistency]) -> Any:
     figure, panels = plt.subplots(
         1, len(runs), figsize=(4.4 * len(runs), 3.4), squeeze=False, layout="constrained"
     )
@@ -39,7 +46,7 @@ def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
         line.set_label("majority rate")
         right.legend(loc="lower right", fontsize="small", frameon=False)
         right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
-    _save(figure, path)
+    return figure
 
 
 def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
@@ -53,6 +60,12 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
         ConfigError: If matplotlib is not installed.
     """
     plt = _pyplot()
+    with plain_text():
+        figure = _draw_scores(plt, runs)
+    _save(figure, path)
+
+
+def _draw_scores(plt: Any, runs: Sequence[Consistency]) -> Any:
     figure, axes = plt.subplots(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
     for place, run in enumerate(reversed(runs)):
         ends = [run.interval.low, run.interval.high]
@@ -66,7 +79,7 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
         f"label consistency on {runs[0].task}, 95 % interval; dashed: majority rate; |: chance"
     )
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    return figure
 
 
 def require_matplotlib() -> None:

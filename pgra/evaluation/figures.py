@@ -1,6 +1,7 @@
 """A study as one figure: a line along what a grid varies, or a dot and its interval a row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,12 +75,26 @@ def draw_study(study: Study, reference: ReferenceTable | None = None) -> "Figure
         from matplotlib.figure import Figure
     except ImportError:
         raise ArtifactError("matplotlib is missing: pip install 'pgra[demo]'") from None
+    with plain_text():
+        return _draw(Figure, study, reference)
+
+
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """Show names as they are: to matplotlib two dollar signs would be a formula."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):
+        yield
+
+
+def _draw(open_figure: "type[Figure]", study: Study, reference: ReferenceTable | None) -> "Figure":
     panels = [*study.tasks, *([AVERAGE] if study.averages and len(study.tasks) > 1 else [])]
     along = number_axis(study)
     width = min(len(panels), 3)
     height = -(-len(panels) // width)
     tall = 2.8 if along else 1.0 + 0.35 * len(study.rows)
-    figure = Figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
+    figure = open_figure(figsize=(4.2 * width, tall * height + 0.8), layout="constrained")
     grid = figure.subplots(height, width, squeeze=False).ravel().tolist()
     for axes, panel in zip(grid, panels, strict=False):
         if along is not None:
@@ -160,9 +175,8 @@ def _draw_dots(axes: "Axes", study: Study, panel: str, reference: ReferenceTable
 
 
 def _shortened(rows: Sequence[str], most: int = 28) -> list[str]:
-    """Give the rows' names from below, cut where they are long; a dollar sign is no formula."""
-    cut = [row if len(row) <= most else row[: most - 3] + "..." for row in reversed(rows)]
-    return [name.replace("$", r"\$") for name in cut]
+    """Give the rows' names from below, cut where they are long."""
+    return [row if len(row) <= most else row[: most - 3] + "..." for row in reversed(rows)]
 
 
 def _is_number(value: Json) -> bool:

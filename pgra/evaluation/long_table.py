@@ -38,7 +38,7 @@ def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
             "high",
         ),
         *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
-        *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "paper"),
+        *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
     ]
     rows = [
         [
@@ -73,13 +73,14 @@ def _long_result(study: Study, row: str, column: str) -> list[Cell]:
 def _long_tests(study: Study, row: str, column: str) -> list[Cell]:
     found = comparison_of(study, row, column)
     if found is None:
-        return [Cell("")] * 8
+        return [Cell("")] * 9
     gap = found.gap
     return [
         Cell(study.baseline or ""),
         *(_number(100 * value) for value in (gap.difference, gap.low, gap.high)),
         *(_number(p) for p in (gap.p, found.mcnemar, found.holm)),
         Cell(told_seeds(found)),
+        _number(found.welch),
     ]
 
 

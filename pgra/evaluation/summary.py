@@ -51,7 +51,7 @@ def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table
     columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
     if study.comparisons:
         columns += ["difference", "its 95 % interval", "bootstrap p", "McNemar p", "Holm p"]
-        columns += ["seeds better", *(["paper's difference"] if is_beside else [])]
+        columns += ["seeds better", "seeds p", *(["paper's difference"] if is_beside else [])]
     rows = []
     for row in study.rows:
         for column in columns_of(study):
@@ -168,13 +168,14 @@ def _interval_cells(result: Result | None) -> list[Cell]:
 
 def _test_cells(found: Comparison | None) -> list[Cell]:
     if found is None:
-        return [_NOTHING] * 6
+        return [_NOTHING] * 7
     gap = found.gap
     return [
         Cell(f"{100 * gap.difference:+.1f}", is_bold=found.is_win, value=100 * gap.difference),
         Cell(f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"),
         *(_p_cell(p) for p in (gap.p, found.mcnemar, found.holm)),
         Cell(told_seeds(found)),
+        _p_cell(found.welch),
     ]
 
 
@@ -230,7 +231,8 @@ def _bold_note(study: Study) -> str:
     return (
         f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is by "
         f"a paired bootstrap over the examples (p at most {LEVEL} after Holm over the tasks; the "
-        "average by itself) and in each seed that both have."
+        "average by itself), in each seed that both have, and by Welch's t-test over seeds (p at "
+        f"most {LEVEL}; one seed tells nothing of the noise of training)."
     )
 
 

@@ -29,6 +29,7 @@ from pgra.models.loading import (
     load_tokenizer,
 )
 from pgra.models.pooling import POOLINGS, pool, resolve_pooling
+from pgra.models.prepack import packed_for
 from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
 from pgra.models.window import check_window, own_length
 from pgra.types import Example, Json
@@ -39,6 +40,7 @@ Vectors = npt.NDArray[np.float32]
 
 _CHUNK = 8192
 """Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
+_TOKENS = 32  # of a text, about
 
 
 class Encoder:
@@ -184,7 +186,10 @@ class Encoder:
             ModelError: If a vector is not finite, or one text alone does not fit in memory.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
-        with tqdm(total=len(texts), unit="text", disable=not progress) as bar:
+        with (
+            packed_for(self.model, _TOKENS * len(texts)),
+            tqdm(total=len(texts), unit="text", disable=not progress) as bar,
+        ):
             step = advance if advance is not None else bar.update
             for start in range(0, len(texts), _CHUNK):
                 chunk = texts[start : start + _CHUNK]

@@ -1,20 +1,39 @@
 """Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
 
 torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes weights
-laid out beforehand, and does what follows a product (T5's gated activation, the residual sum)
-while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is reached.
-Inductor does the same when it freezes a model, after minutes of compiling.
+laid out beforehand, and does what follows a product (a GELU, T5's gated activation, the residual
+sum) while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is
+reached. Inductor does the same when it freezes a model, after minutes of compiling.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUTanh
+from transformers.activations import GELUActivation, GELUTanh
+
+from pgra.processes import machine_memory
 
 Forward = Callable[..., Tensor]
+MANY_TOKENS = 4096
+"""Packing takes as long as reading some hundred tokens."""
+_SHARE = 0.25  # of the machine's memory, for the packed copies
+
+
+def packed_for(module: nn.Module, num_tokens: int) -> AbstractContextManager[None]:
+    """Pack a module's linear layers if so many tokens are worth it, and memory holds the copies.
+
+    Args:
+        module: As `packed_linears` takes it.
+        num_tokens: What it is about to read.
+    """
+    if num_tokens < MANY_TOKENS:
+        return nullcontext()
+    linears = (part for part in module.modules() if isinstance(part, nn.Linear))
+    needed = sum(part.weight.nbytes for part in linears if _is_plain(part))
+    return packed_linears(module) if needed <= _SHARE * machine_memory() else nullcontext()
 
 
 @contextmanager
@@ -31,8 +50,10 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
     found: list[tuple[Any, Forward]] = []
     if torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu"):  # type: ignore[no-untyped-call]
         gated = [part for part in module.modules() if _is_gated(part)]
-        inside = {inner for part in gated for inner in part.modules()}
+        bent = [part for part in module.modules() if _is_bent(part)]
+        inside = {inner for part in (*gated, *bent) for inner in part.modules()}
         found += [(part, _gated(part)) for part in gated]
+        found += [(part, _bent(part)) for part in bent]
         found += [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
     for part, forward in found:
         part.forward = forward
@@ -51,6 +72,7 @@ def _is_plain(part: Any) -> bool:
         and "forward" not in vars(part)
         and part.weight.device.type == "cpu"
         and part.weight.dtype is torch.float32
+        and type(part.weight.data) is Tensor  # a quantized weight says float32 too
     )
 
 
@@ -60,6 +82,20 @@ def _is_gated(part: Any) -> bool:
     layers = [getattr(inner, name, None) for name in ("wi_0", "wi_1", "wo")]
     does_gelu = isinstance(getattr(inner, "act", None), GELUTanh)
     return does_gelu and all(map(_is_plain, layers)) and "forward" not in vars(part)
+
+
+def _is_bent(part: Any) -> bool:
+    """Say whether it is a product and a GELU, and no more: the middle of a BERT's layer."""
+    inner = dict(part.named_children())
+    if inner.keys() != {"dense", "intermediate_act_fn"} or "forward" in vars(part):
+        return False
+    return type(inner["intermediate_act_fn"]) is GELUActivation and _is_plain(inner["dense"])
+
+
+def _bent(part: Any) -> Forward:
+    weight, bias = _pack(part.dense), part.dense.bias
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
 
 
 def _linear(layer: Any) -> Forward:

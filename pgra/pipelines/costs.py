@@ -1,7 +1,7 @@
 """The numbers of a plan: what the second stage has to read, what that costs, what it takes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,7 +63,8 @@ class Reading:
         tokens_whole: With the prefix run for every text.
         flops: As `tokens`.
         flops_whole: As `tokens_whole`.
-        num_prefixes: How many prefixes there are to read: one, or one a query.
+        num_prefixes: How many prefixes there are to read: one, several that scores are averaged
+            over, or one a query.
     """
 
     prefix: int
@@ -132,6 +133,11 @@ class Plan:
     shards: int
     speed: Speed | None
 
+    @property
+    def has_own_prefixes(self) -> bool:
+        """Say whether each query has a prefix of its own."""
+        return self.texts.basis in (PAIRS, MOST_PAIRS)
+
     def seconds(self, processes: int = 1) -> float | None:
         """Predict how long the LM will read, on so many devices like this one.
 
@@ -144,6 +150,37 @@ class Plan:
             return None
         share = -(-self.shards // processes) / self.shards  # of the process with the most shards
         return self.speed.load_seconds + share * self.reading.tokens / self.speed.tokens_per_second
+
+
+def add_plans(plans: Sequence[Plan]) -> Plan:
+    """Give the plan of several prefixes of one LM: texts and queries are counted once.
+
+    Args:
+        plans: One a prefix, of one task and first stage.
+    """
+    first, readings = plans[0], [plan.reading for plan in plans]
+    most = max(plans, key=lambda plan: plan.texts.to_read)
+    reading = replace(
+        most.reading,
+        tokens=sum(reading.tokens for reading in readings),
+        tokens_whole=sum(reading.tokens_whole for reading in readings),
+        flops=sum(reading.flops for reading in readings),
+        flops_whole=sum(reading.flops_whole for reading in readings),
+        num_prefixes=len(plans),
+    )
+    texts = replace(
+        first.texts,
+        banked=sum(plan.texts.banked for plan in plans),
+        to_read=sum(plan.texts.to_read for plan in plans),
+    )
+    return replace(
+        first,
+        texts=texts,
+        reading=reading,
+        sizes=replace(first.sizes, bank=sum(plan.sizes.bank for plan in plans)),
+        shards=sum(plan.shards for plan in plans),
+        speed=next((plan.speed for plan in plans if plan.speed is not None), None),
+    )
 
 
 def describe_device(lm: CausalLM) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pgra.config import PgraArguments
+from pgra.config import PAIR_SIMILARITIES, PgraArguments
 from pgra.errors import ConfigError
 from pgra.evaluation.consistency import Consistency, measure_consistency
 from pgra.evaluation.consistency_tables import score_table
@@ -29,7 +29,9 @@ Lines = Sequence[Mapping[str, Any]]
 def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     """Give the arguments of each way, by name: chance, the first stage, and each similarity.
 
-    A similarity orders the k candidates, and with a bank of the whole corpus all of it too.
+    A similarity orders the k candidates, and with a bank of the whole corpus all of it too (but
+    not by several prefixes, whose scores are averaged for candidates only). With a prefix a query
+    only the similarities of two states alone are ways.
 
     Args:
         args: What the ways have in common.
@@ -50,10 +52,10 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
         FIRST_STAGE: replace(args, rerank=none),
     }
     everything = replace(args.retriever, retriever="exhaustive")
-    for name in WAYS:
+    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else WAYS:
         own = replace(args, rerank=replace(args.rerank, similarity=name))
         ways[name] = own
-        if args.rerank.bank == "full":
+        if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[_EXHAUSTIVE + name] = replace(own, retriever=everything)
     return ways
 
@@ -132,8 +134,9 @@ def _without_answers(run: Consistency) -> dict[str, Any]:
 
 def _find_all(args: PgraArguments, processes: Processes) -> tuple[Found, dict[str, Lines]]:
     lines: dict[str, Lines] = {}
-    for way, own in ways_of(args).items():
-        found = read_task(own)
+    ways, task = ways_of(args), read_task(args)
+    for way, own in ways.items():
+        found = replace(task.copy(), candidates={}, evidence={})
         find_evidence(found, own, processes, splits=("test",))
         told = zip(found.examples("test"), found.evidence_texts("test"), strict=True)
         lines[way] = [
@@ -145,4 +148,4 @@ def _find_all(args: PgraArguments, processes: Processes) -> tuple[Found, dict[st
             }
             for example, texts in told
         ]
-    return found, lines
+    return task, lines

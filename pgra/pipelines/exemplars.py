@@ -30,6 +30,7 @@ def write_task_prompt(
         num_exemplars=args.rerank.num_exemplars,
         method=args.rerank.exemplars,
         seed=args.rerank.exemplar_seed,
+        num_prefixes=args.rerank.num_prefixes,
     )
     return prompt, None
 

@@ -8,7 +8,7 @@ from pgra.errors import PgraError
 from pgra.pipelines.ablate import GridRun, in_order, width
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan import make_plan
-from pgra.rerank import NeighborReranker, PromptedReranker
+from pgra.rerank import AveragedReranker, NeighborReranker, PromptedReranker
 from pgra.rerank.similarity import WAYS
 
 
@@ -71,7 +71,7 @@ def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
         plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
         to_read -= make_plan(plain, seconds=0).texts.to_read
         note = f", behind {other}"
-    if plan.reading.num_prefixes > 1:
+    if plan.has_own_prefixes:
         note = f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
     for part in read:
         known.setdefault(part, runs[0].point.name)
@@ -84,6 +84,8 @@ def _bank(args: PgraArguments) -> str:
     open_stages(found, args)
     if isinstance(found.reranker, NeighborReranker) and found.exemplars is not None:
         return f"{found.reranker.bank.folder} {found.exemplars.fingerprint}"
+    if isinstance(found.reranker, AveragedReranker):
+        return " ".join(str(member.bank.folder) for member in found.reranker.members)
     assert isinstance(found.reranker, PromptedReranker)
     return str(found.reranker.bank.folder)
 

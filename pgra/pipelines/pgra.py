@@ -47,7 +47,7 @@ def read_task(args: PgraArguments) -> Found:
     task = load_task(args.data.task)
     splits = load_splits(task, args.data)
     prompt, exemplars = write_task_prompt(prompt_template(task), task, splits, args)
-    shown = set(prompt.exemplar_ids)
+    shown = prompt.shown_ids
     # Systems without a prompt leave the same examples out, so that all train on equal data.
     train = [example for example in splits.train if example.id not in shown]
     if not train:

@@ -26,13 +26,14 @@ from pgra.pipelines.costs import (
     Reading,
     Sizes,
     Texts,
+    add_plans,
     describe_device,
     index_bytes,
 )
 from pgra.pipelines.found import SPLITS, Found
 from pgra.pipelines.pgra import open_stages, read_task
 from pgra.pipelines.plan_neighbors import NeighborPlanner
-from pgra.rerank import NeighborReranker, PromptedReranker
+from pgra.rerank import AveragedReranker, NeighborReranker, PromptedReranker
 from pgra.rerank.prompted import query_key
 from pgra.retrieval.choice import EXACT, choose_factory, memory_limit
 from pgra.retrieval.factory import empty_index
@@ -70,6 +71,13 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
     if isinstance(found.reranker, NeighborReranker):
         survey = first_stage(args, found, found.corpus, seconds)
         return NeighborPlanner(args, found, survey, found.reranker, seconds).plan()
+    if isinstance(found.reranker, AveragedReranker):
+        plans: list[Plan] = []
+        for member in found.reranker.members:
+            known = plans[0].first if plans else None
+            left = 0 if any(plan.speed for plan in plans) else seconds  # one LM, one speed
+            plans.append(_Planner(args, found, found.corpus, member, left, known).plan())
+        return add_plans(plans)
     assert isinstance(found.reranker, PromptedReranker)
     return _Planner(args, found, found.corpus, found.reranker, seconds).plan()
 
@@ -112,6 +120,7 @@ class _Planner:
     corpus: Corpus
     reranker: PromptedReranker
     seconds: float
+    known: FirstStage | None = None
 
     @property
     def encoder(self) -> PromptedEncoder:
@@ -129,8 +138,8 @@ class _Planner:
     @cached_property
     def first(self) -> FirstStage | None:
         """Look into the first stage; None where there is none."""
-        if self.args.is_exhaustive:
-            return None
+        if self.args.is_exhaustive or self.known is not None:
+            return self.known
         return first_stage(self.args, self.found, self.corpus, self.seconds).run()
 
     def plan(self) -> Plan:

@@ -207,7 +207,8 @@ def _begin(
     if isinstance(found.reranker, NeighborReranker):  # as it is read, where not all of it fits
         reranker = found.reranker
         prompt = reranker.exemplars.encoder_for(reranker.encoder, query).prompt
-    write_text(folder / "prompt.txt", prompt.prefix + prompt.suffix(query.fields))
+    told = [one.prefix + one.suffix(query.fields) for one in (prompt, *prompt.others)]
+    write_text(folder / "prompt.txt", "\n\n--- the next prefix ---\n\n".join(told))
 
 
 def _train(

@@ -7,7 +7,7 @@ differ by query are another thing: `pgra.rerank.exemplars`.)
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgra.errors import ConfigError
 from pgra.prompts.template import INSTRUCTION, SEPARATOR, PromptTemplate
@@ -22,11 +22,18 @@ class FewShotPrompt:
         template: How a text is shown.
         prefix: Instruction and exemplars, without the blank line that ends them; "" for none.
         exemplar_ids: Which training examples stand in it, in its order.
+        others: The same template behind other draws of exemplars, over which scores are averaged.
     """
 
     template: PromptTemplate
     prefix: str = ""
     exemplar_ids: tuple[str, ...] = ()
+    others: tuple["FewShotPrompt", ...] = ()
+
+    @property
+    def shown_ids(self) -> set[str]:
+        """Give all training examples that stand in any of the prefixes."""
+        return {name for one in (self, *self.others) for name in one.exemplar_ids}
 
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""
@@ -51,8 +58,9 @@ def build_prompt(
     num_exemplars: int,
     method: str = "balanced",
     seed: int = 0,
+    num_prefixes: int = 1,
 ) -> FewShotPrompt:
-    """Choose exemplars from a training set and write the prefix.
+    """Choose exemplars from a training set and write the prefix, or several.
 
     Args:
         template: How a text is shown.
@@ -60,7 +68,8 @@ def build_prompt(
         words: The word that answers, by label, in the task's order of labels.
         num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
         method: A name in `EXEMPLAR_METHODS`.
-        seed: Seed of choice and order.
+        seed: Seed of choice and order; further prefixes have the seeds after it.
+        num_prefixes: How many draws; those after the first are the prompt's `others`.
 
     Raises:
         ConfigError: If there are fewer training examples than asked for.
@@ -72,8 +81,14 @@ def build_prompt(
             f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
             "examples: ask for fewer"
         )
-    chosen = EXEMPLAR_METHODS[method](examples, list(words), num_exemplars, random.Random(seed))
-    return write_prompt(template, chosen, words)
+    choose = EXEMPLAR_METHODS[method]
+    first, *others = (
+        write_prompt(
+            template, choose(examples, list(words), num_exemplars, random.Random(one)), words
+        )
+        for one in range(seed, seed + num_prefixes)
+    )
+    return replace(first, others=tuple(others))
 
 
 def write_prompt(

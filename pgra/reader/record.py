@@ -5,7 +5,7 @@ It is written last, beside the plain T5 files: a folder that has one is whole.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,11 @@ def _parse(values: Mapping[str, Any]) -> ReaderRecord:
     if prompt is not None:
         template = prompt["template"]
         body = PromptTemplate(template["body"], template["answer"], tuple(template["inputs"]))
-        prompt = FewShotPrompt(body, prompt["prefix"], tuple(prompt["exemplar_ids"]))
+        first, *others = (
+            FewShotPrompt(body, one["prefix"], tuple(one["exemplar_ids"]))
+            for one in (prompt, *prompt.get("others", ()))
+        )
+        prompt = replace(first, others=tuple(others))
     calibration = Calibration(**values["calibration"])
     if not calibration.temperature > 0:
         raise ValueError(f"temperature is {calibration.temperature}")

@@ -10,6 +10,7 @@ from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
 from pgra.models.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
+from pgra.rerank.averaged import AveragedReranker
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
 from pgra.rerank.exemplars import NearestExemplars
 from pgra.rerank.fitting import Reference
@@ -19,6 +20,7 @@ from pgra.rerank.similarity import WAYS
 
 __all__ = [
     "RERANKERS",
+    "AveragedReranker",
     "FirstStageOrder",
     "NearestExemplars",
     "NeighborReranker",
@@ -80,18 +82,23 @@ def _open_prompted(
     reference: Reference,
 ) -> Reranker:
     with_head = WAYS[args.similarity].reads_words
-    encoder = open_prompted_encoder(args, prompt, device=device, with_head=with_head)
-    return PromptedReranker(
-        encoder,
-        corpus,
-        artifacts,
-        similarity=args.similarity,
-        shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
-        name=bank_name(args),
-        full=args.bank == "full",
-        bank_dtype=args.bank_dtype,
-        reference=reference,
-    )
+    first = open_prompted_encoder(args, prompt, device=device, with_head=with_head)
+    encoders = [first, *(first.under(other) for other in prompt.others)]
+    members = [
+        PromptedReranker(
+            encoder,
+            corpus,
+            artifacts,
+            similarity=args.similarity,
+            shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
+            name=bank_name(args),
+            full=args.bank == "full",
+            bank_dtype=args.bank_dtype,
+            reference=reference.of_prefix(place, len(encoders)),
+        )
+        for place, encoder in enumerate(encoders)
+    ]
+    return members[0] if len(members) == 1 else AveragedReranker(members)
 
 
 def _open_under_neighbors(

@@ -11,7 +11,7 @@ without the training data:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,13 @@ class Reference:
     queries: Sequence[Example] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, Json] | None = None
+
+    def of_prefix(self, place: int, count: int) -> "Reference":
+        """Give the reference of one of several prefixes."""
+        if self.made is None or count == 1:
+            return self
+        made: Any = self.made
+        return replace(self, made=made["prefixes"][place])
 
 
 class Fitting:

@@ -23,7 +23,7 @@ from pgra.rerank.base import Work
 from pgra.rerank.fitting import Fitting, Reference
 from pgra.rerank.keys import query_key as query_key
 from pgra.rerank.scoring import score_candidates
-from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
+from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -174,15 +174,23 @@ class PromptedReranker:
         Raises:
             KeyError: If a state is missing.
         """
+        scores = self.score(examples, candidates.rows)
+        return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
+
+    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Give the similarity's scores of candidates, (B, K), -inf where a row is missing.
+
+        Raises:
+            KeyError: If a state is missing.
+        """
         keys = np.array([query_key(example) for example in examples], np.int64)
-        scores = score_candidates(
+        return score_candidates(
             self.bank,
-            candidates.rows,
+            rows,
             query_bank=self.query_bank,
             query_keys=keys,
             similarity=self.fitting.similarity,
         )
-        return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
 
 
 def open_query_bank(

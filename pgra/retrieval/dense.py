@@ -208,19 +208,23 @@ def _to_gpu(index: Any, path: Path) -> Any:
 
 def dense_folder(request: IndexRequest, encoder: Encoder) -> Path:
     """Give the folder where this index stands, or will."""
+    factory = settle_factory(request.args, len(request.corpus), encoder.width)
+    return _folder_of(request, encoder, factory)
+
+
+def _folder_of(request: IndexRequest, encoder: Encoder, factory: str) -> Path:
     args = request.args
     if args.index_dir is not None:
         return Path(args.index_dir)
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    factory = settle_factory(args, len(request.corpus), encoder.width)
     fields = dense_fingerprint(request.corpus, encoder, factory)
     return request.output_dir or artifact_dir(request.artifacts / "indexes", name, fields)
 
 
 def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
     args, corpus = request.args, request.corpus
-    folder = dense_folder(request, encoder)
     factory = settle_factory(args, len(corpus), encoder.width)
+    folder = _folder_of(request, encoder, factory)
     if args.index_dir is not None:
         fields = with_history(folder, dense_fingerprint(corpus, encoder, factory))
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
@@ -245,4 +249,5 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         progress=request.progress,
         recipe=write_recipe(args, corpus),
         engine=engine,
+        home=request.artifacts / "indexes",
     )

@@ -29,6 +29,7 @@ from pgra.retrieval.shards import (
     read_shards,
     refuse_cut,
     remove_strays,
+    take_over_shards,
     vectors_digest,
 )
 from pgra.retrieval.tombstones import GROWN_FILES, STAGE, with_history
@@ -52,6 +53,7 @@ class _Job:
     made_of: str
     recipe: Mapping[str, Json] | None
     engine: RayEngine | None
+    home: Path | None
 
 
 def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
@@ -71,6 +73,7 @@ def build_dense_index(
     progress: bool = True,
     recipe: Mapping[str, Json] | None = None,
     engine: RayEngine | None = None,
+    home: Path | None = None,
 ) -> BuiltIndex:
     """Build an index, or find that it is finished.
 
@@ -89,6 +92,7 @@ def build_dense_index(
         progress: Whether to show a bar.
         recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
         engine: Who encodes; None: these processes themselves.
+        home: Where other indexes are, whose vectors are taken over if they are the same.
 
     Raises:
         ArtifactError: If the folder is another index's, damaged, or in use by another job.
@@ -107,7 +111,7 @@ def build_dense_index(
     empty_index(plan.factory, encoder.width, len(corpus))
     shards = plan_shards(folder, len(corpus), shard_rows)
     made_of = vectors_digest(corpus.fingerprint, encoder)
-    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine)
+    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine, home)
     if worker.is_main:
         with lock_folder(folder):
             manifest, num_reused = _build(job, folder, fields, processes, progress)
@@ -130,6 +134,8 @@ def _build(
     began = time.monotonic()
     refuse_strangers(folder, _OURS)
     remove_strays(folder, job.shards)
+    if job.home is not None:
+        take_over_shards(job.shards, job.made_of, job.home)
     missing = [shard for shard in job.shards if not shard.is_done(job.made_of)]
     num_missing = sum(shard.stop - shard.start for shard in missing)
     num_done = len(job.shards) - len(missing)

@@ -7,8 +7,10 @@ record's checksum. The record is written after the shard. Anything else is compu
 import io
 import json
 import logging
+import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,43 @@ def plan_shards(folder: Path, num_rows: int, shard_rows: int) -> list[Shard]:
 def vectors_digest(corpus_fields: Mapping[str, Json], encoder: Encoder) -> str:
     """Give the digest of all that determines a shard's vectors, besides its rows."""
     return digest({**corpus_fields, **encoder.fingerprint})
+
+
+def take_over_shards(shards: Sequence[Shard], made_of: str, home: Path) -> None:
+    """Take the same vectors from other indexes: another factory's need no new encoding.
+
+    Files are linked where the disk can, and copied where it cannot: whoever changes a shard writes
+    a new file in its place.
+
+    Args:
+        shards: All of an index that is not finished; those that are done stay.
+        made_of: Digest of all that determines the vectors.
+        home: Where indexes are.
+    """
+    records = sorted(home.glob(f"*/{shards[0].record_path.name}"))
+    for lender in (path.parent for path in records):
+        same = [(replace(shard, folder=lender), shard) for shard in shards]
+        record = same[0][0].read_record()
+        if record is None or record.get("made_of") != made_of:
+            continue
+        taken = [pair for pair in same if not pair[1].is_done(made_of) and pair[0].is_done(made_of)]
+        for theirs, ours in taken:
+            for source, path in (
+                (theirs.path, ours.path),
+                (theirs.record_path, ours.record_path),  # last: it says that the shard is whole
+            ):
+                with write_aside(path) as aside:
+                    _link_or_copy(source, aside)
+        if taken:
+            logger.info("%d of %d shards are those of %s", len(taken), len(shards), lender)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def encode_shards(

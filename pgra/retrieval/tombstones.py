@@ -131,10 +131,13 @@ def search_kept(
     Raises:
         ConfigError: If the deepest search is not deep enough, which only a GPU's may be.
     """
+    if not len(removed):
+        found_scores, found = search(queries, k)
+        return Candidates.best(found, found_scores, k)
     rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
     left = np.arange(len(queries))
-    depth = min(most, k + math.ceil(1.5 * k * len(removed) / most) if len(removed) else k)
+    depth = min(most, k + math.ceil(1.5 * k * len(removed) / most))
     while len(left):
         found_scores, found = search(queries[left], depth)
         is_kept = ~np.isin(found, removed) & (found != MISSING_ROW)

@@ -38,6 +38,17 @@ def benchmark(monkeypatch):
     logging.getLogger("pgra").setLevel(before)  # benchmarks are silent
 
 
+def run_apart(name, words):
+    """Run a benchmark in a process of its own, and give its figures and what it printed."""
+    figures = Path(words[words.index("--json") + 1])
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(figures.read_text())["figures"]
+    assert all(math.isfinite(value) for value in told.values())
+    return told, done.stdout
+
+
 def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
     benchmark, lm_dirs, monkeypatch, tmp_path
 ):
@@ -78,22 +89,14 @@ def test_index_measures_all_parts_beside_others(tmp_path):
     words = ["--quick", "--device", "cpu", "--json", str(figures), "--corpus", str(corpus)]
     words += ["--encoder", str(build_encoder(tmp_path / "encoder")), "--num_texts", "40"]
     words += ["--sizes", "3000", "--widths", "32", "--num_queries", "3"]
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "index.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    told, printed = run_apart("index", words)
     for name in ("encode_vs_sentence_transformers", "bm25_vs_rank_bm25"):
         assert told[name] > 0
     for name in ("default", "tuned", "same_index"):
         assert told[f"flat_search_vs_{name}"] > 0
         assert f"3000x32/b1024_flat_search_vs_{name}" in told
     assert told["encode_least_cosine"] >= 0.9999
-    assert "pgra, shards" in done.stdout
+    assert "pgra, shards" in printed
 
 
 @pytest.mark.slow
@@ -146,20 +149,12 @@ def test_reader_measures_both_ways_and_decisions(tmp_path, review_files):
         (data / f"{split}.jsonl").write_bytes(review_files[split].read_bytes())
     words += ["--dataset_name", str(data), "--batch_size", "4", "--reader_template", "{text}"]
     # Started as a user does: its ways run in processes that look for it as the main module.
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "reader.py"), *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    told, printed = run_apart("reader", words)
     for name in ("train_speedup", "infer_speedup", "d3/pgra_train_share_of_matrix_rate"):
         assert told[name] > 0
     # A T5 with random weights writes no label's word; what it does write, pgra decides too.
     assert told["same_predictions"] + told["no_label_written"] / 16 >= 1
-    assert "usual" in done.stdout
+    assert "usual" in printed
 
 
 def flags(benchmark, *words):

@@ -68,6 +68,27 @@ def test_a_gap_that_one_seed_does_not_have_is_no_win(tmp_path):
     assert not found.is_win
 
 
+def test_a_gap_within_the_noise_of_training_is_no_win(tmp_path):
+    """Better in each seed, and by the bootstrap; but the other's seeds differ by more than that."""
+    for seed, wrong in ((0, 5), (1, 90), (2, 8)):
+        plant(tmp_path / f"f{seed}", system="fid", seed=seed, n=200, wrong=range(wrong))
+        plant(tmp_path / f"p{seed}", seed=seed, n=200, wrong=range(3))
+    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
+    assert found.holm <= 0.05
+    assert (found.better, found.shared) == (3, 3)
+    assert found.welch > 0.05
+    assert not found.is_win
+
+
+def test_one_seed_is_no_win_but_what_has_no_seeds_may_be(tmp_path):
+    icl = plant(tmp_path / "i", system="icl", n=200, wrong=range(3))
+    fids = [plant(tmp_path / f"f{s}", system="fid", seed=s, n=200, wrong=range(60)) for s in (0, 1)]
+    pgra = plant(tmp_path / "p", n=200, wrong=range(3))
+    found = compare_runs(group_of(icl, pgra, *fids)).comparisons
+    assert {name: one.is_win for (name, _), one in found.items()} == {"icl": True, "pgra": False}
+    assert found["pgra", "sst2"].welch is None
+
+
 def test_seeds_are_paired_and_what_only_one_has_is_not_compared(tmp_path):
     plant(tmp_path / "f0", system="fid", seed=0, wrong=[1])
     plant(tmp_path / "f1", system="fid", seed=1, wrong=[1, 2])

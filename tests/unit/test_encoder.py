@@ -60,6 +60,16 @@ def test_neither_order_nor_batch_size_nor_padding_matters(encoder_dirs, kind):
     assert np.abs(whole[0] - whole[1]).max() > 1e-2  # other words, another vector
 
 
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_many_texts_get_the_vectors_of_few(encoder_dirs, kind):
+    """Of many the weights are laid out anew."""
+    encoder, texts = make(encoder_dirs[kind]), [*SENTENCES, "sea"] * 30
+    many = encoder.encode(texts)
+    few = np.concatenate([encoder.encode(texts[i : i + 50]) for i in range(0, len(texts), 50)])
+    np.testing.assert_allclose(many, few, atol=1e-5)
+    assert not np.array_equal(many, few)  # the last digits tell that it was another way
+
+
 def test_vectors_are_float32_of_unit_length_unless_asked_otherwise(encoder_dir):
     unit, raw = make(encoder_dir), make(encoder_dir, normalize=False)
     vectors = unit.encode(SENTENCES)

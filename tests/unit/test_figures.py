@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from planted_runs import plant, plant_grid
 
@@ -70,3 +72,10 @@ def test_another_ending_is_refused_and_nothing_written(systems, tmp_path):
     with pytest.raises(ConfigError, match=r"figure is '.*a.gif': give a file that ends in .pdf"):
         plot_study(systems, tmp_path / "a.gif")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dollar_signs_are_no_formula(sweep, tmp_path):
+    title = "costs $5, then $_{^"
+    study = replace(sweep, group=replace(sweep.group, title=title))
+    plot_study(study, tmp_path / "a.svg")
+    assert title in draw_study(study).get_suptitle()

@@ -135,6 +135,34 @@ def test_shards_of_another_size_are_made_again(corpus, encoder, tmp_path):
     assert contents(tmp_path / "i") == contents(tmp_path / "whole")
 
 
+def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(
+    corpus, encoder, encoder_dir, tmp_path, caplog
+):
+    build(corpus, encoder, tmp_path / "flat")
+    flip_a_byte(tmp_path / "flat" / "vectors-00002.npy")
+    with caplog.at_level("INFO"):
+        taken = build(corpus, encoder, tmp_path / "sq", factory="SQfp16", home=tmp_path)
+    assert f"3 of 4 shards are those of {tmp_path / 'flat'}" in caplog.text
+    assert taken.num_reused == 30  # all but the damaged one
+    alone = build(
+        corpus, encoder, tmp_path / "apart" / "sq", factory="SQfp16", home=tmp_path / "no"
+    )
+    assert alone.num_reused == 0
+    assert contents(taken.folder) == contents(alone.folder)
+    other = Encoder.from_name(str(encoder_dir), device="cpu", pooling="max")
+    assert build(corpus, other, tmp_path / "other", home=tmp_path).num_reused == 0
+
+
+def test_a_shard_made_again_leaves_its_lender_as_it_was(corpus, encoder, tmp_path):
+    build(corpus, encoder, tmp_path / "flat")
+    before = contents(tmp_path / "flat")
+    build(corpus, encoder, tmp_path / "sq", factory="SQfp16", home=tmp_path)
+    (tmp_path / "sq" / "manifest.json").unlink()
+    (tmp_path / "sq" / "vectors-00001.json").unlink()
+    assert build(corpus, encoder, tmp_path / "sq", factory="SQfp16").num_reused == 30
+    assert contents(tmp_path / "flat") == before
+
+
 def test_a_finished_index_is_reused_whole(corpus, encoder, tmp_path):
     build(corpus, encoder, tmp_path / "i")
     before = (tmp_path / "i" / "manifest.json").read_bytes()

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    *("errors", "types", "checks", "retriever_arguments", "config", "series", "arguments"),
+    *("errors", "types", "checks", "retriever_arguments", "rerank_arguments"),
+    *("config", "series", "arguments"),
     *("io", "processes"),
     *("data", "prompts", "models", "retrieval", "rerank", "reader"),
     *("icl", "evaluation", "memory", "pipelines", "commands", "cli", "__main__"),

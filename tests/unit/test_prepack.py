@@ -1,9 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel
 
 from pgra.models.fid import FusionReader
-from pgra.models.prepack import packed_linears
+from pgra.models.prepack import MANY_TOKENS, packed_for, packed_linears
 
 
 @pytest.fixture
@@ -65,3 +66,36 @@ def test_a_t5_reads_the_same_with_packed_weights(t5_dirs):
             packed = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         assert is_fused == (kind == "t5-v1.1")
         torch.testing.assert_close(packed, plain, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_encoders_layers_bend_while_they_multiply_and_give_the_same(encoder_dirs, kind):
+    model = AutoModel.from_pretrained(encoder_dirs[kind]).eval()
+    ids = torch.arange(3, 27).view(3, 8)
+    with torch.inference_mode():
+        plain = model(input_ids=ids).last_hidden_state
+    with packed_linears(model):
+        assert "forward" in vars(model.encoder.layer[0].intermediate)
+        packed = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(packed, plain, atol=1e-5, rtol=1e-5)
+    for layer in model.encoder.layer:  # another activation is no GELU
+        layer.intermediate.intermediate_act_fn = nn.ReLU()
+    with packed_linears(model):
+        assert "forward" not in vars(model.encoder.layer[0].intermediate)
+        other = model(input_ids=ids).last_hidden_state
+    assert (other - plain).abs().max() > 1e-3
+
+
+def test_layers_are_packed_only_for_many_tokens_and_where_memory_holds_the_copies(
+    module, monkeypatch
+):
+    def is_packed(num_tokens):
+        with packed_for(module, num_tokens):
+            return "forward" in vars(module[0])
+
+    assert [is_packed(n) for n in (MANY_TOKENS - 1, MANY_TOKENS)] == [False, True]
+    size = 4 * (16 * 24 + 24 * 8)
+    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size - 4)
+    assert not is_packed(MANY_TOKENS)
+    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size)
+    assert is_packed(MANY_TOKENS)

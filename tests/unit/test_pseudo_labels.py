@@ -352,6 +352,14 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert whole["exhaustive cosine"].is_exhaustive
 
 
+def test_with_a_prefix_a_query_the_similarities_of_two_states_are_measured(labeler, args, tmp_path):
+    args = with_rerank(args, num_evidence=2, exemplars="knn")
+    study = compare_evidence(args, labeler, tmp_path / "out")
+    assert [run.name for run in study.runs] == ["random", "first stage", "cosine", "dot"]
+    by_hand = evidence_by_hand(with_rerank(args, similarity="cosine"), labeler, 2)
+    assert study.runs[2].score == pytest.approx(by_hand)
+
+
 def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
     for change in (with_retriever(args, retriever="exhaustive"), with_rerank(args, num_evidence=0)):
         with pytest.raises(ConfigError, match="the ways are compared with a first stage"):

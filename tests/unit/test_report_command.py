@@ -9,21 +9,26 @@ from pgra.cli import main
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    plant(root / "fid", system="fid", wrong=range(20))
-    plant(root / "pgra", wrong=range(2))
+    for seed in (0, 1):
+        plant(root / f"fid-{seed}", system="fid", seed=seed, wrong=range(20))
+        plant(root / f"pgra-{seed}", seed=seed, wrong=range(2))
     return root
 
 
 def test_a_folder_of_runs_is_a_table_in_the_terminal(runs, capsys):
     assert main(["report", str(runs), "--reference", "T2a"]) == 0
     shown = capsys.readouterr().out
-    assert "pgra    95.0*          93.9" in shown
+    assert "pgra    95.0 ± 0.0*          93.9" in shown
     assert "Results: every value, and its difference to fid" in shown
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("a.md", "| pgra   | **95.0** |"), ("a.tex", r"\textbf{95.0}"), ("a.txt", "95.0*")],
+    [
+        ("a.md", "| pgra   | **95.0 ± 0.0** |"),
+        ("a.tex", r"\textbf{95.0 $\pm$ 0.0}"),
+        ("a.txt", "95.0 ± 0.0*"),
+    ],
 )
 def test_a_files_ending_says_the_format(runs, tmp_path, name, words):
     assert main(["report", str(runs), "--output", str(tmp_path / "new" / name)]) == 0

@@ -12,6 +12,7 @@ from pgra.evaluation.statistics import (
     mcnemar,
     mean_sd_interval,
     paired_gaps,
+    welch,
 )
 
 CASES = [[0.5, 0.75], [1.0, 2.0, 4.0], [0.939, 0.944, 0.935, 0.94, 0.931]]
@@ -46,6 +47,20 @@ def right(both, only_a, only_b, neither):
     a = [True] * both + [True] * only_a + [False] * only_b + [False] * neither
     b = [True] * both + [False] * only_a + [True] * only_b + [False] * neither
     return a, b
+
+
+def test_welchs_test_is_scipys_in_either_order():
+    for a, b in ((CASES[1], CASES[2]), (CASES[2], CASES[0])):
+        p = stats.ttest_ind(a, b, equal_var=False).pvalue
+        assert welch(a, b) == pytest.approx(p, rel=1e-9)
+        assert welch(b, a) == welch(a, b) != pytest.approx(stats.ttest_ind(a, b).pvalue)
+
+
+def test_welchs_test_where_seeds_agree_or_are_too_few():
+    assert welch([0.9, 0.9], [0.9, 0.9]) == 1.0
+    assert welch([0.9, 0.9], [0.8, 0.8]) == 0.0
+    assert welch([0.9], [0.8, 0.7]) is None
+    assert 0 < welch([0.9, 0.9], [0.8, 0.7]) < 1
 
 
 def test_mcnemar_by_hand():

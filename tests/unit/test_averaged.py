@@ -1,0 +1,80 @@
+"""One LM under several draws of exemplars."""
+
+import numpy as np
+import pytest
+from conftest import with_rerank, with_retriever
+
+from pgra.errors import ConfigError
+from pgra.pipelines.evidence_study import ways_of
+from pgra.pipelines.pgra import find_evidence, read_task
+from pgra.pipelines.plan import make_plan
+
+
+def evidence(args):
+    found = read_task(args)
+    find_evidence(found, args)
+    return found, found.evidence["test"].candidates
+
+
+def by_row(candidates):
+    order = np.argsort(candidates.rows, axis=1)
+    return np.take_along_axis(candidates.scores, order, 1)
+
+
+def test_scores_are_the_mean_over_the_prefixes(args):
+    """The same training examples are left out, so that only the prefix differs."""
+    found, both = evidence(with_rerank(args, num_prefixes=2))
+    prompt = found.prompt
+    assert prompt.exemplar_ids != prompt.others[0].exemplar_ids
+    assert not prompt.shown_ids & {example.id for example in found.splits.train}
+    alone = []
+    for seed in (0, 1):
+        one, scored = evidence(with_rerank(args, exemplar_seed=seed))
+        assert one.prompt.prefix == (prompt, *prompt.others)[seed].prefix
+        alone.append(by_row(scored))
+    means = np.mean(alone, axis=0)
+    np.testing.assert_allclose(by_row(both), means, rtol=1e-5)
+    assert np.abs(by_row(both) - alone[0]).max() > 1e-3
+    assert (np.diff(both.scores, axis=1) <= 0).all()
+
+
+def test_the_run_reads_what_was_planned_and_a_prefix_that_was_read_is_not_read_again(args):
+    args = with_retriever(args, retriever="bm25")
+    several = with_rerank(args, num_prefixes=3)
+    plan = make_plan(several, seconds=0.1)
+    assert plan.texts.is_exact
+    found = read_task(several)
+    find_evidence(found, several)
+    banked = make_plan(several, seconds=0).texts.banked
+    assert plan.texts.to_read == banked > 0
+    assert plan.reading.num_prefixes == 3
+    two = make_plan(with_rerank(args, num_prefixes=2), seconds=0)
+    # Other examples are left out of training with fewer draws, and those alone are new.
+    assert two.texts.to_read < two.texts.banked
+
+
+def test_all_similarities_and_the_whole_corpus_are_compared_but_not_exhaustively(args):
+    full = with_rerank(args, bank="full")
+    several = with_rerank(full, num_prefixes=2)
+    assert any(way.startswith("exhaustive") for way in ways_of(full))
+    assert not any(way.startswith("exhaustive") for way in ways_of(several))
+    evidence(with_rerank(several, similarity="whitened_cosine"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"exemplars": "knn"}, "num_prefixes is 2: several draws need exemplars that are drawn"),
+        ({"num_exemplars": 0}, "ask for --num_exemplars of at least 1"),
+    ],
+)
+def test_prefixes_that_cannot_differ_are_refused(args, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        with_rerank(args, num_prefixes=2, **changes)
+
+
+def test_a_search_by_states_of_one_prompt_is_refused(args):
+    with pytest.raises(ConfigError, match="exhaustive search compares states of one prompt, and"):
+        with_retriever(with_rerank(args, num_prefixes=2), retriever="exhaustive")
+    with pytest.raises(ConfigError, match="num_prefixes is 0: it must be at least 1"):
+        with_rerank(args, num_prefixes=0)
