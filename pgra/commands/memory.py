@@ -13,8 +13,8 @@ from pgra.checks import argument as _arg
 from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError, unknown_name
-from pgra.memory.events import Entry
-from pgra.memory.exchange import export_log, import_log
+from pgra.memory.events import Entry, Event
+from pgra.memory.exchange import export_log, import_events, read_events
 from pgra.memory.keys import find_collisions
 from pgra.memory.log import FeedbackLog
 from pgra.memory.opening import LookupArguments, lookup_opener
@@ -152,8 +152,11 @@ def _add(words: Sequence[str]) -> int:
         word="add",
         about="Write what was meant by a question that was misunderstood.",
     )
+    whose = {"source": args.source, "task": args.task}
+    # Refused here, before a memory is made.
+    Event(kind="write", key=args.question, feedback=args.feedback, time="", **whose)
     with FeedbackLog.open(Path(memory.memory)) as log:
-        entry = log.write(args.question, args.feedback, source=args.source, task=args.task)
+        entry = log.write(args.question, args.feedback, **whose)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
         if len(log) <= _COMPARED:
             _say_collisions([one for one in log.entries() if one.task == entry.task], entry)
@@ -248,7 +251,7 @@ def _correct(words: Sequence[str]) -> int:
     )
     if len(args.ids) != 1 or args.feedback is None:
         raise ConfigError('name one entry and what was meant: pgra memory correct 7 "I mean ..."')
-    with FeedbackLog.open(Path(memory.memory)) as log:
+    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         entry = log.correct(args.ids[0], args.feedback, source=args.source)
     say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {_shown(entry)}")
     return 0
@@ -261,9 +264,8 @@ def _forget(words: Sequence[str]) -> int:
     )
     if not args.ids:
         raise ConfigError("no entry is named: pgra memory forget 7 9")
-    with FeedbackLog.open(Path(memory.memory)) as log:
-        for entry_id in args.ids:
-            log.forget(entry_id, source=args.source)
+    with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
+        log.forget(*args.ids, source=args.source)
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
     return 0
 
@@ -282,9 +284,11 @@ def _export(words: Sequence[str]) -> int:
 
 def _import(words: Sequence[str]) -> int:
     memory, args = _file(words, word="import", about="Append the events of a jsonl file.")
+    events = read_events(Path(args.file))  # before a memory is made
     with FeedbackLog.open(Path(memory.memory)) as log:
-        count, known = import_log(log, Path(args.file))
-        say(f"{memory.memory}: {count:,} events added, {known:,} were there; {len(log):,} entries")
+        count = import_events(log, events)
+        told = f"{count:,} events added, {len(events) - count:,} were there"
+        say(f"{memory.memory}: {told}; {len(log):,} entries")
     return 0
 
 

@@ -26,19 +26,20 @@ CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
 """
 
 
-def connect(path: Path, *, is_writable: bool) -> sqlite3.Connection:
+def connect(path: Path, *, is_writable: bool, may_make: bool) -> sqlite3.Connection:
     """Open a memory's database, or make it.
 
     Args:
         path: The file.
-        is_writable: Whether it is made where it is missing, and may be written.
+        is_writable: Whether it may be written.
+        may_make: Whether one that is to be written is made where it is missing.
 
     Raises:
-        ArtifactError: If it is missing (to be read), of another kind or format, damaged, or its
+        ArtifactError: If it is missing, of another kind or format, damaged, or its
             folder cannot be written.
     """
     with explained(path):
-        if is_writable and not path.exists():
+        if is_writable and may_make and not path.exists():
             _create(path)
         if not path.is_file():
             raise ArtifactError(f"there is no memory {path}: pgra memory add makes one")

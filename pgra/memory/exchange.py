@@ -1,5 +1,6 @@
 """A memory's log as a jsonl file, there and back."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -25,29 +26,35 @@ def export_log(log: FeedbackLog, path: Path) -> int:
     return len(lines)
 
 
-def import_log(log: FeedbackLog, path: Path) -> tuple[int, int]:
-    """Append a file's events, all or none, in the file's order.
+def read_events(path: Path) -> list[Event]:
+    """Read events from a file.
+
+    Args:
+        path: jsonl with `key` and `feedback`; `kind`, `time`, `source` and `task` as `Event` has
+            them, where they are given.
+
+    Raises:
+        DataError: If a line is no event (file and line are named).
+    """
+    check_file(path, ("jsonl",))
+    return [_event(path, record) for record in read_records(path)]
+
+
+def import_events(log: FeedbackLog, events: Sequence[Event]) -> int:
+    """Append events, all or none, in their order.
 
     An event that the log has already (all fields but its id) is passed over, so that a file may be
     imported twice. What comes later in the log wins, whatever its time says.
 
     Args:
         log: The memory.
-        path: jsonl with `key` and `feedback`; `kind`, `time`, `source` and `task` as `Event` has
-            them, where they are given.
+        events: Of `read_events`.
 
     Returns:
-        Events appended, and passed over.
-
-    Raises:
-        DataError: If a line is no event (file and line are named).
+        Events appended.
     """
-    check_file(path, ("jsonl",))
-    told = [_event(path, record) for record in read_records(path)]
     known = {_identity(event) for event in log.events()}
-    new = [event for event in told if _identity(event) not in known]
-    log.extend(new)
-    return len(new), len(told) - len(new)
+    return log.extend(event for event in events if _identity(event) not in known)
 
 
 def _identity(event: Event) -> str:

@@ -6,7 +6,7 @@ what `replay` makes of the log, kept with each write in one transaction.
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -36,13 +36,18 @@ class FeedbackLog:
         self._connection = connection
 
     @classmethod
-    def open(cls, path: Path, *, is_writable: bool = True) -> Self:
+    def open(cls, path: Path, *, is_writable: bool = True, may_make: bool = True) -> Self:
         """Open a memory; one that is to be written is made where it is missing.
+
+        Args:
+            path: The file.
+            is_writable: Whether it may be written.
+            may_make: Whether it may be made.
 
         Raises:
             ArtifactError: As `pgra.memory.database.connect`.
         """
-        return cls(path, connect(path, is_writable=is_writable))
+        return cls(path, connect(path, is_writable=is_writable, may_make=may_make))
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +101,8 @@ class FeedbackLog:
             source=source,
             task=task,
         )
-        return entry_of(self._append(lambda: event))
+        with self._transaction():
+            return entry_of(self._insert(event))
 
     def correct(self, entry_id: int, feedback: str, *, source: str = "user") -> Entry:
         """Replace an entry's feedback.
@@ -105,16 +111,19 @@ class FeedbackLog:
             DataError: If there is no such entry any more, or as `write`.
             ArtifactError: If the file cannot be written.
         """
-        return entry_of(self._append(lambda: self._change(entry_id, "correct", feedback, source)))
+        with self._transaction():
+            return entry_of(self._insert(self._change(entry_id, "correct", feedback, source)))
 
-    def forget(self, entry_id: int, *, source: str = "user") -> Event:
-        """Take an entry out of the memory; the log keeps what it was.
+    def forget(self, *entry_ids: int, source: str = "user") -> None:
+        """Take entries out of the memory, all or none; the log keeps what they were.
 
         Raises:
-            DataError: If there is no such entry any more.
+            DataError: If one is not there any more.
             ArtifactError: If the file cannot be written.
         """
-        return self._append(lambda: self._change(entry_id, "forget", "", source))
+        with self._transaction():
+            for entry_id in entry_ids:
+                self._insert(self._change(entry_id, "forget", "", source))
 
     def _change(self, entry_id: int, kind: str, feedback: str, source: str) -> Event:
         found = self.get([entry_id])
@@ -201,10 +210,6 @@ class FeedbackLog:
             raise damaged(self.path, told)
         if replay(self.events()) != list(self.entries()):
             raise damaged(self.path, "its entries are not what its log says")
-
-    def _append(self, make: Callable[[], Event]) -> Event:
-        with self._transaction():
-            return self._insert(make())
 
     def _insert(self, event: Event) -> Event:
         told = replace(event, id=self.last_id + 1)

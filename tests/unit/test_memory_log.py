@@ -12,7 +12,7 @@ import pytest
 
 from pgra.errors import ArtifactError, DataError
 from pgra.memory.events import MAX_FEEDBACK_CHARS, MAX_KEY_CHARS, Event, pack, replay, unpack
-from pgra.memory.exchange import export_log, import_log
+from pgra.memory.exchange import export_log, import_events, read_events
 from pgra.memory.log import FeedbackLog
 from pgra.memory.salvage import salvage
 
@@ -65,7 +65,8 @@ def test_a_correction_and_a_forgetting_are_events_of_their_own(log):
     with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
         log.correct(first.id, "again")
     with pytest.raises(DataError, match="no entry 2 now"):
-        log.forget(second.id)
+        log.forget(corrected.id, second.id)
+    assert told(log) == {"a": "better"}  # all or none
     assert log.last_id == 4  # what was refused left nothing
 
 
@@ -126,12 +127,14 @@ def test_an_export_replays_to_the_same_memory_and_is_imported_once(log, tmp_path
     log.forget(log.write("b", 'two\n"lines"').id)
     assert export_log(log, tmp_path / "log.jsonl") == 3
     with FeedbackLog.open(tmp_path / "other.sqlite") as other:
-        assert import_log(other, tmp_path / "log.jsonl") == (3, 0)
+        events = read_events(tmp_path / "log.jsonl")
+        assert import_events(other, events) == 3
         assert list(other.events()) == list(log.events())
         assert list(other.entries()) == list(log.entries())
-        assert import_log(other, tmp_path / "log.jsonl") == (0, 3)
+        assert import_events(other, events) == 0
         (tmp_path / "plain.jsonl").write_text('{"key": "c", "feedback": "three"}\n')
-        assert [import_log(other, tmp_path / "plain.jsonl") for _ in "12"] == [(1, 0), (0, 1)]
+        plain = read_events(tmp_path / "plain.jsonl")
+        assert [import_events(other, plain) for _ in "12"] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -144,12 +147,11 @@ def test_an_export_replays_to_the_same_memory_and_is_imported_once(log, tmp_path
         ("[]", "line 2: a list, not a JSON object"),
     ],
 )
-def test_a_file_with_a_bad_line_leaves_the_memory_as_it_was(log, tmp_path, line, message):
+def test_a_file_with_a_bad_line_is_refused_with_its_place(tmp_path, line, message):
     path = tmp_path / "log.jsonl"
     path.write_text(json.dumps({"key": "a", "feedback": "one"}) + f"\n{line}\n")
     with pytest.raises(DataError, match=message):
-        import_log(log, path)
-    assert log.last_id == 0
+        read_events(path)
 
 
 def test_half_of_a_change_is_never_seen(log):
@@ -294,8 +296,9 @@ def test_salvage_refuses_what_it_cannot_do(path, tmp_path):
 
 
 def test_a_file_of_another_kind_is_refused(path):
-    with pytest.raises(ArtifactError, match="there is no memory .*: pgra memory add makes one"):
-        FeedbackLog.open(path, is_writable=False)
+    for how in ({"is_writable": False}, {"may_make": False}):
+        with pytest.raises(ArtifactError, match="there is no memory .*: pgra memory add makes one"):
+            FeedbackLog.open(path, **how)
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE t (x)")
     other.close()
