@@ -3,24 +3,29 @@
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
-from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
+from pgra.commands.memory_arguments import (
+    AddArguments,
+    ChangeArguments,
+    FileArguments,
+    ListArguments,
+    MemoryArguments,
+    QuestionArguments,
+)
 from pgra.errors import ConfigError, unknown_name
 from pgra.memory.events import Entry, Event
 from pgra.memory.exchange import export_log, import_events, read_events
 from pgra.memory.keys import find_collisions
 from pgra.memory.log import FeedbackLog
-from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.opening import lookup_opener
 from pgra.memory.salvage import salvage
 
-HELP = """usage: pgra memory add|list|lookup|correct|forget|export|import|salvage|stream [--help]
+HELP = """usage: pgra memory COMMAND [--help]
 
 commands:
   add        write what was meant by a question that was misunderstood
@@ -31,6 +36,7 @@ commands:
   export     write the log to a jsonl file
   import     append the events of a jsonl file, all or none
   salvage    read what is left of a damaged memory into a new one
+  gate       how often a look-up finds right and wrong feedback, on questions of known type
   stream     the paper's experiment: a simulated user, with and without a memory
 
 examples:
@@ -41,81 +47,6 @@ examples:
 """
 _NEAR = 3  # entries of near keys that are told of
 _COMPARED = 10_000  # entries a new one is compared with; of larger memories list --collisions tells
-
-
-@dataclass(kw_only=True)
-class MemoryArguments:
-    """Which memory."""
-
-    memory: str = _arg("memory.sqlite", "The memory's file; add, import and stream make it.")
-
-
-@dataclass(kw_only=True)
-class AddArguments:
-    """What is written."""
-
-    question: str | None = _arg(None, "What was misunderstood; it may also stand first, bare.")
-    feedback: str | None = _arg(None, "What was meant; it may also stand second, bare.")
-    task: str = _arg("", "Which questions it is for; default: all that share the memory.")
-    source: str = _arg("user", "Who says it.")
-
-    def __post_init__(self) -> None:
-        """Refuse to write nothing."""
-        if self.question is None or self.feedback is None:
-            raise ConfigError('there is nothing to add: pgra memory add "QUESTION" "WHAT I MEAN"')
-
-
-@dataclass(kw_only=True)
-class ListArguments:
-    """What is shown."""
-
-    log: bool = _arg(False, "Show every event instead of what is in the memory now.")
-    verify: bool = _arg(False, "Read every byte, and compare the entries with the log.")
-    collisions: bool = _arg(
-        False, "Show entries whose keys a look-up by edit distance takes for each other."
-    )
-
-
-@dataclass(kw_only=True)
-class QuestionArguments(LookupArguments):
-    """What is looked up."""
-
-    question: str | None = _arg(None, "A question; it may also stand first, bare.")
-    num_matches: int = _arg(3, "Entries shown.")
-    task: str = _arg("", "Which entries count.")
-    device: str = _arg("auto", "Where the encoder runs.")
-
-    def __post_init__(self) -> None:
-        """Refuse to look nothing up."""
-        super().__post_init__()
-        at_least("num_matches", self.num_matches, 1)
-        if self.question is None or not self.question.strip():
-            raise ConfigError('there is nothing to look up: pgra memory lookup "QUESTION"')
-
-
-@dataclass(kw_only=True)
-class ChangeArguments:
-    """Which entries change."""
-
-    ids: list[int] = field(
-        default_factory=list,
-        metadata={"help": "Entries, as pgra memory list shows them; they may also stand first."},
-    )
-    feedback: str | None = _arg(None, "What was meant (correct); it may also stand second.")
-    source: str = _arg("user", "Who says it.")
-
-
-@dataclass(kw_only=True)
-class FileArguments:
-    """Which file."""
-
-    file: str | None = _arg(None, "The file; it may also stand first, bare.")
-    output: str | None = _arg(None, "The new memory (salvage).")
-
-    def __post_init__(self) -> None:
-        """Refuse a command without a file."""
-        if self.file is None:
-            raise ConfigError("no file is named: give it first, as in pgra memory export FILE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -310,6 +241,11 @@ def _stream(words: Sequence[str]) -> int:
     return code
 
 
+def _gate(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_gate").main(words)
+    return code
+
+
 _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "add": _add,
     "list": _list,
@@ -319,5 +255,6 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "export": _export,
     "import": _import,
     "salvage": _salvage,
+    "gate": _gate,
     "stream": _stream,
 }

@@ -25,7 +25,7 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.icl.completion import Completer
 from pgra.io import check_fingerprint, digest, lock_folder, write_json
 from pgra.memory.families import Family
-from pgra.memory.gate import GateReport, choose_threshold, try_lookup
+from pgra.memory.gate import GateReport, Trial, choose_threshold, try_lookup
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup
 from pgra.memory.measures import compare_with, measure, wrong_type_pairs
@@ -135,19 +135,23 @@ def plan_variants(
 
 
 def choose_gate(steps: Sequence[Step], open_lookup: OpenLookup) -> GateReport:
-    """Choose the gate's threshold on a dev stream, with a memory that is thrown away.
+    """Choose the gate's threshold on a dev stream.
 
     Raises:
         DataError: As `choose_threshold`.
     """
+    return choose_threshold(try_gate(steps, open_lookup))
+
+
+def try_gate(steps: Sequence[Step], open_lookup: OpenLookup) -> list[Trial]:
+    """Look each question up among those before it, in a memory that is thrown away."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FeedbackLog.open(Path(folder) / MEMORY_FILE) as log,
     ):
-        trials = try_lookup(
+        return try_lookup(
             log, open_lookup(log), [step.question for step in steps], [step.kind for step in steps]
         )
-    return choose_threshold(trials)
 
 
 def run_streams(

@@ -1,6 +1,7 @@
 """`pgra memory`, as a user calls it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tiny_models import build_lm
@@ -34,7 +35,8 @@ def error(called):
 def test_help_names_every_word(memory):
     code, out, _ = memory("--help")
     assert code == 0
-    words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage", "stream")
+    words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage")
+    words += ("gate", "stream")
     assert all(f"  {word} " in out for word in words)
 
 
@@ -101,6 +103,7 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
         (("export",), "no file is named"),
         (("salvage", "x"), "salvage needs a new file"),
         (("import", "none.jsonl"), "none.jsonl does not exist"),
+        (("gate",), "give questions whose types are known: --stream FILE.jsonl"),
         (("stream",), "give the questions: --stream FILE.jsonl, or --words FILE"),
         (("stream", "--stream", "x", "--family", "lexcal"), "unknown family of questions"),
         (("stream", "--stream", "x", "--num_steps", "0"), "num_steps is 0"),
@@ -130,6 +133,20 @@ def write_stream(path, steps):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def test_the_gate_is_tried_on_the_half_that_it_was_not_chosen_on(memory, tmp_path):
+    family = load_family("lexical")
+    ways = {way.id: way for way in family.phrasings}
+    family = replace(family, phrasings=[ways["syn0"], ways["ant0"]])
+    words = {kind: {"a": ["b"], "c": ["d"]} for kind in family.answers}
+    steps = make_stream(family, words, num_steps=12, seed=0)
+    code, out, _ = memory("gate", "--stream", write_stream(tmp_path / "s.jsonl", [*steps, *steps]))
+    default, chosen = out.splitlines()
+    assert code == 0
+    # Both types among 12 questions: the first of each finds nothing right, one finds the other's.
+    assert default.startswith("threshold -5 (default): precision 0.909, recall 1.000, 11 of 12")
+    assert chosen.startswith("threshold 0 (chosen on 12 others): precision 1.000, recall 1.000, 10")
 
 
 @pytest.mark.slow
