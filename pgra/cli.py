@@ -59,6 +59,9 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "push": Command("pgra.commands.push", "put a trained reader on the hub, with its model card"),
     "predict": Command("pgra.commands.predict", "decide new texts with a trained run"),
+    "memory": Command(
+        "pgra.commands.memory", "keep what users corrected, and use it on the next like question"
+    ),
     "models": Command("pgra.commands.models", "list the models that come inside packages"),
     "data": Command("pgra.commands.data", "list the tasks, and the data that come inside packages"),
 }

@@ -1,1 +1,1 @@
-"""In-context learning: exemplar choice (KATE) and feedback memory (MemPrompt)."""
+"""In-context learning: which exemplars stand before a text, and LMs that go on with it (KATE)."""

@@ -115,7 +115,7 @@ def build_faiss(
         start += len(vectors)
     assert index.ntotal == source.num_rows, "the index begun ends inside a block"
     counts |= _measure(index, source, plan)
-    _write_faiss(index, path)
+    write_faiss(index, path)
     return counts
 
 
@@ -127,7 +127,7 @@ def _build_exact(source: VectorSource, plan: IndexPlan, path: Path) -> dict[str,
             index = empty_index(plan.factory, source.width, source.num_rows)
             for vectors in source.blocks():
                 index.add(vectors)
-            _write_faiss(index, path)
+            write_faiss(index, path)
         else:
             write_flat(source.blocks(), path, header=header)
             index = map_faiss(path)
@@ -247,7 +247,12 @@ def _samples(
     return both.part(slice(0, cut)), both.part(slice(cut, None))
 
 
-def _write_faiss(index: Any, path: Path) -> None:
+def write_faiss(index: Any, path: Path) -> None:
+    """Write an index, aside and renamed.
+
+    Raises:
+        OSError: If the disk is full.
+    """
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
     failures: list[OSError] = []
     with write_aside(path) as aside, aside.open("wb") as file:

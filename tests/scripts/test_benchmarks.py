@@ -17,7 +17,7 @@ from pgra.errors import ConfigError
 from pgra.io import canonical_json
 from pgra.models.budgets import recall_budget, remember_budget
 
-NAMES = ("bank", "icl", "index", "quantized", "reader", "rerank")
+NAMES = ("bank", "icl", "index", "memory", "quantized", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -110,6 +110,18 @@ def test_bank_measures_cost_size_and_what_fewer_bytes_change(benchmark, tmp_path
     assert told["second_run_texts_read"] == 0
     assert 0.5 < told["int8_top16_same_dot"] <= told["float16_top16_same_dot"] + 0.1
     assert told["rss_growth_mb_10k_to_100k"] < 200
+
+
+@pytest.mark.slow
+def test_memory_measures_opening_look_ups_and_writes(benchmark, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    words = ["--quick", "--sizes", "300", "--num_queries", "10", "--json", str(figures)]
+    assert benchmark("memory").main(words) == 0
+    told = json.loads(figures.read_text())["figures"]
+    for name in ("open_s", "encoder_ms", "encoder_worst_ms", "edit_ms", "durable_ms"):
+        assert told[f"300/{name}"] > 0
+    assert told["300/recall"] == 1.0  # so few are compared one by one
+    assert "a durable write" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ LAYERS = [
     *("config", "series", "arguments"),
     *("io", "processes"),
     *("data", "prompts", "models", "retrieval", "rerank", "reader"),
-    *("icl", "evaluation", "pipelines", "commands", "cli", "__main__"),
+    *("icl", "evaluation", "memory", "pipelines", "commands", "cli", "__main__"),
 ]
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(

@@ -1,0 +1,176 @@
+"""How long a memory takes to open and to look up, with up to a million entries.
+
+    python benchmarks/memory.py --quick
+    python benchmarks/memory.py --sizes 10000 1000000 --json memory.json
+
+Vectors are random directions around some thousand middles, each question near one of the keys; they
+stand for an encoder, whose own time is not in the figures. `recall` is how often the index finds
+what comparing all vectors finds. A durable write is one that is on the disk when it returns.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from measuring import parse_flags, positive, shared_parser, write_figures
+
+from pgra.cli import run
+from pgra.commands.common import say
+from pgra.errors import ConfigError
+from pgra.memory.events import Event
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import EditLookup, EncoderLookup
+from pgra.memory.vectors import KeyVectors
+from pgra.retrieval.exact import Vectors
+from pgra.types import Json
+
+QUICK_SIZES = (2_000,)
+SIZES = (10_000, 1_000_000)
+_MIDDLES = 4096
+_KEY_NOISE, _QUESTION_NOISE = 0.5, 0.1  # their lengths; a middle's is 1
+_WRITES = 50
+
+
+class RandomEncoder:
+    """Gives keys directions around some thousand middles, and questions ones near a key's.
+
+    Attributes:
+        width: D.
+        stored: The keys' vectors as they are kept, by row, once they are.
+    """
+
+    def __init__(self, width: int) -> None:
+        """Draw the middles."""
+        self.width = width
+        self.stored: npt.NDArray[np.float16] = np.empty((0, width), np.float16)
+        middles = np.random.default_rng(0).normal(size=(_MIDDLES, width)).astype(np.float32)
+        self._middles = middles / np.linalg.norm(middles, axis=1, keepdims=True)
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """Give what the vectors depend on, besides the text."""
+        return {"encoder": "random", "width": self.width}
+
+    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> Vectors:
+        """Give vectors (n, D) of texts that end in a row."""
+        rows = np.array([int(text.split()[-1]) for text in texts])
+        noise = np.random.default_rng(rows[0]).normal(size=(len(texts), self.width))
+        near = self.stored[rows] if is_query else self._middles[rows % _MIDDLES]
+        length = _QUESTION_NOISE if is_query else _KEY_NOISE
+        vectors = near.astype(np.float32) + (length / self.width**0.5 * noise).astype(np.float32)
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the flags."""
+    parser = shared_parser(__doc__ or "", quick=f"{QUICK_SIZES[0]:,} entries")
+    parser.add_argument("--sizes", type=positive, nargs="+", help="entries")
+    parser.add_argument("--width", type=positive, default=384, help="of a vector")
+    parser.add_argument("--num_queries", type=positive, default=50)
+    args = parse_flags(parser, argv)
+    args.sizes = args.sizes or (QUICK_SIZES if args.quick else SIZES)
+    if max(args.sizes) < args.num_queries:
+        raise ConfigError(f"num_queries is {args.num_queries}, more than the entries: lower it")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure each size, and show a table."""
+    args = parse(argv)
+    figures: dict[str, float] = {}
+    say(
+        f"{'entries':>10}{'open s':>9}{'encoder ms':>12}{'worst ms':>10}{'recall':>8}{'edit ms':>9}"
+    )
+    for size in args.sizes:
+        told = measure(size, args.width, args.num_queries)
+        figures |= {f"{size}/{name}": value for name, value in told.items()}
+        say(
+            f"{size:>10,}{told['open_s']:>9.3f}{told['encoder_ms']:>12.2f}"
+            f"{told['encoder_worst_ms']:>10.2f}{told['recall']:>8.3f}{told['edit_ms']:>9.2f}"
+        )
+        say(
+            f"{'':>10} made in {told['fill_s']:.0f} s, its vectors and index in "
+            f"{told['follow_s']:.0f} s; a durable write {told['durable_ms']:.2f} ms"
+        )
+    write_figures(args.json, figures)
+    return 0
+
+
+def measure(size: int, width: int, num_queries: int) -> dict[str, float]:
+    """Measure a memory of one size, in a folder that is thrown away."""
+    encoder = RandomEncoder(width)
+    with tempfile.TemporaryDirectory() as name:
+        path, folder = Path(name) / "memory.sqlite", Path(name) / "vectors"
+        start = time.perf_counter()
+        with FeedbackLog.open(path) as log:
+            log.extend(event(number) for number in range(size))
+            filled = time.perf_counter()
+            KeyVectors(folder, encoder).follow(log)
+            followed = time.perf_counter()
+        encoder.stored = np.memmap(folder / "vectors.f16", np.float16, "r", shape=(size, width))
+        told = {"fill_s": filled - start, "follow_s": followed - filled}
+        return {**told, **_measure_use(path, folder, encoder, num_queries)}
+
+
+def event(number: int) -> Event:
+    """Give an entry; all keys differ also once they are normalised, which is the worst case."""
+    letters = "".join(chr(97 + (number * step) % 26) for step in (1, 3, 5, 7, 11))
+    key = f"what {letters} would one say of < x > number {number}"
+    return Event(kind="write", key=key, feedback=f"I mean {number}", time="")
+
+
+def _measure_use(
+    path: Path, folder: Path, encoder: RandomEncoder, num_queries: int
+) -> dict[str, float]:
+    start = time.perf_counter()
+    with FeedbackLog.open(path) as log:
+        vectors = KeyVectors(folder, encoder)
+        vectors.follow(log)
+        opened = time.perf_counter() - start
+        rows = np.random.default_rng(1).choice(len(vectors), num_queries, replace=False)
+        questions = [f"question {row}" for row in rows]
+        seconds = _time_each(EncoderLookup(log, vectors), questions)
+        right = sum(_is_nearest(vectors, encoder, question) for question in questions)
+        edit = EditLookup(log, max_distance=5)
+        edit.find("what would one say of < x >")  # reads all keys
+        edits = _time_each(edit, [event(int(row)).key.replace("say", "tell") for row in rows[:10]])
+        start = time.perf_counter()
+        for number in range(_WRITES):
+            log.write(f"another {number}", "said")
+        durable = (time.perf_counter() - start) / _WRITES
+    return {
+        "open_s": opened,
+        "encoder_ms": 1000 * float(np.median(seconds)),
+        "encoder_worst_ms": 1000 * max(seconds),
+        "recall": right / num_queries,
+        "edit_ms": 1000 * float(np.median(edits)),
+        "durable_ms": 1000 * durable,
+    }
+
+
+def _time_each(lookup: EncoderLookup | EditLookup, questions: Sequence[str]) -> list[float]:
+    seconds = []
+    for question in questions:
+        start = time.perf_counter()
+        lookup.find(question)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _is_nearest(vectors: KeyVectors, encoder: RandomEncoder, question: str) -> bool:
+    query = encoder.encode([question], is_query=True)[0]
+    best, score = -1, -np.inf
+    for start in range(0, len(encoder.stored), 65_536):
+        scores = encoder.stored[start : start + 65_536].astype(np.float32) @ query
+        if scores.max() > score:
+            best, score = start + int(scores.argmax()), float(scores.max())
+    return vectors.search(question, 1).ids == [best + 1]
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,0 +1,68 @@
+"""How well a look-up's gate tells right from wrong feedback: `pgra memory gate`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgra.arguments import parse_arguments
+from pgra.checks import argument as _arg
+from pgra.commands.common import quiet_libraries, say
+from pgra.errors import ConfigError
+from pgra.memory.families import load_family
+from pgra.memory.gate import Trial, choose_threshold, judge_threshold
+from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.steps import read_stream
+
+EXAMPLE = """example:
+  pgra memory gate --family lexical --stream linguistic_300.jsonl \\
+      --lookup encoder --encoder bundled:minilm-l6
+"""
+
+
+@dataclass(kw_only=True)
+class GateArguments:
+    """Which questions."""
+
+    family: str = _arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    stream: str | None = _arg(
+        None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
+    )
+    device: str = _arg("auto", "Where the encoder runs.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show precision and recall of the threshold that is used, and of one that is chosen."""
+    args, lookup = parse_arguments(
+        [GateArguments, LookupArguments],
+        argv,
+        prog="pgra memory gate",
+        description="Say how often a look-up's gate lets right and wrong feedback through.",
+        epilog=EXAMPLE,
+    )
+    if args.stream is None:
+        raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
+    from pgra.pipelines.memory_stream import try_gate
+
+    steps = read_stream(Path(args.stream), load_family(args.family))
+    half = len(steps) // 2
+    quiet_libraries()
+    open_lookup = lookup_opener(lookup, device=args.device)
+    chosen = choose_threshold(try_gate(steps[:half], open_lookup))
+    trials = try_gate(steps[half:], open_lookup)
+    say(
+        _describe(
+            "given" if lookup.threshold is not None else "default", lookup.gate, trials=trials
+        )
+    )
+    say(_describe(f"chosen on {half} others", chosen.threshold, trials=trials))
+    return 0
+
+
+def _describe(name: str, threshold: float, *, trials: Sequence[Trial]) -> str:
+    report = judge_threshold(trials, threshold)
+    shares = (report.precision, report.recall)
+    told = ["-" if share is None else f"{share:.3f}" for share in shares]
+    return (
+        f"threshold {threshold:.4g} ({name}): precision {told[0]}, recall {told[1]}, "
+        f"{report.num_passed} of {report.num_trials} questions get a feedback"
+    )

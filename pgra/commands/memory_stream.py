@@ -1,0 +1,162 @@
+"""The paper's experiment with a memory: `pgra memory stream`."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgra.arguments import parse_arguments
+from pgra.checks import argument as _arg
+from pgra.checks import at_least
+from pgra.commands.common import quiet_libraries, say
+from pgra.errors import ConfigError
+from pgra.icl.opening import CompleterArguments, open_completer
+from pgra.memory.families import Family, load_family
+from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.prompter import load_few_shot
+from pgra.memory.steps import Step, make_stream, read_stream, read_words
+
+if TYPE_CHECKING:
+    from pgra.icl.completion import Completer
+
+_AHEAD = 16  # questions that an LM here is asked together
+EXAMPLE = """examples:
+  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \\
+      --clarification_probabilities 0.5 1 --seeds 0 1 2
+  pgra memory stream --family scramble --words words.txt --num_steps 300 --lm bundled:smollm2-135m
+  pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \\
+      --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
+"""
+
+
+@dataclass(kw_only=True)
+class StreamArguments:
+    """Which questions, which systems, and what an answer may cost."""
+
+    family: str = _arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    stream: str | None = _arg(None, "Questions in a jsonl file, as the paper's release has them.")
+    words: str | None = _arg(
+        None,
+        "A word list to make streams of: jsonl with type, word and answer, or for scrambles a text "
+        "file with a word a line.",
+    )
+    num_steps: int | None = _arg(
+        None, "Steps of a stream; default: all of the file's, 300 of a word list."
+    )
+    shuffle: bool = _arg(False, "Shuffle the file's questions, by each seed.")
+    systems: list[str] = field(
+        default_factory=lambda: ["no-mem", "grow", "mem"],
+        metadata={"help": "no-mem, grow (corrections grow the prompt) and mem (look-up)."},
+    )
+    clarification_probabilities: list[float] = field(
+        default_factory=lambda: [0.5],
+        metadata={"help": "That a user who was misunderstood says what was meant."},
+    )
+    seeds: list[int] = field(
+        default_factory=lambda: [0],
+        metadata={"help": "Of the user's draws, and of the stream where it is made or shuffled."},
+    )
+    prompt: str | None = _arg(
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+    )
+    max_new_tokens: int = _arg(64, "Most tokens of an answer.")
+    max_prompt_tokens: int = _arg(2048, "Most tokens of a prompt, the LM's window permitting.")
+    max_added: int | None = _arg(
+        None, "Most corrections that grow shows (the release: 20); default: as many as fit."
+    )
+    dev_stream: str | None = _arg(
+        None, "Other questions, on which the gate's threshold is chosen; instead of --threshold."
+    )
+    released_check: bool = _arg(
+        False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
+    )
+    output_dir: str | None = _arg(None, "Where the runs go; default: runs/memory-FAMILY.")
+    artifacts_dir: str = _arg("artifacts", "Where the LM's answers are kept.")
+    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        if (self.stream is None) == (self.words is None):
+            raise ConfigError(
+                "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
+            )
+        for name in ("num_steps", "max_new_tokens", "max_prompt_tokens"):
+            at_least(name, getattr(self, name), 1)
+        at_least("max_added", self.max_added, 0)
+        if not self.seeds or not self.systems or not self.clarification_probabilities:
+            raise ConfigError("systems, seeds and clarification_probabilities each need a value")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the streams, and show them beside each other and the paper."""
+    args, lookup, lm = parse_arguments(
+        [StreamArguments, LookupArguments, CompleterArguments],
+        argv,
+        prog="pgra memory stream",
+        description="Ask a stream of questions with a simulated user, with and without a memory.",
+        epilog=EXAMPLE,
+    )
+    if args.dev_stream is not None and lookup.threshold is not None:
+        raise ConfigError(
+            "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
+        )
+    from pgra.pipelines.memory_report import write_report
+    from pgra.pipelines.memory_stream import Experiment, choose_gate, plan_variants, run_streams
+
+    plan = plan_variants(args.systems, args.clarification_probabilities, args.seeds)
+    family = load_family(args.family)
+    few_shot = load_few_shot(args.prompt or family.prompt)
+    streams = {seed: read_questions(args, family, seed) for seed in args.seeds}
+    dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
+    quiet_libraries()
+    open_lookup = lookup_opener(lookup, device=args.device)
+    gate = choose_gate(dev, open_lookup) if dev is not None else None
+    folder = Path(args.output_dir or f"runs/memory-{family.name}")
+    experiment = Experiment(
+        folder=folder,
+        family=family,
+        few_shot=few_shot,
+        completer=_open_completer(lm, args),
+        open_lookup=open_lookup,
+        threshold=lookup.gate if gate is None else gate.threshold,
+        max_new_tokens=args.max_new_tokens,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_added=args.max_added,
+        as_released=args.released_check,
+        num_ahead=1 if lm.is_remote else _AHEAD,
+    )
+    results = run_streams(experiment, streams, plan)
+    say(write_report(folder, family, results, gate=gate).rstrip())
+    say(f"\n{folder}: report.md, and a folder for each stream")
+    return 0
+
+
+def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Step]:
+    """Give the stream of a seed: a file's, or one that is made of a word list.
+
+    Raises:
+        ConfigError: If more steps are asked for than the file has.
+        DataError: If the file is not as it must be.
+    """
+    if args.words is not None:
+        words = read_words(Path(args.words), family)
+        return make_stream(family, words, num_steps=args.num_steps or 300, seed=seed)
+    steps = read_stream(Path(str(args.stream)), family)
+    if args.num_steps is not None and args.num_steps > len(steps):
+        raise ConfigError(f"num_steps is {args.num_steps}, and {args.stream} has {len(steps)}")
+    if args.shuffle:
+        random.Random(seed).shuffle(steps)
+    return steps[: args.num_steps]
+
+
+def _open_completer(lm: CompleterArguments, args: StreamArguments) -> "Completer":
+    from pgra.icl.answers_cache import AnswersCache
+    from pgra.icl.kept import KeptCompleter
+
+    artifacts = Path(args.artifacts_dir)
+    completer = open_completer(lm, artifacts=artifacts, device=args.device)
+    # An endpoint's answers are kept by its own completer.
+    return (
+        completer if lm.is_remote else KeptCompleter(completer, AnswersCache(artifacts / "answers"))
+    )

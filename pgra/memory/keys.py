@@ -1,0 +1,69 @@
+"""Keys as the paper's closest memory compares them, and keys that are near but mean otherwise."""
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from rapidfuzz.distance import Levenshtein
+
+MAX_DISTANCE = 5
+"""The release accepts a key at an edit distance of less than 6."""
+_SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
+_DROPPED = str.maketrans("", "", string.punctuation)
+
+
+def strip_slot(question: str) -> str:
+    """Take out what stands in <...>: the word that a question is about."""
+    return " ".join(_SLOT.sub(" ", question).split())
+
+
+def normalize_key(question: str) -> str:
+    """Give a question as edit distance compares it (Madaan et al. 2022, the release's memory).
+
+    What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse.
+    """
+    return " ".join(_SLOT.sub(" ", question).lower().translate(_DROPPED).split())
+
+
+@dataclass(frozen=True)
+class Collision:
+    """Two near keys whose feedback is not the same: "what is like" and "what is unlike".
+
+    Attributes:
+        first: Place of one in what was given.
+        second: Place of the other, which is larger.
+        distance: Edit distance of the normalised keys.
+    """
+
+    first: int
+    second: int
+    distance: int
+
+
+def find_collisions(
+    keys: Sequence[str], meanings: Sequence[str], *, max_distance: int = MAX_DISTANCE
+) -> list[Collision]:
+    """Find pairs of keys that look-up by edit distance would take for each other, wrongly.
+
+    Args:
+        keys: Questions (n,).
+        meanings: What each is meant as: its feedback, or its type.
+        max_distance: Largest edit distance that is taken for the same.
+
+    Returns:
+        Pairs of different normalised keys with different meanings, and those of one normalised key
+        with different meanings (distance 0), in the order of keys. A pair of normalised keys is
+        told once, with the last place of each, for the newest is what a look-up would give.
+    """
+    latest = {(normalize_key(key), meanings[i]): i for i, key in enumerate(keys)}
+    distinct = sorted(latest.items(), key=lambda item: item[1])
+    found = []
+    for (mine, first), (theirs, second) in combinations(distinct, 2):
+        if mine[1] == theirs[1]:
+            continue
+        distance = Levenshtein.distance(mine[0], theirs[0], score_cutoff=max_distance)
+        if distance <= max_distance:
+            found.append(Collision(first, second, distance))
+    return found

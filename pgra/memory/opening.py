@@ -1,0 +1,135 @@
+"""Opens a look-up by its name, with its encoder, its vectors and its gate."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pgra.checks import argument as _arg
+from pgra.checks import choose
+from pgra.errors import ConfigError
+from pgra.io import artifact_dir
+from pgra.memory.keys import strip_slot
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import LOOKUPS, THRESHOLDS, Bm25Lookup, EditLookup, EncoderLookup, Lookup
+from pgra.types import Json
+
+if TYPE_CHECKING:
+    from pgra.memory.vectors import TextEncoder
+    from pgra.retrieval.exact import Vectors
+
+KEY_FORMS = ("whole", "slotless")
+
+
+@dataclass(kw_only=True)
+class LookupArguments:
+    """How a question's nearest feedback is found, and when it is near enough."""
+
+    lookup: str = _arg(
+        "edit",
+        "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
+        "without an encoder), encoder (cosine), or bm25.",
+    )
+    threshold: float | None = _arg(
+        None,
+        "Smallest score that passes: a cosine (default 0.9), minus an edit distance (-5), or "
+        "BM25's score (1).",
+    )
+    encoder: str = _arg(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "Encoder of --lookup encoder: hub id, folder or bundled:NAME.",
+    )
+    key_form: str = _arg(
+        "slotless", "What the encoder reads of a question: slotless (without <...>), or whole."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no look-up, and a threshold that is of another."""
+        choose("lookup", self.lookup, LOOKUPS)
+        choose("key_form", self.key_form, KEY_FORMS)
+        if self.threshold is None:
+            return
+        if self.lookup == "edit" and self.threshold > 0:
+            raise ConfigError(
+                f"threshold is {self.threshold:g}, and an edit distance counts below 0: give "
+                f"-{self.threshold:g}"
+            )
+        if self.lookup == "encoder" and not -1 <= self.threshold <= 1:
+            raise ConfigError(f"threshold is {self.threshold:g}: a cosine is from -1 to 1")
+
+    @property
+    def gate(self) -> float:
+        """Give the threshold: the one asked for, else the look-up's own."""
+        return THRESHOLDS[self.lookup] if self.threshold is None else self.threshold
+
+
+class KeyEncoder:
+    """A sentence encoder that reads questions whole, or without what stands in <...>.
+
+    Attributes:
+        width: D.
+    """
+
+    def __init__(self, name: str, form: str, *, device: str) -> None:
+        """Load it.
+
+        Args:
+            name: Hub id, folder or bundled:NAME.
+            form: One of `KEY_FORMS`.
+            device: Where.
+
+        Raises:
+            ModelError: If it cannot be found or loaded.
+        """
+        from pgra.models.encoder import Encoder
+
+        self._encoder = Encoder.from_name(name, device=device)
+        self._form = form
+        self.width = self._encoder.width
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """Give what the vectors depend on, besides the text."""
+        return {**self._encoder.query_fingerprint, "key_form": self._form}
+
+    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> "Vectors":
+        """Give the vectors (n, D) float32, of unit length."""
+        told = [strip_slot(text) or text for text in texts] if self._form == "slotless" else texts
+        return self._encoder.encode(told, is_query=is_query)
+
+
+OpenLookup = Callable[[FeedbackLog], Lookup]
+
+
+def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = "") -> OpenLookup:
+    """Load what a look-up needs, once for any number of memories.
+
+    Args:
+        args: Which look-up.
+        device: Where its encoder runs.
+        task: Which entries count.
+
+    Returns:
+        What opens the look-up of a log. Vectors lie beside the log, a folder for each encoder: one
+        that was made by another is never read.
+
+    Raises:
+        ModelError: If the encoder cannot be found or loaded.
+    """
+    if args.lookup == "edit":
+        return lambda log: EditLookup(log, task=task)
+    if args.lookup == "bm25":
+        return lambda log: Bm25Lookup(log, task=task)
+    from pgra.memory.vectors import KeyVectors
+
+    encoder = KeyEncoder(args.encoder, args.key_form, device=device)
+    return lambda log: EncoderLookup(
+        log, KeyVectors(vectors_folder(log.path, args.encoder, encoder), encoder), task=task
+    )
+
+
+def vectors_folder(path: Path, name: str, encoder: "TextEncoder") -> Path:
+    """Give the folder of a memory's vectors by one encoder."""
+    short = Path(name.removeprefix("bundled:").partition("@")[0]).name
+    root = path.with_name(f"{path.name}.vectors")
+    return artifact_dir(root, short, dict(encoder.query_fingerprint))

@@ -1,0 +1,143 @@
+"""NO-MEM, GROW-PROMPT, MEM-PROMPT: how each makes a prompt, and what it keeps of a correction.
+
+Madaan et al. 2022, section 4; label feedback is that of App. D.3.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pgra.memory.families import QUESTION
+from pgra.memory.gate import pass_gate
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import Lookup, Match
+from pgra.memory.prompter import FewShot, GrowingPrompt, Shown
+from pgra.memory.steps import Step
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and what of the memory stands in it.
+
+    Attributes:
+        prompt: For the LM.
+        match: The feedback that was used; None where none was.
+        matched_kind: The type of the question that it was given for.
+    """
+
+    prompt: str
+    match: Match | None = None
+    matched_kind: str | None = None
+
+
+class System(Protocol):
+    """Makes a prompt of a question, and learns from corrections.
+
+    Attributes:
+        keeps_prompts: Whether a correction leaves most prompts as they are.
+    """
+
+    keeps_prompts: bool
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt."""
+        ...
+
+    def learn(self, step: Step) -> None:
+        """Take in what the user says of a question that was misunderstood."""
+        ...
+
+
+class NoMemory:
+    """NO-MEM: the few-shot prompt and the question."""
+
+    keeps_prompts = True
+
+    def __init__(self, few_shot: FewShot) -> None:
+        self._few_shot = few_shot
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt; see `System`."""
+        return Asked(self._few_shot.write(step.question))
+
+    def learn(self, step: Step) -> None:
+        """Forget it."""
+
+
+class Growing:
+    """GROW-PROMPT: corrections with the expected answer behind the few-shot prompt."""
+
+    keeps_prompts = False
+
+    def __init__(self, growing: GrowingPrompt) -> None:
+        self._growing = growing
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt; see `System`."""
+        return Asked(self._growing.write(step.question))
+
+    def learn(self, step: Step) -> None:
+        """Add it to the prompt."""
+        feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
+        self._growing.add(Shown(step.question, step.expected[0], feedback))
+
+
+@dataclass
+class Remembering:
+    """MEM-PROMPT: the nearest stored clarification beside the question, if the gate lets it pass.
+
+    Attributes:
+        few_shot: The prompt.
+        log: The memory.
+        lookup: M(x), which follows the log.
+        threshold: The gate's.
+        task: Under which name corrections are written.
+    """
+
+    few_shot: FewShot
+    log: FeedbackLog
+    lookup: Lookup
+    threshold: float
+    task: str = ""
+    keeps_prompts: bool = field(default=True, init=False)
+    _kinds: dict[str, str] = field(default_factory=dict, init=False)  # of keys, for the report
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt; see `System`."""
+        match = pass_gate(self.lookup.find(step.question), self.threshold)
+        if match is None:
+            return Asked(self.few_shot.write(step.question))
+        prompt = self.few_shot.write(step.question, feedback=match.entry.feedback)
+        return Asked(prompt, match, self._kinds.get(match.entry.key))
+
+    def learn(self, step: Step) -> None:
+        """Write it to the memory."""
+        self.log.write(step.question, step.feedback, source="stream", task=self.task)
+        self._kinds[step.question] = step.kind
+
+
+class RecallingErrors:
+    """Label feedback: the nearest questions that were answered wrongly, with their right answers.
+
+    They stand behind the first of the prompt's own examples, the nearest last, and in place of the
+    others, so that a prompt has as many whatever is in the memory (Madaan et al. 2022, App. D.3).
+    """
+
+    keeps_prompts = True
+
+    def __init__(
+        self, few_shot: FewShot, log: FeedbackLog, lookup: Lookup, *, num_remembered: int
+    ) -> None:
+        self._few_shot, self._log, self._lookup = few_shot, log, lookup
+        self._most = num_remembered
+
+    def ask(self, step: Step) -> Asked:
+        """Write the prompt; see `System`."""
+        found = self._lookup.find(step.question, self._most)
+        more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
+        num_own = max(0, len(self._few_shot.examples) - len(more))
+        prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
+        return Asked(prompt, found[0], QUESTION) if found else Asked(prompt)
+
+    def learn(self, step: Step) -> None:
+        """Write the question with its right answer."""
+        self._log.write(step.question, step.feedback, source="stream")

@@ -1,0 +1,55 @@
+"""A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
+
+import re
+
+from pgra.icl.completion import Completion
+
+SAID = {
+    "synonym": "the synonym for {word} is x",
+    "antonym": "the antonym for {word} is x",
+    "homonym": "the homonym for {word} is x",
+    "definition": "the definition of {word} is x",
+    "sentence": "a sentence with {word} is: x",
+}
+
+
+class FollowingLM:
+    """Says what the last clarification in the prompt's last question asks for, else a homonym.
+
+    A token is a word. With `copies`, an example in the prompt that asks the same is followed too.
+    """
+
+    def __init__(self, *, window=4096, copies=False):
+        self.window = window
+        self.copies = copies
+        self.calls = []
+
+    @property
+    def fingerprint(self):
+        return {"lm": "following", "copies": self.copies}
+
+    def count_tokens(self, texts):
+        return [len(text.split()) for text in texts]
+
+    def complete(self, prompts, *, max_new_tokens, stop, advance=None):
+        self.calls.append(len(prompts))
+        return [self._go_on(prompt) for prompt in prompts]
+
+    def score(self, prompts, words, *, advance=None):
+        raise AssertionError("nothing is scored")
+
+    def _go_on(self, prompt):
+        *before, question, _ = prompt.split("\n\n###\n\n")
+        told = re.search(r"I want an? (\w+)", question)
+        kind = told.group(1) if told else self._copied(before, question)
+        word = re.search(r"< (.*) >", question).group(1)
+        text = f" {SAID[kind].format(word=word)} END\n\n### what stands behind it"
+        return Completion(text, len(prompt.split()), len(text.split()))
+
+    def _copied(self, before, question):
+        frame = re.sub(r"<.*>", "<>", question)
+        for place in range(len(before) - 2, -1, -2):
+            shown = re.sub(r"<.*>", "<>", before[place].split(" |")[0])
+            if self.copies and shown == frame:
+                return next(kind for kind in SAID if kind in before[place + 1])
+        return "homonym"

@@ -1,0 +1,173 @@
+"""`pgra memory`, as a user calls it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_models import build_lm
+
+from pgra.cli import main
+from pgra.memory.families import load_family
+from pgra.memory.log import FeedbackLog
+from pgra.memory.steps import make_stream
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch, capsys):
+    """Call the command in an empty folder; give its code, and what it said on both streams."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code = main(["memory", *map(str, words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def error(called):
+    code, out, err = called
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 2
+    return err.strip().removeprefix("pgra: error: ")
+
+
+def test_help_names_every_word(memory):
+    code, out, _ = memory("--help")
+    assert code == 0
+    words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage")
+    words += ("gate", "stream")
+    assert all(f"  {word} " in out for word in words)
+
+
+def test_a_correction_is_noted_found_changed_and_forgotten(memory):
+    assert memory("add", "what is like < a >", "I mean a synonym")[1] == (
+        "memory.sqlite: noted, as entry 1 of 1\n"
+    )
+    _, out, _ = memory("add", "what is unlike < b >", "an\nantonym")
+    assert "note: entry 1 has a key at edit distance 2 and another feedback" in out
+    _, out, _ = memory("lookup", "what is like < c >", "--num_matches", 9)
+    lines = out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["0.0000", "used"], ["-2.0000", "passes"]]
+    assert '"what is unlike < b >" -> "an\\nantonym"' in lines[1]  # in full, in quotes
+    _, out, _ = memory("lookup", "quite another < c >")
+    assert all("too far" in line for line in out.splitlines())
+    assert "is now entry 3" in memory("correct", 1, "a synonym")[1]
+    assert "1 pairs of near keys" in memory("list", "--collisions")[1]
+    assert memory("forget", 2)[1] == "memory.sqlite: 1 forgotten, 1 entries left\n"
+    _, out, _ = memory("list", "--verify")
+    assert out.splitlines()[0] == "memory.sqlite: whole: 4 events, 1 entries"
+    assert out.count("->") == 1
+    assert memory("list", "--log")[1].count("->") == 4
+
+
+def test_an_export_is_imported_into_another_memory(memory, tmp_path):
+    memory("add", "a", "one", "--task", "t", "--source", "me")
+    assert memory("export", "log.jsonl")[1] == "log.jsonl: 1 events\n"
+    told = memory("import", "log.jsonl", "--memory", "other.sqlite")[1]
+    assert told == "other.sqlite: 1 events added, 0 were there; 1 entries\n"
+    with FeedbackLog.open(tmp_path / "other.sqlite") as log:
+        (entry,) = log.entries()
+    assert (entry.task, entry.source) == ("t", "me")
+
+
+def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
+    memory("add", "a", "one")
+    path = tmp_path / "memory.sqlite"
+    path.write_bytes(b"?" * 100 + path.read_bytes()[100:])
+    told = error(memory("list"))
+    assert "is damaged" in told
+    assert "pgra memory salvage memory.sqlite --output NEW.sqlite" in told
+    assert (
+        "1 events of memory.sqlite were read whole"
+        in (memory("salvage", "memory.sqlite", "--output", "new.sqlite")[1])
+    )
+    assert '"a" -> "one"' in memory("list", "--memory", "new.sqlite")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("ad",), "unknown word after pgra memory 'ad'. Did you mean 'add'?"),
+        (("add", "a"), 'there is nothing to add: pgra memory add "QUESTION"'),
+        (("add", "a", " "), "the feedback is empty: say what was meant"),
+        (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
+        (("list",), "there is no memory memory.sqlite: pgra memory add makes one"),
+        (("lookup",), "there is nothing to look up"),
+        (("lookup", "a", "--lookup", "bm52"), "unknown lookup 'bm52'"),
+        (("correct", "1"), "name one entry and what was meant"),
+        (("correct", "1", "x"), "there is no memory memory.sqlite"),
+        (("forget", "1"), "there is no memory memory.sqlite"),
+        (("forget",), "no entry is named: pgra memory forget 7 9"),
+        (("forget", "x"), "invalid int value: 'x'"),
+        (("export",), "no file is named"),
+        (("salvage", "x"), "salvage needs a new file"),
+        (("import", "none.jsonl"), "none.jsonl does not exist"),
+        (("gate",), "give questions whose types are known: --stream FILE.jsonl"),
+        (("stream",), "give the questions: --stream FILE.jsonl, or --words FILE"),
+        (("stream", "--stream", "x", "--family", "lexcal"), "unknown family of questions"),
+        (("stream", "--stream", "x", "--num_steps", "0"), "num_steps is 0"),
+        (("stream", "--stream", "x", "--systems", "men"), "systems names 'men'"),
+        (
+            ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),
+            "dev_stream chooses the threshold",
+        ),
+    ],
+)
+def test_a_users_error_is_one_line_and_leaves_nothing(memory, tmp_path, words, message):
+    told = error(memory(*words))
+    assert message in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_stream(path, steps):
+    lines = [
+        {
+            "type": step.kind,
+            "word": step.word,
+            "question": step.question,
+            "feedback": step.feedback,
+            "expected_answer": step.expected[0],
+        }
+        for step in steps
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_the_gate_is_tried_on_the_half_that_it_was_not_chosen_on(memory, tmp_path):
+    family = load_family("lexical")
+    ways = {way.id: way for way in family.phrasings}
+    family = replace(family, phrasings=[ways["syn0"], ways["ant0"]])
+    words = {kind: {"a": ["b"], "c": ["d"]} for kind in family.answers}
+    steps = make_stream(family, words, num_steps=12, seed=0)
+    code, out, _ = memory("gate", "--stream", write_stream(tmp_path / "s.jsonl", [*steps, *steps]))
+    default, chosen = out.splitlines()
+    assert code == 0
+    # Both types among 12 questions: the first of each finds nothing right, one finds the other's.
+    assert default.startswith("threshold -5 (default): precision 0.909, recall 1.000, 11 of 12")
+    assert chosen.startswith("threshold 0 (chosen on 12 others): precision 1.000, recall 1.000, 10")
+
+
+@pytest.mark.slow
+def test_a_stream_runs_whole_on_a_tiny_lm_and_is_not_asked_again(memory, tmp_path, encoder_dir):
+    family = load_family("lexical")
+    words = {kind: {"a": ["b"], "c": ["d"]} for kind in family.answers}
+    steps = make_stream(family, words, num_steps=12, seed=0)
+    lm = build_lm(tmp_path / "lm", "llama", window=4096)
+    flags = ["--stream", write_stream(tmp_path / "s.jsonl", steps[:6]), "--lm", lm]
+    flags += ["--dev_stream", write_stream(tmp_path / "dev.jsonl", steps), "--device", "cpu"]
+    flags += ["--lookup", "encoder", "--encoder", encoder_dir, "--max_new_tokens", "3"]
+    flags += ["--max_prompt_tokens", "4000", "--output_dir", "run"]
+    code, out, _ = memory("stream", *flags)
+    assert code == 0
+    for told in ("| NO-MEM |", "| GROW-PROMPT, p = 0.5 |", "| MEM-PROMPT, p = 0.5 |", "Gate: "):
+        assert told in out
+    assert (tmp_path / "run" / "report.md").read_text().rstrip() in out
+    one = (tmp_path / "run" / "mem-p0.5-seed0" / "steps.jsonl").read_bytes()
+    for path in (tmp_path / "run").rglob("metrics.json"):
+        path.unlink()
+    assert memory("stream", *flags)[1] == out  # played again from the kept answers
+    assert (tmp_path / "run" / "mem-p0.5-seed0" / "steps.jsonl").read_bytes() == one
+    told = error(memory("stream", *flags, "--max_new_tokens", "4"))
+    assert "run was made with max_new_tokens 3, this run asks for 4" in told

@@ -1,0 +1,363 @@
+"""The memory's log: nothing acknowledged is lost, and what is damaged is told."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pgra.errors import ArtifactError, DataError
+from pgra.memory.events import MAX_FEEDBACK_CHARS, MAX_KEY_CHARS, Event, pack, replay, unpack
+from pgra.memory.exchange import export_log, import_events, read_events
+from pgra.memory.log import FeedbackLog
+from pgra.memory.salvage import salvage
+
+ROOT = Path(__file__).parents[2]
+
+
+def event(kind="write", key="what is like", feedback="a synonym", **more):
+    return Event(kind=kind, key=key, feedback=feedback, time="2026-01-01", **more)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "memory.sqlite"
+
+
+@pytest.fixture
+def log(path):
+    with FeedbackLog.open(path) as log:
+        yield log
+
+
+def told(log):
+    return {entry.key: entry.feedback for entry in log.entries()}
+
+
+def test_a_later_write_of_a_key_wins_and_the_log_keeps_both(log):
+    log.write("a", "one")
+    log.write("b", "two")
+    log.write("a", "three")
+    assert told(log) == {"a": "three", "b": "two"}
+    assert [one.feedback for one in log.events()] == ["one", "two", "three"]
+    assert len(log) == 2
+    log.write("a", "of another task", task="t")
+    assert len(log) == 3
+
+
+def test_the_same_feedback_twice_is_one_entry(log):
+    for _ in range(2):
+        log.write("a", "one")
+    assert told(log) == {"a": "one"}
+
+
+def test_a_correction_and_a_forgetting_are_events_of_their_own(log):
+    first, second = log.write("a", "one"), log.write("b", "two")
+    corrected = log.correct(first.id, "better", source="me")
+    log.forget(second.id)
+    assert told(log) == {"a": "better"}
+    assert (corrected.key, corrected.source) == ("a", "me")
+    assert [one.kind for one in log.events()] == ["write", "write", "correct", "forget"]
+    with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
+        log.correct(first.id, "again")
+    with pytest.raises(DataError, match="no entry 2 now"):
+        log.forget(corrected.id, second.id)
+    assert told(log) == {"a": "better"}  # all or none
+    assert log.last_id == 4  # what was refused left nothing
+
+
+def test_what_is_in_the_memory_is_what_its_log_replays_to(log):
+    entries = [log.write(f"key {i % 4}", f"said {i}") for i in range(9)]
+    log.forget(entries[8].id)
+    log.correct(entries[5].id, "said otherwise")
+    assert replay(log.events()) == list(log.entries())
+    assert replay(list(log.events())[:-1]) != list(log.entries())  # the control
+    log.verify()
+
+
+def test_get_gives_only_what_is_still_there_in_the_order_asked(log):
+    ids = [log.write(key, "x").id for key in "abc"]
+    log.forget(ids[1])
+    assert [entry.key for entry in log.get([ids[2], ids[1], ids[0], 99])] == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feedback": " \n"}, "the feedback is empty: say what was meant"),
+        ({"key": "  "}, "the key is empty"),
+        ({"feedback": "x" * (MAX_FEEDBACK_CHARS + 1)}, "has 2,001 characters, and may have 2,000"),
+        ({"key": "x" * (MAX_KEY_CHARS + 1)}, "the key has 10,001 characters, and may have 10,000"),
+        ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
+        ({"key": "a\0b"}, "control character"),
+        ({"feedback": "\ud800"}, "half of a surrogate pair"),
+        ({"kind": "burn"}, "kind is 'burn': it must be one of write, correct, forget"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        event(**changes)
+
+
+def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(path):
+    longest = event(key="\U0001f600" * MAX_KEY_CHARS, feedback='"' * MAX_FEEDBACK_CHARS)
+    with FeedbackLog.open(path) as log:
+        log.extend([longest, event()])
+    assert pack(next(iter_events(path))) in path.read_bytes()
+    assert len(pack(longest)) < 65_000
+
+
+def iter_events(path):
+    with FeedbackLog.open(path) as log:
+        yield from list(log.events())
+
+
+def test_a_record_tells_whether_it_is_whole():
+    record = pack(event(id=7))
+    assert unpack(record) == event(id=7)
+    assert unpack(record.replace(b"synonym", b"antonym")) is None
+
+
+def test_an_export_replays_to_the_same_memory_and_is_imported_once(log, tmp_path):
+    log.write("a", "one", task="t", source="s")
+    log.forget(log.write("b", 'two\n"lines"').id)
+    assert export_log(log, tmp_path / "log.jsonl") == 3
+    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
+        events = read_events(tmp_path / "log.jsonl")
+        assert import_events(other, events) == 3
+        assert list(other.events()) == list(log.events())
+        assert list(other.entries()) == list(log.entries())
+        assert import_events(other, events) == 0
+        (tmp_path / "plain.jsonl").write_text('{"key": "c", "feedback": "three"}\n')
+        plain = read_events(tmp_path / "plain.jsonl")
+        assert [import_events(other, plain) for _ in "12"] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"feedback": "x"}', "line 2: it has no key; fields are feedback, key, kind"),
+        ('{"key": "a", "feedback": "x", "label": 1}', "line 2: 'label' is no field"),
+        ('{"key": "a", "feedback": 3}', "line 2: feedback is 3, and must be text"),
+        ('{"key": "a"}', "line 2: the feedback is empty"),
+        ("[]", "line 2: a list, not a JSON object"),
+    ],
+)
+def test_a_file_with_a_bad_line_is_refused_with_its_place(tmp_path, line, message):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps({"key": "a", "feedback": "one"}) + f"\n{line}\n")
+    with pytest.raises(DataError, match=message):
+        read_events(path)
+
+
+def test_half_of_a_change_is_never_seen(log):
+    def events():
+        yield event()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        log.extend(events())
+    assert (log.last_id, len(log)) == (0, 0)
+    log.write("a", "b")  # and the file is free again
+
+
+def test_two_that_have_it_open_see_each_others_writes(path, log):
+    with FeedbackLog.open(path) as other:
+        one = log.write("a", "one")
+        assert told(other) == {"a": "one"}
+        other.correct(one.id, "two")
+    assert told(log) == {"a": "two"}
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from pgra.memory.log import FeedbackLog
+with FeedbackLog.open(Path(sys.argv[1])) as log:
+    for number in range(int(sys.argv[3])):
+        entry = log.write(f"{sys.argv[2]} {number}", f"said {number} " + "x" * 500)
+        print(entry.id, entry.key, flush=True)
+"""
+
+
+def start_writer(path, name, count):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), name, str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_is_there_after_a_kill(path):
+    acknowledged = []
+    for turn in range(3):  # killed where it happens to be, and opened again
+        writer = start_writer(path, f"turn {turn}", 100_000)
+        acknowledged += [writer.stdout.readline() for _ in range(40)]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged += [line for line in writer.stdout if line.endswith("\n")]
+        writer.wait()
+        writer.stdout.close()
+        assert writer.returncode == -signal.SIGKILL
+    with FeedbackLog.open(path) as log:
+        log.verify()
+        keys = {one.id: one.key for one in log.events()}
+    assert len(acknowledged) >= 120
+    for line in acknowledged:
+        number, _, key = line.strip().partition(" ")
+        assert keys[int(number)] == key
+    assert sorted(keys) == list(range(1, len(keys) + 1))
+
+
+@pytest.mark.slow
+def test_two_processes_write_at_once_and_lose_nothing(path):
+    writers = [start_writer(path, name, 60) for name in ("one", "two")]  # both make the file
+    assert [len(writer.communicate()[0].splitlines()) for writer in writers] == [60, 60]
+    with FeedbackLog.open(path) as log:
+        log.verify()
+        keys = [one.key for one in log.events()]
+    assert sorted(keys) == sorted(f"{name} {i}" for name in ("one", "two") for i in range(60))
+
+
+def fill(path, count=600):
+    with FeedbackLog.open(path) as log:
+        log.extend(event(key=f"key {i}", feedback=f"said {i} " + "x" * 500) for i in range(count))
+        log.forget(1)
+    return path.stat().st_size
+
+
+def test_a_damaged_page_is_told_and_the_rest_is_salvaged(path, tmp_path):
+    size = fill(path)
+    data = bytearray(path.read_bytes())
+    assert size > 8 * 65_536
+    data[6 * 65_536 : 7 * 65_536] = bytes(65_536)
+    path.write_bytes(data)
+    with (
+        FeedbackLog.open(path) as log,
+        pytest.raises(ArtifactError, match=f"{path} is damaged .*: pgra memory salvage {path}"),
+    ):
+        list(log.events())
+    found = salvage(path, tmp_path / "new.sqlite")
+    assert found.kept + len(found.lost) == 601
+    assert 50 < len(found.lost) < 200
+    assert bytes(data) == path.read_bytes()  # the damaged one stays
+    with FeedbackLog.open(tmp_path / "new.sqlite") as log:
+        log.verify()
+        keys = {entry.key for entry in log.entries()}
+        # The first event is left out of the memory again, for its forgetting was salvaged.
+        assert keys == {f"key {i - 1}" for i in range(2, 601) if i not in found.lost}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["memory.sqlite", "new.sqlite"]
+
+
+def test_a_changed_letter_is_told_with_its_event(path):
+    fill(path, count=3)
+    path.write_bytes(path.read_bytes().replace(b"said 1", b"sAid 1"))
+    with (
+        FeedbackLog.open(path) as log,
+        pytest.raises(ArtifactError, match="event 2 is not what was written"),
+    ):
+        list(log.entries())
+
+
+def test_a_file_without_its_head_is_told_and_salvaged(path, tmp_path):
+    fill(path, count=20)
+    path.write_bytes(b"?" * 4096 + path.read_bytes()[4096:])
+    with pytest.raises(ArtifactError, match="is damaged .*: pgra memory salvage"):
+        FeedbackLog.open(path)
+    assert salvage(path, tmp_path / "new.sqlite").kept == 21
+
+
+def test_what_was_not_written_back_yet_is_salvaged_too(path, tmp_path, log):
+    log.write("a", "in the write-ahead log")
+    wal = path.with_name("memory.sqlite-wal")
+    assert b"in the write-ahead log" in wal.read_bytes()
+    copy = tmp_path / "copy.sqlite"
+    copy.write_bytes(b"?" * path.stat().st_size)
+    copy.with_name("copy.sqlite-wal").write_bytes(wal.read_bytes())
+    assert salvage(copy, tmp_path / "new.sqlite").kept == 1
+    with FeedbackLog.open(tmp_path / "new.sqlite") as new:
+        assert told(new) == {"a": "in the write-ahead log"}
+
+
+def test_salvage_refuses_what_it_cannot_do(path, tmp_path):
+    with pytest.raises(DataError, match="does not exist: name the damaged memory"):
+        salvage(path, tmp_path / "new.sqlite")
+    path.write_bytes(b"nothing of ours" * 100)
+    with pytest.raises(DataError, match="nothing can be read from"):
+        salvage(path, tmp_path / "new.sqlite")
+    with pytest.raises(ArtifactError, match="is there already: name a new file"):
+        salvage(path, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["memory.sqlite"]
+
+
+def test_a_file_of_another_kind_is_refused(path):
+    for how in ({"is_writable": False}, {"may_make": False}):
+        with pytest.raises(ArtifactError, match="there is no memory .*: pgra memory add makes one"):
+            FeedbackLog.open(path, **how)
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE t (x)")
+    other.close()
+    with pytest.raises(ArtifactError, match="is no memory of pgra: name another file"):
+        FeedbackLog.open(path)
+
+
+def test_a_memory_of_a_later_format_is_refused(path):
+    fill(path, count=1)
+    later = sqlite3.connect(path)
+    later.execute("PRAGMA user_version = 9")
+    later.close()
+    with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: update pgra"):
+        FeedbackLog.open(path)
+
+
+READER = """
+import os, sys
+from pathlib import Path
+from pgra.memory.log import FeedbackLog
+if os.getuid() == 0:
+    os.setuid(65534)
+path = Path(sys.argv[1])
+with FeedbackLog.open(path, is_writable=False) as log:
+    print(len(log))
+for write in (lambda: FeedbackLog.open(path).write("a", "b"),
+              lambda: FeedbackLog.open(path.with_name("new.sqlite"))):
+    try:
+        write()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_cannot_be_written_is_read_and_a_write_is_refused(tmp_path):
+    folder = tmp_path / "fixed"
+    folder.mkdir()
+    fill(folder / "memory.sqlite", count=2)
+    above = [p for p in folder.parents if p.is_relative_to(tmp_path.parents[2])]
+    modes = [(p, p.stat().st_mode) for p in above]
+    try:
+        for p, mode in modes:
+            p.chmod(mode | 0o055)  # so that nobody, who is not root, gets there
+        folder.chmod(0o555)
+        (folder / "memory.sqlite").chmod(0o444)
+        done = subprocess.run(
+            [sys.executable, "-c", READER, str(folder / "memory.sqlite")],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
+        )
+    finally:
+        for p, mode in modes:
+            p.chmod(mode)
+        folder.chmod(0o755)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "1", done.stderr
+    assert "cannot be written" in lines[1]
+    assert lines[2].startswith(("ArtifactError", "PermissionError"))
+    assert [p.name for p in folder.iterdir()] == ["memory.sqlite"]
