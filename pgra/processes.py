@@ -1,10 +1,11 @@
-"""The processes of `accelerate launch`, seen from one of them."""
+"""The processes of `accelerate launch`, seen from one of them, and the machine they are on."""
 
 import atexit
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from pgra.types import Worker
 
@@ -39,3 +40,12 @@ def join_processes(device: str) -> Processes:
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
     atexit.register(state.destroy_process_group)
     return Processes(Worker(state.process_index, state.num_processes), state.wait_for_everyone)
+
+
+def machine_memory() -> int:
+    """Give the bytes of memory of this machine, or of the container this runs in."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such container; "max" where it has no limit
+        return whole

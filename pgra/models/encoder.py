@@ -6,7 +6,6 @@ wrong way still gives plausible neighbours. So it is named, resolved once and ke
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +29,7 @@ from pgra.models.loading import (
     load_tokenizer,
 )
 from pgra.models.pooling import POOLINGS, pool, resolve_pooling
-from pgra.models.prepack import packed_linears
+from pgra.models.prepack import packed_for
 from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
 from pgra.models.window import check_window, own_length
 from pgra.types import Example, Json
@@ -41,7 +40,7 @@ Vectors = npt.NDArray[np.float32]
 
 _CHUNK = 8192
 """Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
-_MANY = 128  # from so many texts on, laying the weights out for them pays
+_TOKENS = 32  # of a text, about
 
 
 class Encoder:
@@ -187,9 +186,8 @@ class Encoder:
             ModelError: If a vector is not finite, or one text alone does not fit in memory.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
-        is_long = len(texts) >= _MANY and self._device.type == "cpu"
         with (
-            packed_linears(self.model) if is_long else nullcontext(),
+            packed_for(self.model, _TOKENS * len(texts)),
             tqdm(total=len(texts), unit="text", disable=not progress) as bar,
         ):
             step = advance if advance is not None else bar.update

@@ -19,6 +19,7 @@ from pgra.models.batching import token_budget_batches
 from pgra.models.budgets import recall_budget, remember_budget
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
+from pgra.models.prepack import packed_for
 from pgra.models.shared_prefix import WAYS, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.types import Json
@@ -199,6 +200,15 @@ class PromptedEncoder:
 
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
         """Give the states of tokenised prompts; see `encode`."""
+        with packed_for(self.lm.model, self._count_own(prompts)):
+            return self._encode(prompts, advance)
+
+    def _count_own(self, prompts: Prompts) -> int:
+        """Count the tokens that are read for these prompts alone, if the prefix is shared."""
+        shared = len(self.shared_ids) if self.sharing != "none" else 0
+        return sum(max(0, len(ids) - shared) for ids in prompts.ids)
+
+    def _encode(self, prompts: Prompts, advance: Callable[[int], object]) -> Tensor:
         states = torch.empty(len(prompts.ids), self.lm.width, dtype=self.lm.dtype)
         places: list[int] = []
         held: list[Tensor] = []

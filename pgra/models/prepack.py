@@ -7,14 +7,33 @@ reached. Inductor does the same when it freezes a model, after minutes of compil
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh
 
+from pgra.processes import machine_memory
+
 Forward = Callable[..., Tensor]
+MANY_TOKENS = 4096
+"""Packing takes as long as reading some hundred tokens."""
+_SHARE = 0.25  # of the machine's memory, for the packed copies
+
+
+def packed_for(module: nn.Module, num_tokens: int) -> AbstractContextManager[None]:
+    """Pack a module's linear layers if so many tokens are worth it, and memory holds the copies.
+
+    Args:
+        module: As `packed_linears` takes it.
+        num_tokens: What it is about to read.
+    """
+    if num_tokens < MANY_TOKENS:
+        return nullcontext()
+    linears = (part for part in module.modules() if isinstance(part, nn.Linear))
+    needed = sum(part.weight.nbytes for part in linears if _is_plain(part))
+    return packed_linears(module) if needed <= _SHARE * machine_memory() else nullcontext()
 
 
 @contextmanager
@@ -53,6 +72,7 @@ def _is_plain(part: Any) -> bool:
         and "forward" not in vars(part)
         and part.weight.device.type == "cpu"
         and part.weight.dtype is torch.float32
+        and type(part.weight.data) is Tensor  # a quantized weight says float32 too
     )
 
 

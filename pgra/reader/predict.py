@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ from tqdm import tqdm
 from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.fid import IGNORED, Fused, FusionReader
-from pgra.models.prepack import packed_linears
+from pgra.models.prepack import packed_for
 from pgra.models.rag import RagReader
 from pgra.models.segments import GroupCost, PackedSegments
 from pgra.prompts.verbalizer import SLOT, Verbalizer
@@ -29,7 +28,6 @@ from pgra.types import Prediction, Scores, Worker
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_PACK_FROM = 16_384  # tokens to read: fewer are read before the weights are laid out
 # The logits are rows times target tokens times vocabulary: 256 rows of 4 tokens take 130 MB.
 _MAX_ROWS = 256
 
@@ -228,9 +226,8 @@ def map_batches(
     reader.eval()
     found: list[tuple[list[int], Sequence[T]]] = []
     show = progress and worker.is_main
-    is_long = sum(inputs.sizes()) >= _PACK_FROM
     with (
-        packed_linears(reader.t5.get_encoder()) if is_long else nullcontext(),
+        packed_for(reader.t5.get_encoder(), sum(inputs.sizes())),
         tqdm(total=len(inputs), desc="read", unit="ex", disable=not show) as bar,
     ):
         for indices in worker.share(batches):

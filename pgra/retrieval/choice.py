@@ -1,8 +1,8 @@
 """Which FAISS index suits a corpus (`--index_factory auto`), and how much memory it may take."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
+
+from pgra.processes import machine_memory
 
 AUTO = "auto"
 EXACT = "Flat"
@@ -54,15 +54,6 @@ def choose_factory(factory: str, num_rows: int, width: int, *, memory: int) -> C
 def memory_limit(gigabytes: float | None) -> int:
     """Give the bytes that an index may take: those asked for, or half of what the machine has."""
     return int(_SHARE * machine_memory() if gigabytes is None else gigabytes * _GB)
-
-
-def machine_memory() -> int:
-    """Give the bytes of memory of this machine, or of the container this runs in."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such container; "max" where it has no limit
-        return whole
 
 
 def _exact(size: str, needed: int, memory: int) -> Choice:

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from pgra.retrieval.choice import choose_factory, machine_memory, memory_limit
+from pgra.processes import machine_memory
+from pgra.retrieval.choice import choose_factory, memory_limit
 
 GB = 10**9
 

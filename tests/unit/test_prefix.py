@@ -58,6 +58,23 @@ def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
     assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dir, TEXTS)) < 1e-4
 
 
+def test_weights_laid_out_for_many_tokens_change_the_last_digits_only(lm_dir, monkeypatch):
+    encoder, seen = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT), []
+    parts = list(encoder.lm.model.modules())
+
+    def look(_):
+        seen.append(any("forward" in vars(part) for part in parts))
+
+    encoder.encode(TEXTS, advance=look)
+    assert not any(seen)
+    monkeypatch.setattr("pgra.models.prepack.MANY_TOKENS", 1)
+    seen.clear()
+    packed = encoder.encode(TEXTS, advance=look)
+    assert relative_error(packed, whole_prompts(lm_dir, TEXTS)) < 1e-4
+    has_linears = any(type(part) is torch.nn.Linear for part in parts)  # not GPT-2
+    assert set(seen) == {has_linears}
+
+
 def test_auto_shares_the_prefix_on_every_architecture(lm_dir):
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
     assert encoder.way == "cascade"

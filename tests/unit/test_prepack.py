@@ -4,7 +4,7 @@ from torch import nn
 from transformers import AutoModel
 
 from pgra.models.fid import FusionReader
-from pgra.models.prepack import packed_linears
+from pgra.models.prepack import MANY_TOKENS, packed_for, packed_linears
 
 
 @pytest.fixture
@@ -84,3 +84,18 @@ def test_an_encoders_layers_bend_while_they_multiply_and_give_the_same(encoder_d
         assert "forward" not in vars(model.encoder.layer[0].intermediate)
         other = model(input_ids=ids).last_hidden_state
     assert (other - plain).abs().max() > 1e-3
+
+
+def test_layers_are_packed_only_for_many_tokens_and_where_memory_holds_the_copies(
+    module, monkeypatch
+):
+    def is_packed(num_tokens):
+        with packed_for(module, num_tokens):
+            return "forward" in vars(module[0])
+
+    assert [is_packed(n) for n in (MANY_TOKENS - 1, MANY_TOKENS)] == [False, True]
+    size = 4 * (16 * 24 + 24 * 8)
+    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size - 4)
+    assert not is_packed(MANY_TOKENS)
+    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size)
+    assert is_packed(MANY_TOKENS)
