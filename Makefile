@@ -46,7 +46,7 @@ check: $(STAMP)  ## ruff, ruff format and mypy --strict
 test: check test-quick  ## All checks and all tests but those that need a GPU
 	$(PYTEST) -m "slow and not gpu" --numprocesses 2 --dist loadfile --durations=20
 
-test-quick: $(STAMP)  ## The tests that take less than a minute together, on two cores
+test-quick: $(STAMP)  ## The quick tests: two minutes on two cores
 	$(PYTEST) --numprocesses 2
 
 test-reader: $(STAMP)  ## The reader's tests on the oldest transformers allowed, or TRANSFORMERS=VERSION

@@ -59,6 +59,16 @@ def test_every_file_is_short_enough_to_read(monkeypatch, tmp_path):
     assert long_among(sorted(tmp_path.iterdir())) == ["long.py"]
 
 
+def test_no_file_holds_the_marks_of_a_merge():
+    marks = re.compile("^(<{7}|={7}$|>{7})", re.MULTILINE)
+    command = ["git", "ls-files"]
+    kept = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    paths = [ROOT / name for name in kept.stdout.splitlines()]
+    texts = {path: path.read_text(errors="ignore") for path in paths if path.is_file()}
+    assert [relative(path) for path, text in texts.items() if marks.search(text)] == []
+    assert marks.search("a\n" + "=" * 7 + "\nb")  # the control
+
+
 def banned_in(text):
     return [line for line in text.splitlines() if any(re.search(word, line) for word in BANNED)]
 
