@@ -29,6 +29,7 @@ OWN = {
     "k": {"axis": "num_candidates=16,50", "num_candidates": None},
     "main": {"num_shots": 2},
     "large": {"num_shots": 2},
+    "exemplars": {"axis": "exemplars=balanced,knn"},
     "prompts": {"axis": "exemplar_seed=0,1"},
     "granularity": {"max_segment_tokens": 224, "axis": "max_passages=60,20", "max_passages": None},
     "two_cores_d": {"axis": "num_evidence=0,1", "num_evidence": None},

@@ -12,6 +12,7 @@ import pytest
 from conftest import SENTENCES, write_jsonl
 from scripted import call
 from tiny_models import build_encoder, build_lm, build_t5
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pgra.errors import ConfigError
 from pgra.io import canonical_json
@@ -127,8 +128,15 @@ def test_memory_measures_opening_look_ups_and_writes(benchmark, tmp_path, capsys
 @pytest.mark.slow
 def test_quantized_measures_every_width(benchmark, tmp_path, capsys, two_threads):
     figures = tmp_path / "figures.json"
-    words = ["--num_queries", "2", "--num_candidates", "12", "--num_evidence", "4"]
-    words += ["--device", "cpu", "--json", str(figures)]
+    words = ["--num_queries", "2", "--num_candidates", "6", "--num_evidence", "2"]
+    lm = build_lm(tmp_path / "lm", "llama", window=2048)
+    wide = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "head_dim": 16,
+    }  # 4 bits share a scale by 64
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(lm, **wide)).save_pretrained(lm)
+    words += ["--device", "cpu", "--json", str(figures), "--lm", str(lm)]
     assert benchmark("quantized").main(words) == 0
     told = json.loads(figures.read_text())["figures"]
     assert all(math.isfinite(value) for value in told.values())
