@@ -133,63 +133,6 @@ class WordScorer:
 
 
 @dataclass(frozen=True)
-class WordWriter:
-    """Lets the LM write, and takes the label whose word it wrote.
-
-    Attributes:
-        completer: The LM.
-        format: How prompts are written.
-        words: Word by label.
-        max_new_tokens: Most tokens that are written.
-        progress: Whether to show a bar.
-    """
-
-    completer: Completer
-    format: PromptFormat
-    words: Mapping[str, str]
-    max_new_tokens: int = 10
-    progress: bool = False
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give format, words and how much is written."""
-        return {
-            **self.format.fingerprint,
-            "decide_by": "generation",
-            "words": dict(self.words),
-            "max_new_tokens": self.max_new_tokens,
-            "stop": STOP,
-        }
-
-    @property
-    def num_new_tokens(self) -> int:
-        """Give the most tokens that are written."""
-        return self.max_new_tokens
-
-    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Write a query's prompt."""
-        return [self.format.write(exemplars, query.fields)]
-
-    def decide(
-        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
-    ) -> list[Answered]:
-        """Let the LM write, and read labels; see `Decider`."""
-        writer = TextWriter(
-            self.completer, self.format, self.max_new_tokens, progress=self.progress
-        )
-        verbalizer = Verbalizer(self.words, template="")
-        answered = []
-        for done in writer.decide(queries, prompts):
-            text = done.prediction.label
-            label = verbalizer.label_of_word(text)
-            scores = {name: float(name == label) for name in self.words}
-            decided = UNDECIDED if label is None else label
-            prediction = Prediction(done.prediction.example_id, decided, scores)
-            answered.append(Answered(prediction, {"written": text}))
-        return answered
-
-
-@dataclass(frozen=True)
 class TextWriter:
     """Lets the LM write an answer.
 
@@ -239,6 +182,37 @@ class TextWriter:
             Answered(Prediction(query.id, done.text.strip(), {}), {})
             for query, done in zip(queries, written, strict=True)
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordWriter(TextWriter):
+    """Lets the LM write, and takes the label whose word it wrote.
+
+    Attributes:
+        words: Word by label.
+    """
+
+    words: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give format, words and how much is written."""
+        return {**super().fingerprint, "words": dict(self.words)}
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Let the LM write, and read labels; see `Decider`."""
+        verbalizer = Verbalizer(self.words, template="")
+        answered = []
+        for done in super().decide(queries, prompts):
+            text = done.prediction.label
+            label = verbalizer.label_of_word(text)
+            scores = {name: float(name == label) for name in self.words}
+            decided = UNDECIDED if label is None else label
+            prediction = Prediction(done.prediction.example_id, decided, scores)
+            answered.append(Answered(prediction, {"written": text}))
+        return answered
 
 
 @contextlib.contextmanager

@@ -145,7 +145,7 @@ def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decid
     how = task_format(task, args.prompt_format or "task")
     if args.decide_by == "generation":
         most = args.max_new_tokens or _WRITTEN_TOKENS
-        return WordWriter(completer, how, how.words, max_new_tokens=most, progress=True)
+        return WordWriter(completer, how, most, progress=True, words=how.words)
     if args.max_new_tokens is not None:
         raise ConfigError(
             f"max_new_tokens is {args.max_new_tokens}, and label words are scored, not written: "
