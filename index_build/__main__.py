@@ -181,7 +181,9 @@ def describe_search(built: "BuiltIndex") -> list[str]:
         return [f"  exact search of the float16 vectors{where}{told}"]
     lines = [f"  index {built.manifest.fingerprint['factory']}{told}"]
     if "trained_on" in counts:
-        lines.append(f"  trained on {counts['trained_on']:,} passages")
+        seconds = counts.get("training_seconds")
+        told = "" if seconds is None else f" in {seconds:,} s"
+        lines.append(f"  trained on {counts['trained_on']:,} passages{told}")
     setting = [f"{name} {value}" for name, value in counts.get("search", {}).items()]
     if "rescore_factor" in counts:
         before = _shares(counts["recall_without_rescoring"])

@@ -1,5 +1,7 @@
 """FAISS indexes from a factory string: made, trained, filled, measured and written."""
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from tqdm import tqdm
 
 from pgra.errors import ConfigError
 from pgra.io import find_stage, load_manifest, write_aside
@@ -24,6 +27,8 @@ from pgra.retrieval.recall import (
 )
 from pgra.retrieval.rescore import Rescored, is_lossy
 from pgra.types import MISSING_ROW, Json, Rows
+
+logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.faiss"
 MAX_TRAINING_ROWS = 262_144
@@ -94,7 +99,7 @@ def build_faiss(
     Returns:
         Counts for the manifest: rows, dim, is_exact, recall by depth (of a lossy index with and
         without scoring its hits again) and of what, the search setting, the passages it was
-        trained on, and how many queries a second it answered in one call.
+        trained on and how long, and how many queries a second it answered in one call.
 
     Raises:
         ConfigError: If FAISS does not know the factory, or there are too few rows for it.
@@ -107,12 +112,15 @@ def build_faiss(
     if begun is not None:
         index = faiss.read_index(str(begun))
     elif not index.is_trained:
-        counts["trained_on"] = _train(index, source, plan.factory)
+        counts |= _train(index, source, plan.factory)
     start, num_there = 0, index.ntotal
-    for vectors in source.blocks():
-        if start >= num_there:
-            index.add(vectors)
-        start += len(vectors)
+    # disable=None: a bar is for a terminal.
+    with tqdm(total=source.num_rows, desc="index", unit="passage", disable=None) as bar:
+        for vectors in source.blocks():
+            if start >= num_there:
+                index.add(vectors)
+            start += len(vectors)
+            bar.update(len(vectors))
     assert index.ntotal == source.num_rows, "the index begun ends inside a block"
     counts |= _measure(index, source, plan)
     write_faiss(index, path)
@@ -185,11 +193,13 @@ def _count_lists(index: Any) -> int | None:
     return None if ivf is None else int(ivf.nlist)
 
 
-def _train(index: Any, source: VectorSource, factory: str) -> int:
-    """Train an index; give the number of passages."""
+def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
+    """Train an index; give the number of passages, and the seconds."""
     wanted = max(MAX_TRAINING_ROWS, _ROWS_A_LIST * (_count_lists(index) or 0))
     size = min(source.num_rows, wanted, _MAX_TRAINING_BYTES // (4 * source.width))
     rows = np.random.default_rng(_SEED).choice(source.num_rows, size=size, replace=False)
+    logger.info("training %s on %d of %d passages", factory, size, source.num_rows)
+    start = time.perf_counter()
     try:
         index.train(source.read(np.sort(rows).astype(np.int64)))
     except RuntimeError as error:
@@ -198,7 +208,7 @@ def _train(index: Any, source: VectorSource, factory: str) -> int:
             f"index_factory '{factory}' cannot be trained on {size} passages: {reason}. "
             "Use Flat, or a smaller index."
         ) from None
-    return size
+    return {"trained_on": size, "training_seconds": round(time.perf_counter() - start, 1)}
 
 
 def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Json]:
@@ -206,6 +216,7 @@ def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Jso
     depths = depths_for(source.num_rows)
     if not depths:
         return {"is_exact": False, "recall": {}, "search": {}}
+    logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
     searched = Rescored(index, source.read, factor=plan.rescore_factor)
     asked = searched if plan.is_rescored else index
     rows = draw_rows(source.num_rows, 2 * SAMPLE, seed=_SEED)

@@ -262,7 +262,9 @@ class _Growth:
             rescore_factor=args.rescore_factor,
         )
         counts = build_faiss(source, plan, path, begun=find_faiss(self.old.folder))
-        kept = {name: had[name] for name in ("removed", "trained_on") if name in had}
+        kept = {
+            name: had[name] for name in ("removed", "trained_on", "training_seconds") if name in had
+        }
         return {**counts, "cut": count_cut(shards), **self._trained(), **kept}
 
     def _trained(self) -> dict[str, Json]:

@@ -139,7 +139,7 @@ def encode_shards(
         OSError: If the disk is full; what was being written is removed, done shards stay.
     """
     total = sum(shard.stop - shard.start for shard in shards)
-    with tqdm(total=total, desc="encode", unit="text", disable=not progress) as bar:
+    with tqdm(total=total, desc="encode", unit="text", disable=not (progress and shards)) as bar:
         for shard in shards:
             cut_before = encoder.num_cut
             texts = corpus.slice(shard.start, shard.stop)
