@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from pgra.errors import ConfigError
 from pgra.io import find_stage, load_manifest, write_aside
+from pgra.processes import machine_memory
 from pgra.retrieval.choice import EXACT
 from pgra.retrieval.exact import Vectors
 from pgra.retrieval.flat import BlockSearch, flat_header, write_flat
@@ -34,7 +35,8 @@ INDEX_FILE = "index.faiss"
 MAX_TRAINING_ROWS = 262_144
 """Most rows that train an IVF or PQ: 64 a centroid for IVF4096, 0.8 GB in float32 at D = 768."""
 _ROWS_A_LIST = 39  # the fewest that FAISS wants; an IVF of more lists than 6,721 is trained on more
-_MAX_TRAINING_BYTES = 2 << 30  # fewer rows where they are an LM's states, up to 5,120 wide
+_TRAINING_BYTES = 2 << 30  # fewer rows where they are an LM's states, up to 5,120 wide
+_TRAINING_SHARE = 4  # or a quarter of the machine's memory, where that is more
 _SEED = 0
 _WRITE_BYTES = 1 << 20
 
@@ -196,7 +198,8 @@ def _count_lists(index: Any) -> int | None:
 def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
     """Train an index; give the number of passages, and the seconds."""
     wanted = max(MAX_TRAINING_ROWS, _ROWS_A_LIST * (_count_lists(index) or 0))
-    size = min(source.num_rows, wanted, _MAX_TRAINING_BYTES // (4 * source.width))
+    room = max(_TRAINING_BYTES, machine_memory() // _TRAINING_SHARE)
+    size = min(source.num_rows, wanted, room // (4 * source.width))
     rows = np.random.default_rng(_SEED).choice(source.num_rows, size=size, replace=False)
     logger.info("training %s on %d of %d passages", factory, size, source.num_rows)
     start = time.perf_counter()
