@@ -173,7 +173,7 @@ class IclArguments:
     artifacts_dir: str = _arg("artifacts", "Folder of vectors, neighbors and answers.")
     output_dir: str = _arg(
         "runs/{task}-{system}",
-        "The run's folder; {task} and {system} (icl-knn) are filled in.",
+        "The run's folder; {task} and {system} (icl-knn, icl-farthest) are filled in.",
     )
     device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     seeds: list[str] | None = field(

@@ -48,9 +48,9 @@ class IclRun:
 
     @property
     def system(self) -> str:
-        """Name the system as reports do: icl-knn, icl-random, ...; the vote is its own."""
+        """Name the system as reports do: icl-knn, icl-farthest, ...; the vote is its own."""
         kind = "vote" if self.icl.decide_by == "vote" else "icl"
-        return f"{kind}-{self.selection.exemplars}"
+        return f"{kind}-{'farthest' if self.selection.farthest else self.selection.exemplars}"
 
     @property
     def folder(self) -> Path:

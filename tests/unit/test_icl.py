@@ -142,9 +142,9 @@ def test_runs_stand_in_one_report(run, tmp_path):
     (group,) = load_collection([tmp_path / "runs"]).groups
     check_comparable(group)
     assert sorted(row_names(group)) == [
-        "icl-knn farthest=False num_exemplars=2",
-        "icl-knn farthest=False num_exemplars=3",
-        "icl-knn farthest=True num_exemplars=2",
+        "icl-farthest",
+        "icl-knn num_exemplars=2",
+        "icl-knn num_exemplars=3",
         "vote-knn",
     ]
 
