@@ -11,7 +11,8 @@ Three parts, printed as one table each:
     search   random unit vectors (an exact search takes the same time for any), `--k` hits a query:
              pgra's flat index as it is mapped from its file; its search of the float16 shards; and
              FAISS' flat index called directly, as it comes and tuned (matrix products always).
-             These run in one process in turn, on a CPU.
+             These run in one process in turn, on a CPU. The overhead is the seconds of pgra's
+             search over those of the FAISS call inside it, the least of `--repeats`.
     words    BM25 on real sentences, queries are real reviews: pgra's, and rank-bm25
 
 Each runs in a process of its own; "grown" is what that process's peak of memory (Linux) lies
@@ -28,9 +29,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
-from measuring import parse_flags, positive, run_apart_from, shared_parser, write_figures
+from flat_search import (
+    BATCHES,
+    INDEX,
+    OVERHEAD,
+    SHARD_ROWS,
+    read_queries,
+    retriever,
+    source_of,
+    time_ways,
+)
+from measuring import (
+    parse_flags,
+    positive,
+    run_apart_from,
+    shared_parser,
+    write_figures,
+)
 from others import BATCHES as ENCODE_BATCHES
 from others import peak_mb, seconds_of
 from subjects import read_reviews
@@ -43,18 +59,13 @@ from pgra.errors import ConfigError
 from pgra.models.encoder import Encoder
 from pgra.models.loading import choose_device, find_model
 from pgra.retrieval import open_retriever
-from pgra.retrieval.dense import DenseRetriever
 from pgra.retrieval.exact import Vectors
-from pgra.retrieval.factory import IndexPlan, VectorSource, build_faiss, map_faiss
+from pgra.retrieval.factory import IndexPlan, build_faiss, map_faiss
 from pgra.retrieval.flat import BlockSearch
-from pgra.retrieval.shards import Shard, plan_shards, read_rows, read_shards
+from pgra.retrieval.shards import plan_shards
 
 OTHERS = str(Path(__file__).with_name("others.py"))
-BATCHES = (1, 64, 1024)
 HEADLINE = 64  # the batch of the figures without a prefix
-SHARD_ROWS = 8192
-INDEX = "ours.faiss"
-TUNED, DEFAULT = 1, faiss.cvar.distance_compute_blas_threshold
 LEAST_COSINE = 0.9999
 Figures = dict[str, float]
 
@@ -187,7 +198,8 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
         f"{'queries/s at a batch of':<26}" + "".join(f"{size:>10}" for size in BATCHES),
     ]
     for way, by_batch in rates.items():
-        cells = [f"{by_batch[str(size)]:>10.1f}" for size in BATCHES]
+        digits = 4 if way == OVERHEAD else 1
+        cells = [f"{by_batch[str(size)]:>10.{digits}f}" for size in BATCHES]
         lines.append(f"{way:<26}" + "".join(cells))
     say("\n".join(lines) + "\n")
     return search_figures(f"{rows}x{width}", rates) | {
@@ -205,11 +217,10 @@ def search_figures(name: str, rates: Mapping[str, Mapping[str, float]]) -> Figur
         for size, rate in by_batch.items()
     }
     for size in map(str, BATCHES):
-        for other in ("default", "tuned", "same index"):
+        for other in ("default", "tuned"):
             ratio = rates["pgra"][size] / rates[f"FAISS {other}"][size]
-            figures[f"{name}/b{size}_flat_search_vs_{other.replace(' ', '_')}"] = ratio
-    for other in ("default", "tuned", "same_index"):
-        key = f"flat_search_vs_{other}"
+            figures[f"{name}/b{size}_flat_search_vs_{other}"] = ratio
+    for key in ("flat_search_vs_default", "flat_search_vs_tuned", OVERHEAD.replace(" ", "_")):
         figures[key] = figures[f"{name}/b{HEADLINE}_{key}"]
     return figures
 
@@ -236,48 +247,6 @@ def search_shards(args: argparse.Namespace, folder: str, rows: str, width: str) 
     before = peak_mb()
     retriever(BlockSearch(source.blocks, source.num_rows)).search(queries, args.k)
     return {"grown_mb": peak_mb() - before}
-
-
-def time_ways(
-    args: argparse.Namespace, folder: str, rows: str, width: str
-) -> dict[str, dict[str, float]]:
-    """Time all ways in turn, at each batch size."""
-    source, queries = source_of(Path(folder), int(rows), int(width)), read_queries(folder)
-    raw = faiss.IndexFlatIP(int(width))
-    for block in source.blocks():
-        raw.add(block)
-    mapped = map_faiss(Path(folder) / INDEX)
-    ways: dict[str, Callable[[Vectors], object]] = {
-        "pgra": lambda batch: retriever(mapped).search(batch, args.k),
-        "FAISS tuned": partial(ask_raw, raw, k=args.k, threshold=TUNED),
-        "FAISS same index": partial(ask_raw, mapped, k=args.k, threshold=TUNED),
-        "FAISS default": partial(ask_raw, raw, k=args.k, threshold=DEFAULT),
-        "pgra, shards": lambda batch: retriever(BlockSearch(source.blocks, source.num_rows)).search(
-            batch, args.k
-        ),
-    }
-    rates: dict[str, dict[str, float]] = {way: {} for way in ways}
-    for size in BATCHES:
-        calls = 8 if size == 1 else 1
-        for search in ways.values():
-            search(queries[:size])  # pages are read, buffers made
-        for _ in range(args.repeats):
-            for way, search in ways.items():
-                rate = size * calls / seconds_of(partial(ask_often, search, queries, size, calls))
-                rates[way][str(size)] = max(rates[way].get(str(size), 0.0), rate)
-    return rates
-
-
-def ask_often(search: Callable[[Vectors], object], queries: Vectors, size: int, calls: int) -> None:
-    """Search batches one after another."""
-    for call in range(calls):
-        search(queries[call : call + size] if size == 1 else queries[:size])
-
-
-def ask_raw(index: Any, queries: Vectors, *, k: int, threshold: int) -> None:
-    """Call FAISS as its users do."""
-    faiss.cvar.distance_compute_blas_threshold = threshold
-    index.search(queries, k)
 
 
 def compare_words(args: argparse.Namespace, folder: Path) -> Figures:
@@ -324,23 +293,6 @@ def ask_words(args: argparse.Namespace, folder: str, queries_file: str) -> Figur
     build_seconds = time.perf_counter() - start
     rate = len(queries) / seconds_of(partial(bm25.retrieve, queries, args.k))
     return {"rate": rate, "build_seconds": build_seconds, "grown_mb": peak_mb() - before}
-
-
-def retriever(index: Any) -> DenseRetriever:
-    """Give our search without an encoder, which it does not use for vectors."""
-    return DenseRetriever(index, None, {})  # type: ignore[arg-type]
-
-
-def source_of(folder: Path, rows: int, width: int) -> VectorSource:
-    """Give the vectors that lie in shards."""
-    shards: list[Shard] = plan_shards(folder, rows, SHARD_ROWS)
-    return VectorSource(rows, width, partial(read_rows, shards), partial(read_shards, shards))
-
-
-def read_queries(folder: str) -> Vectors:
-    """Read the queries."""
-    queries: Vectors = np.load(Path(folder) / "queries.npy")
-    return queries
 
 
 def unit(rng: np.random.Generator, rows: int, width: int) -> Vectors:
