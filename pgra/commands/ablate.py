@@ -2,22 +2,21 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.arguments import Defaults, parse_arguments, parse_first
+from pgra.commands.ablate_told import describe_costs, describe_prompts, show_results
 from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say, say_once
 from pgra.config import PgraArguments
-from pgra.errors import ConfigError, PgraError
+from pgra.errors import ConfigError
 from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
-    from pgra.pipelines.ablate import Failure, GridRun
     from pgra.pipelines.grid import Grid, Point
-    from pgra.pipelines.grid_costs import Cost
-    from pgra.processes import Processes
+    from pgra.pipelines.icl_inputs import IclRun
     from pgra.reader.arguments import ReaderTrainingArguments
 
 DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
@@ -27,10 +26,12 @@ EXAMPLE = """examples:
   pgra ablate d --tasks sst2 trec --seeds 0 1 2 3 4
   pgra ablate k --axis num_candidates=200,100 --task mr --output_dir runs/k-mr
   pgra ablate my_grid.yaml --corpus my_corpus.txt
+  pgra ablate kate_t6 --tasks webquestions --seeds 0 1 2 3 4
 
 The grids: {names}.
-The first word is one of these or the path of a YAML; all arguments of train.py may follow, and win
-over the YAML. Given again, the same command goes on where it was stopped.
+The first word is one of these or the path of a YAML; all arguments of train.py (of pgra icl for
+the grids kate_...) may follow, and win over the YAML. Given again, the same command goes on where
+it was stopped.
 """
 
 
@@ -71,10 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0].startswith("-"):
         return _explain(words)
     how, rest = parse_first(GridArguments, words[1:])
-    if "-h" in rest or "--help" in rest:
-        return _explain(["--help"])
     grid = _read(words[0], how, rest)
+    if "-h" in rest or "--help" in rest:
+        return _explain(["--help"], grid.command)
     root = _root(grid, how, rest)
+    return (
+        _make_icl(grid, how, rest, root) if grid.command == "icl" else _make(grid, how, rest, root)
+    )
+
+
+def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
+    """Run a grid of train.py."""
     from pgra.pipelines.ablate import make_runs, run_grid, write_grid
     from pgra.processes import join_processes
 
@@ -88,18 +96,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     if how.dry_run:
         with say_once():
-            told = _describe_costs(grid, runs)
+            told = describe_costs(grid, runs)
         say(told)
         return 0
     if processes.worker.is_main:
         write_grid(grid, runs, root)
     processes.barrier()
     failures = run_grid(runs, processes, drop_readers=how.drop_readers)
-    return _close(grid, runs, failures, root, processes)
+    if processes.worker.is_main:
+        show_results(grid, runs, failures, root)
+    return 1 if failures else 0
 
 
-def _explain(words: Sequence[str]) -> int:
+def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
+    """Run a grid of `pgra icl`, in one process."""
+    from pgra.pipelines.ablate import run_grid, write_grid
+    from pgra.pipelines.icl_grid import make_icl_runs
+
+    if how.drop_readers:
+        raise ConfigError(
+            f"drop_readers deletes readers, and the grid '{grid.name}' trains none: leave it out"
+        )
+    seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
+    runs = make_icl_runs(
+        grid, seeds, root, lambda task, point: resolve_icl_point(grid, task, point, rest, root)
+    )
+    quiet_libraries()
+    if how.dry_run:
+        with say_once():
+            told = describe_prompts(grid, runs)
+        say(told)
+        return 0
+    write_grid(grid, runs, root)
+    failures = run_grid(runs)
+    show_results(grid, runs, failures, root)
+    return 1 if failures else 0
+
+
+def _explain(words: Sequence[str], command: str = "train") -> int:
     """Show the help, or say that the grid is missing."""
+    from pgra.pipelines.grid import ICL_SECTIONS
     from pgra.pipelines.grid_files import grid_names
 
     names = ", ".join(grid_names())
@@ -107,14 +143,25 @@ def _explain(words: Sequence[str]) -> int:
         raise ConfigError(f"name a grid first, such as pgra ablate k --demo; there are: {names}")
     from pgra.reader.arguments import ReaderTrainingArguments
 
+    trains = [*SECTIONS.values(), ReaderTrainingArguments]
     parse_arguments(
-        [GridArguments, *SECTIONS.values(), ReaderTrainingArguments],
+        [_grid_arguments(command), *(ICL_SECTIONS.values() if command == "icl" else trains)],
         ["--help"],
         prog="pgra ablate NAME|FILE.yaml",
         description=DESCRIPTION,
         epilog=EXAMPLE.format(names=names),
     )
     return 0
+
+
+def _grid_arguments(command: str) -> type:
+    """Give how a grid is run, for its help; `pgra icl` tells of --seeds itself."""
+    own = [
+        (f.name, f.type, field(default=f.default, metadata=f.metadata))
+        for f in fields(GridArguments)
+        if f.name != "seeds"
+    ]
+    return make_dataclass("IclGridArguments", own) if command == "icl" else GridArguments
 
 
 def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
@@ -129,7 +176,7 @@ def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
                 f"{axis} is an axis of the grid '{grid.name}': give its values as "
                 f"--axis {axis}=VALUE,VALUE"
             )
-    if "seed" in given:
+    if given & {"seed", "exemplar_seed"} and (grid.command == "icl" or "seed" in given):
         raise ConfigError("a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one")
     if how.tasks and "task" in given:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
@@ -166,106 +213,50 @@ def resolve_point(
     from pgra.reader.arguments import ReaderTrainingArguments
 
     own = Defaults(grid.origin, {"output_dir": str(root)})
-    over = [grid.over(task, point)]
-    if not grid.share:
-        over.append(
-            Defaults(grid.origin, {"artifacts_dir": str(root / point.folder / "artifacts")})
-        )
     *sections, training = parse_arguments(
         [*SECTIONS.values(), ReaderTrainingArguments],
         words,
         prog="pgra ablate",
         description=DESCRIPTION,
         under=[*grid.under(task, point), own],
-        over=over,
+        over=_over(grid, task, point, root),
     )
     return PgraArguments(**dict(zip(SECTIONS, sections, strict=True))), training
 
 
-def _close(
-    grid: "Grid",
-    runs: "Sequence[GridRun]",
-    failures: "Sequence[Failure]",
-    root: Path,
-    processes: "Processes",
-) -> int:
-    """Show what came out, and what did not."""
-    if not processes.worker.is_main:
-        return 1 if failures else 0
-    if any(run.is_finished for run in runs):
-        _show(root)
-    if grid.show == "seconds":
-        say(_describe_seconds(runs))
-    for failure in failures:
-        say(f"failed: {failure.run.name}: {failure.reason}")
-    if failures:
-        say(f"{len(failures)} of {len(runs)} runs failed; the same command tries them again")
-    return 1 if failures else 0
+def resolve_icl_point(
+    grid: "Grid", task: str | None, point: "Point", words: Sequence[str], root: Path
+) -> "IclRun":
+    """Read a point's arguments of `pgra icl`, in the order of `resolve_point`.
 
+    Args:
+        grid: The grid.
+        task: One of its tasks; None where the arguments name one.
+        point: One of its points.
+        words: Arguments of the command line.
+        root: Folder of the grid's runs.
 
-def _show(root: Path) -> None:
-    """Show the report's table; runs that it cannot put into one stay where they are."""
-    from pgra.commands.report import main as report
+    Raises:
+        ConfigError: As `parse_arguments`, or if the values contradict each other.
+    """
+    from pgra.pipelines.grid import ICL_SECTIONS
+    from pgra.pipelines.icl_inputs import IclRun
 
-    try:
-        report([str(root)])
-    except PgraError as error:
-        say(f"no table: {error}")
-
-
-def _describe_seconds(runs: "Sequence[GridRun]") -> str:
-    """List what each stage of each finished run took, in seconds."""
-    from pgra.evaluation.run_files import read_object
-
-    done = [run for run in runs if run.is_finished]
-    took = [read_object(run.folder / "metrics.json")["seconds"] for run in done]
-    stages = list(dict.fromkeys(stage for one in took for stage in one))
-    rows = [("seconds", *stages, "all")]
-    for run, one in zip(done, took, strict=True):
-        told = [f"{one[stage]:.1f}" if stage in one else "-" for stage in stages]
-        rows.append((run.name, *told, f"{sum(one.values()):.1f}"))
-    return "\n".join(_columns(rows))
-
-
-def _describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
-    """List points in the order they run, with what the LM reads for each."""
-    from pgra.pipelines.grid_costs import foresee
-
-    costs = foresee(runs)
-    head = ("task", "point", "runs", "finished", "steps", "LM reads", "")
-    rows = [head, *(_cost_row(cost) for cost in costs)]
-    finished = sum(run.is_finished for run in runs)
-    known = [cost.texts for cost in costs if cost.texts is not None]
-    sign = "" if all(cost.is_exact for cost in costs) else "about "
-    unknown = len(costs) - len(known)
-    return "\n".join(
-        [
-            grid.title,
-            *_columns(rows),
-            f"{len(runs)} runs, {finished} of them finished; the LM reads {sign}{sum(known):,} "
-            f"texts in all" + (f", and {unknown} points cannot be told" if unknown else ""),
-        ]
+    parsed = parse_arguments(
+        list(ICL_SECTIONS.values()),
+        words,
+        prog="pgra ablate",
+        description=DESCRIPTION,
+        under=[*grid.under(task, point), Defaults(grid.origin, {"output_dir": str(root)})],
+        over=_over(grid, task, point, root),
     )
+    return IclRun(**dict(zip(ICL_SECTIONS, parsed, strict=True)))
 
 
-def _cost_row(cost: "Cost") -> tuple[str, ...]:
-    run = cost.runs[0]
-    finished = sum(run.is_finished for run in cost.runs)
-    sign = "" if cost.is_exact else "~"
-    return (
-        run.args.data.task or "",
-        run.point.name,
-        str(len(cost.runs)),
-        str(finished),
-        str(run.training.max_steps),
-        "?" if cost.texts is None else f"{sign}{cost.texts:,}",
-        cost.note,
-    )
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+def _over(grid: "Grid", task: str | None, point: "Point", root: Path) -> list[Defaults]:
+    """Give what stands above `--config`; artefacts of its own where a grid shares none."""
+    over = [grid.over(task, point)]
+    if not grid.share:
+        own = {"artifacts_dir": str(root / point.folder / "artifacts")}
+        over.append(Defaults(grid.origin, own))
+    return over

@@ -13,8 +13,8 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-UNSEEDED = ("icl", "knn")
-"""Nothing is trained, and a seed decides nothing."""
+UNSEEDED = ("icl", "knn", "icl-fixed", "icl-knn", "icl-knn-mmr", "vote-knn", "vote-knn-mmr")
+"""Nothing is trained, and a seed decides nothing, but for a random order of exemplars."""
 _TRAINED = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
@@ -49,6 +49,11 @@ _PLACES = {
 }
 # Of the few shots that one system alone is tuned on.
 _SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}
+
+
+def is_unseeded(run: Run) -> bool:
+    """Say whether any other seed would give the same run again."""
+    return run.system in UNSEEDED and run.setting("selection.order") != "random"
 
 
 def check_comparable(group: Group) -> None:

@@ -9,9 +9,9 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.evaluation.comparable import (
     SYSTEMS,
     TASKS,
-    UNSEEDED,
     check_comparable,
     in_order,
+    is_unseeded,
     row_names,
 )
 from pgra.evaluation.metrics import PairedDifference
@@ -270,7 +270,12 @@ _Pair = tuple[Sequence[Run], Sequence[Run]]
 
 
 def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
-    """Keep the seeds that both have; if they share none, all of each."""
+    """Keep the seeds that both have; if they share none, all of each.
+
+    One run that no seed decides stands beside each seed of the other.
+    """
+    if any(len(side) == 1 and is_unseeded(side[0]) for side in (a, b)):
+        return a, b
     shared = {run.seed for run in a} & {run.seed for run in b}
     if not shared:
         return a, b
@@ -293,18 +298,26 @@ def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
     )
 
 
+def _matched(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None:
+    """Pair runs by seed; None where the sides have other seeds."""
+    if len(a) == 1 and is_unseeded(a[0]):
+        return [(a[0], run) for run in b]
+    if len(b) == 1 and is_unseeded(b[0]):
+        return [(run, b[0]) for run in a]
+    return list(zip(a, b, strict=True)) if _seeds(a) == _seeds(b) else None
+
+
 def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
-    if _seeds(a) != _seeds(b) and (len(a) > 1 or len(b) > 1):
+    pairs = [(a[0], b[0])] if len(a) == len(b) == 1 else _matched(a, b)
+    if pairs is None:
         return None
-    pairs = zip(a, b, strict=True)
     return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
 
 
 def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
     """Give in how many shared seeds a is better, and how many there are."""
-    if _seeds(a) != _seeds(b):
-        return 0, 0
-    return sum(x.value > y.value for x, y in zip(a, b, strict=True)), len(a)
+    pairs = _matched(a, b) or []
+    return sum(x.value > y.value for x, y in pairs), len(pairs)
 
 
 def _over_seeds(a: Sequence[Run], b: Sequence[Run]) -> float | None:
@@ -325,12 +338,13 @@ def _average_over_seeds(sides: Sequence[_Pair]) -> float | None:
 def _values(runs: Sequence[Run]) -> list[float]:
     """Give a row's values, by seed; what has no seeds would come out the same again."""
     values = [run.value for run in runs]
-    return values * 2 if len(runs) == 1 and runs[0].system in UNSEEDED else values
+    return values * 2 if len(runs) == 1 and is_unseeded(runs[0]) else values
 
 
 def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
-    seeds = [_seeds(a) for a, _ in sides]
-    if any(_seeds(a) != _seeds(b) for a, b in sides) or any(of != seeds[0] for of in seeds):
+    seeds = [_seeds(max(side, key=len)) for side in sides]
+    matched = [_matched(*side) for side in sides]
+    if any(of != seeds[0] for of in seeds) or not all(matched):
         return 0, 0
-    gains = [[x.value - y.value for x, y in zip(a, b, strict=True)] for a, b in sides]
+    gains = [[x.value - y.value for x, y in pairs or ()] for pairs in matched]
     return sum(sum(of_seed) > 0 for of_seed in zip(*gains, strict=True)), len(seeds[0])

@@ -1,8 +1,9 @@
-"""The paper's own tables (`configs/reference/pgra.yaml`), to print beside ours."""
+"""The papers' own tables (`configs/reference/`), to print beside ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from pgra.config import config_root, read_yaml
@@ -13,6 +14,7 @@ from pgra.types import Json
 AVERAGE = "average"
 METRIC = "metric"
 _INDEX = ("same_as", "notes")
+_PAPERS = ("pgra", "kate")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ class ReferenceTable:
     def find_row(self, run: Run) -> str | None:
         """Give the row that stands beside a run: all its names match, and it has most of them."""
         # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
-        known = {**_settings(run), "system": run.system}
+        return self.find_row_of({**_settings(run), "system": run.system})
+
+    def find_row_of(self, known: Mapping[str, Any]) -> str | None:
+        """Give the row that stands beside a run with these arguments and this "system"."""
         fits = [
             (len(wanted), row)
             for row, wanted in self.match.items()
@@ -99,7 +104,13 @@ def load_references() -> Mapping[str, ReferenceTable]:
     Raises:
         ConfigError: If the YAML is damaged.
     """
-    path = config_root() / "reference" / "pgra.yaml"
+    tables: dict[str, ReferenceTable] = {}
+    for paper in _PAPERS:
+        tables |= _read_paper(config_root() / "reference" / f"{paper}.yaml")
+    return tables
+
+
+def _read_paper(path: Path) -> dict[str, ReferenceTable]:
     values = read_yaml(path)
     try:
         notes = {name: Note(**note) for name, note in values["notes"].items()}
@@ -115,7 +126,7 @@ def load_references() -> Mapping[str, ReferenceTable]:
 
 
 def load_reference(name: str) -> ReferenceTable:
-    """Read one of the paper's tables.
+    """Read one of the papers' tables.
 
     Raises:
         ConfigError: If there is none of this name.

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pgra.config import READER_SYSTEMS, PgraArguments
 from pgra.errors import ArtifactError, ConfigError, PgraError
@@ -21,6 +21,7 @@ from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import read_object
 from pgra.io import write_json
 from pgra.pipelines.grid import PROFILE, Grid, Point, argument_sections
+from pgra.pipelines.grid_run import AnyRun, cells, name_run
 from pgra.pipelines.prepare import check_run, prepare_runs
 from pgra.pipelines.run import Outcome
 from pgra.pipelines.run_folder import (
@@ -39,6 +40,7 @@ from pgra.types import Json
 logger = logging.getLogger(__name__)
 
 GRID_FILE = "grid.json"
+_Run = TypeVar("_Run", bound=AnyRun)
 Resolve = Callable[[str | None, Point], tuple[PgraArguments, ReaderTrainingArguments]]
 
 
@@ -65,8 +67,7 @@ class GridRun:
     @property
     def name(self) -> str:
         """Name it in a log."""
-        task = "" if self.task is None else f"{self.task}, "
-        return f"{task}{self.point.name}, seed {self.seed}"
+        return name_run(self.task, self.point, self.seed)
 
     @property
     def is_finished(self) -> bool:
@@ -84,12 +85,39 @@ class GridRun:
             and not (self.folder / READER_FOLDER / WEIGHTS_FILE).is_file()
         )
 
+    @property
+    def width(self) -> float:
+        """Say how much it searches; see `AnyRun`."""
+        return width(self.args)
+
+    @property
+    def task_of_arguments(self) -> str | None:
+        """Give the task; see `AnyRun`."""
+        return self.args.data.task
+
+    def value(self, name: str) -> Json:
+        """Give an argument's value; see `AnyRun`."""
+        if name == PROFILE:
+            return self.point.values.get(name)
+        section = argument_sections()[name]
+        if section == "training":
+            return self.training.to_dict().get(name)
+        return asdict(getattr(self.args, section))[name]
+
+    def make(self, processes: Processes) -> Outcome:
+        """Make it; see `run_point`."""
+        return run_point(self, processes)
+
+    def drop_reader(self) -> None:
+        """Delete its weights; see `drop_reader`."""
+        drop_reader(self)
+
 
 @dataclass(frozen=True)
 class Failure:
     """A run that could not be made, and why."""
 
-    run: GridRun
+    run: AnyRun
     reason: str
 
 
@@ -106,34 +134,26 @@ def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) ->
         ConfigError: If a point contradicts itself; it is named.
     """
     runs = []
-    for task in grid.tasks or (None,):
-        for point in grid.points:
-            parent = root / task_folder(task) if len(grid.tasks) > 1 and task else root
-            folder = parent / point.folder
-            try:
-                args, training = resolve(task, point)
-            except ConfigError as error:
-                raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-            for seed in seeds:
-                place = folder / f"seed-{seed}"
-                mine = variant(training, place, seed=seed)
-                runs.append(GridRun(point, task, seed, place, args, mine))
+    for task, point, folder in cells(grid, root):
+        try:
+            args, training = resolve(task, point)
+        except ConfigError as error:
+            raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
+        for seed in seeds:
+            place = folder / f"seed-{seed}"
+            mine = variant(training, place, seed=seed)
+            runs.append(GridRun(point, task, seed, place, args, mine))
     return runs
 
 
-def task_folder(task: str) -> str:
-    """Give the folder's name of a task, which may be the path of a YAML."""
-    return task.rpartition("/")[2].removesuffix(".yaml")
-
-
-def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
+def in_order(runs: Sequence[_Run]) -> list[_Run]:
     """Order runs so that later ones find what earlier ones left.
 
     The first seed of all points comes before the second, so that a grid that was stopped tells of
     every point; of these, those that search most come first.
     """
     seeds = list(dict.fromkeys(run.seed for run in runs))
-    return sorted(runs, key=lambda run: (seeds.index(run.seed), -width(run.args)))
+    return sorted(runs, key=lambda run: (seeds.index(run.seed), -run.width))
 
 
 def width(args: PgraArguments) -> float:
@@ -143,7 +163,7 @@ def width(args: PgraArguments) -> float:
 
 
 def run_grid(
-    runs: Sequence[GridRun],
+    runs: Sequence[AnyRun],
     processes: Processes = Processes(),  # noqa: B008 (frozen)
     *,
     drop_readers: bool = False,
@@ -163,13 +183,13 @@ def run_grid(
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            run_point(run, processes)
+            run.make(processes)
         except PgraError as error:
             logger.error("ablate: %s failed: %s", run.name, error)
             failures.append(Failure(run, " ".join(str(error).split())))
             continue
         if drop_readers and processes.worker.is_main:
-            drop_reader(run)
+            run.drop_reader()
         processes.barrier()
     return failures
 
@@ -198,7 +218,7 @@ def drop_reader(run: GridRun) -> None:
     (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
 
 
-def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
+def write_grid(grid: Grid, runs: Sequence[AnyRun], root: Path) -> None:
     """Say what a grid is, before it runs.
 
     Raises:
@@ -218,17 +238,18 @@ def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
     write_json(path, grid_record(grid, runs, root))
 
 
-def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Json]:
+def grid_record(grid: Grid, runs: Sequence[AnyRun], root: Path) -> dict[str, Json]:
     """Give the content of `grid.json`: axes by section and name, points with every axis' value.
 
     Points of several tasks stand once a task, under one name.
     """
-    sections = argument_sections()
+    sections = argument_sections(grid.command)
     long = {name: _long(name, sections) for name in (*grid.axes, *(grid.baseline or {}))}
     points: dict[tuple[str | None, str], dict[str, Any]] = {}
     for run in runs:
-        values: dict[str, Json] = {long[name]: value_of(run, name) for name in grid.axes}
-        fresh = {"name": run.point.name, "task": run.args.data.task, "values": values, "seeds": {}}
+        values: dict[str, Json] = {long[name]: run.value(name) for name in grid.axes}
+        told = {"name": run.point.name, "task": run.task_of_arguments}
+        fresh = {**told, "values": values, "seeds": {}}
         entry = points.setdefault((run.task, run.point.name), fresh)
         entry["seeds"][str(run.seed)] = str(run.folder.relative_to(root))
     baseline = grid.baseline and {long[name]: value for name, value in grid.baseline.items()}
@@ -246,13 +267,3 @@ def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Js
 
 def _long(name: str, sections: Mapping[str, str]) -> str:
     return name if name == PROFILE else f"{sections[name]}.{name}"
-
-
-def value_of(run: GridRun, name: str) -> Json:
-    """Give an argument's value in a run, as JSON."""
-    if name == PROFILE:
-        return run.point.values.get(name)
-    section = argument_sections()[name]
-    if section == "training":
-        return run.training.to_dict().get(name)
-    return asdict(getattr(run.args, section))[name]

@@ -1,6 +1,7 @@
 """A grid of runs as a YAML tells it: what all share, and what is varied.
 
 title: ...              what the table is called
+command: icl            what makes a run: train (train.py, the default) or icl (pgra icl)
 extends: _base          another YAML beneath this one
 base: {...}             arguments that all points share, `profile` among them
 tasks: [...]            one run a task and point
@@ -15,7 +16,7 @@ demo: {...}             all of these again, for bundled models and small sizes
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,27 @@ from typing import Any
 import yaml
 
 from pgra.arguments import Defaults
-from pgra.config import PROFILES, PgraArguments, choose, config_root, read_yaml
+from pgra.config import PROFILES, DataArguments, PgraArguments, choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
-from pgra.pipelines.grid_files import find_grid, merge, read_layers
+from pgra.icl.arguments import IclArguments, SelectionArguments
+from pgra.icl.opening import CompleterArguments
+from pgra.pipelines.grid_files import COMMANDS, find_grid, merge, read_layers
 from pgra.series import SeriesArguments
 from pgra.types import Json
 
 PROFILE = "profile"
 SEEDS = (0, 1, 2)
-_NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
+_NO_AXES = {
+    "train": ("artifacts_dir", "output_dir", "seed", "task"),
+    "icl": ("artifacts_dir", "output_dir", "exemplar_seed", "seeds", "task"),
+}
+ICL_SECTIONS = {
+    "data": DataArguments,
+    "completer": CompleterArguments,
+    "selection": SelectionArguments,
+    "icl": IclArguments,
+}
+"""Arguments of `pgra icl`, by the section of `arguments.json`."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class Grid:
         baseline: Values that tell the point others are compared with; None without one.
         share: Whether points take up each other's products.
         show: "seconds" to show what each stage took.
+        command: What makes its runs, of `COMMANDS`.
     """
 
     name: str
@@ -91,6 +105,7 @@ class Grid:
     baseline: Mapping[str, Any] | None = None
     share: bool = True
     show: str | None = None
+    command: str = COMMANDS[0]
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
         """Give what stands beneath `--profile` and `--config`, the later over the earlier."""
@@ -151,6 +166,7 @@ def read_grid(
         baseline=values.get("baseline"),
         share=bool(values.get("share", True)),
         show=values.get("show"),
+        command=values.get("command", COMMANDS[0]),
     )
     _check(grid)
     return grid
@@ -180,10 +196,10 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_sections() -> dict[str, str]:
-    """Give the section of `PgraArguments` by argument; "training" for the Trainer's."""
-    from dataclasses import fields
-
+def argument_sections(command: str = COMMANDS[0]) -> dict[str, str]:
+    """Give the section of a command's arguments by argument; "training" for the Trainer's."""
+    if command == "icl":
+        return {f.name: name for name, cls in ICL_SECTIONS.items() for f in fields(cls)}
     from pgra.reader.arguments import ReaderTrainingArguments
 
     ours = {f.name: s.name for s in fields(PgraArguments) for f in fields(s.type)}  # type: ignore[arg-type]
@@ -253,19 +269,21 @@ def _check(grid: Grid) -> None:
 
 
 def _check_names(grid: Grid) -> None:
-    known = {PROFILE: "", **argument_sections()}
+    known = {PROFILE: "", **argument_sections(grid.command)}
     for name in grid.axes:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
-        if name in _NO_AXES:
+            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'axis', name)}")
+        if name in _NO_AXES[grid.command]:
             raise ConfigError(
                 f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
                 "--output_dir and --artifacts_dir for all"
             )
     for name in grid.baseline or {}:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
+            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'argument of the baseline', name)}")
 
 
-def _nearest(kind: str, name: str, known: Mapping[str, str]) -> str:
-    return unknown_name(kind, name, known).split(" Known:")[0] + " See pgra train --help."
+def _nearest(grid: Grid, kind: str, name: str) -> str:
+    known = [PROFILE, *argument_sections(grid.command)]
+    told = unknown_name(kind, name, known).split(" Known:")[0]
+    return f"{told} See pgra {grid.command} --help."

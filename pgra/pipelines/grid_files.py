@@ -8,7 +8,7 @@ from pgra.config import choose, config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
 
 _KEYS = (
-    *("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels"),
+    *("about", "base", "baseline", "by_task", "command", "demo", "extends", "grid", "labels"),
     *("points", "reference", "seeds", "share", "show", "tasks", "title"),
 )
 _MERGED = ("base", "by_task", "labels")  # the other keys are replaced
@@ -20,6 +20,10 @@ def grid_names() -> list[str]:
     """Name the shipped grids."""
     paths = (config_root() / "ablations").glob("*.yaml")
     return sorted(path.stem for path in paths if not path.stem.startswith("_"))
+
+
+COMMANDS = ("train", "icl")
+"""What makes a grid's runs: `train.py`, or `pgra icl`."""
 
 
 def find_grid(name: str) -> Path:
@@ -68,6 +72,8 @@ def _read_keys(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(where: str, key: str, value: object) -> None:
+    if key == "command" and value not in COMMANDS:
+        raise ConfigError(f"{where}: {unknown_name('command', str(value), COMMANDS)}")
     if key in _MAPPINGS and not isinstance(value, dict):
         raise ConfigError(f"{where} must be a mapping of names to values")
     if key in _LISTS and not isinstance(value, list):

@@ -24,7 +24,7 @@ from pgra.icl.kept import KeptCompleter
 from pgra.icl.selection import Chosen, arrange
 from pgra.io import write_json, write_text
 from pgra.pipelines.icl_inputs import IclRun
-from pgra.pipelines.icl_opening import Icl, open_icl
+from pgra.pipelines.icl_opening import Icl, OpenLm, open_icl, open_lm
 from pgra.pipelines.icl_results import Shown, vote_all, write_run
 from pgra.pipelines.run import Outcome
 from pgra.pipelines.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, check_same_run, check_writable
@@ -36,11 +36,12 @@ logger = logging.getLogger(__name__)
 PROMPT_FILE = "prompt.txt"
 
 
-def run_icl(run: IclRun) -> Outcome:
+def run_icl(run: IclRun, lm: OpenLm = open_lm) -> Outcome:
     """Let an LM decide a task's queries behind exemplars, or take up what is there.
 
     Args:
         run: Everything.
+        lm: Opens the LM, where several runs share it.
 
     Raises:
         ArtifactError: If the folder holds another run, or something kept is damaged.
@@ -49,7 +50,7 @@ def run_icl(run: IclRun) -> Outcome:
         ModelError: If a model cannot be used.
     """
     check_writable(run.folder)
-    return _run_once(open_icl(run), run.selection.exemplar_seed, run.folder)
+    return _run_once(open_icl(run, lm), run.selection.exemplar_seed, run.folder)
 
 
 def run_icl_seeds(run: IclRun, seeds: Sequence[int]) -> Summary:

@@ -1,6 +1,6 @@
 """Opens what a run of in-context learning needs: data, pool, comparison, LM, and what asks it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
 from pgra.types import Example, Json
 
+OpenLm = Callable[[IclRun], Completer]
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 
 
@@ -73,8 +74,24 @@ class Icl:
         return named
 
 
-def open_icl(run: IclRun) -> Icl:
+def open_lm(run: IclRun) -> Completer:
+    """Open the LM that answers, with the answers it gave before.
+
+    Raises:
+        PgraError: As `run_icl`.
+    """
+    completer = open_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
+    if not run.completer.is_remote:  # what is paid for keeps its answers itself
+        completer = KeptCompleter(completer, AnswersCache(run.artifacts / "answers"))
+    return completer
+
+
+def open_icl(run: IclRun, lm: OpenLm = open_lm) -> Icl:
     """Read the data and open all models; their weights are loaded when they are first needed.
+
+    Args:
+        run: Everything.
+        lm: Opens the LM, where several runs share it.
 
     Raises:
         PgraError: As `run_icl`.
@@ -90,9 +107,7 @@ def open_icl(run: IclRun) -> Icl:
         icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
     if run.icl.decide_by == "vote":
         return icl
-    completer = open_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
-    if not run.completer.is_remote:  # what is paid for keeps its answers itself
-        completer = KeptCompleter(completer, AnswersCache(run.artifacts / "answers"))
+    completer = lm(run)
     return replace(icl, completer=completer, decider=_open_decider(run, inputs, completer))
 
 

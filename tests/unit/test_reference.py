@@ -44,6 +44,12 @@ def test_printed_averages_are_those_of_the_cells_but_for_two(name):
         ("T10", "OPT 13b", "sst2", 75.2),
         ("T11", "FiD (SimCSE)", "subj", 96.3),
         ("AppF", "PGRA", "fever", 77.7),
+        ("kate_t2", "Farthest", "nq_open", 31.0),
+        ("kate_t3", "KATE (sst-2)", "sst2", 93.43),
+        ("kate_t4", "kNN (roberta)", "totto nonoverlap/parent", 7.52),
+        ("kate_t6", "KATE (nli)", "webquestions", 50.6),
+        ("kate_t6", "KATE (nli+sts-b)", "triviaqa", 62.4),
+        ("kate_t8", "Reverse", "nq_open", 42.8),
     ],
 )
 def test_values_are_those_printed(table, row, column, value):
