@@ -1,14 +1,14 @@
 """The paper's experiment with a memory: `pgra memory stream`."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.arguments import parse_arguments
 from pgra.checks import argument as _arg
-from pgra.checks import at_least
+from pgra.checks import at_least, choose
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
 from pgra.icl.opening import CompleterArguments, open_completer
@@ -19,12 +19,16 @@ from pgra.memory.steps import Step, make_stream, read_stream, read_words
 
 if TYPE_CHECKING:
     from pgra.icl.completion import Completer
+    from pgra.memory.prompter import FewShot
 
+_PREFIXES = ("fixed", "kate")
 _AHEAD = 16  # questions that an LM here is asked together
 EXAMPLE = """examples:
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \\
       --clarification_probabilities 0.5 1 --seeds 0 1 2
   pgra memory stream --family scramble --words words.txt --num_steps 300 --lm bundled:smollm2-135m
+  pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \\
+      --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
   pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \\
       --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
 """
@@ -60,6 +64,23 @@ class StreamArguments:
     prompt: str | None = _arg(
         None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
+    prefix: str = _arg(
+        "fixed",
+        "The prompt's examples: fixed (the same for all), or kate (each question's nearest; then "
+        "prompts share nothing, and an LM here reads each whole).",
+    )
+    prefix_examples: int | None = _arg(
+        None,
+        "With kate: how many (k); default: as many as the prompt has, half of them without a pool.",
+    )
+    prefix_pool: str | None = _arg(
+        None,
+        "With kate: a jsonl file of further examples to choose from: question, answer (or answers) "
+        "and perhaps feedback.",
+    )
+    prefix_encoder: str | None = _arg(
+        None, "With kate: what compares questions, an encoder or bm25; default: --encoder."
+    )
     max_new_tokens: int = _arg(64, "Most tokens of an answer.")
     max_prompt_tokens: int = _arg(2048, "Most tokens of a prompt, the LM's window permitting.")
     max_added: int | None = _arg(
@@ -81,7 +102,11 @@ class StreamArguments:
             raise ConfigError(
                 "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
             )
-        for name in ("num_steps", "max_new_tokens", "max_prompt_tokens"):
+        choose("prefix", self.prefix, _PREFIXES)
+        for name in ("prefix_examples", "prefix_pool", "prefix_encoder"):
+            if self.prefix == "fixed" and getattr(self, name) is not None:
+                raise ConfigError(f"{name} is for --prefix kate: add it, or leave {name} out")
+        for name in ("num_steps", "max_new_tokens", "max_prompt_tokens", "prefix_examples"):
             at_least(name, getattr(self, name), 1)
         at_least("max_added", self.max_added, 0)
         if not self.seeds or not self.systems or not self.clarification_probabilities:
@@ -110,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     streams = {seed: read_questions(args, family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
     quiet_libraries()
+    if args.prefix == "kate":
+        few_shot = _choose_examples(args, lookup, few_shot, streams.values())
     open_lookup = lookup_opener(lookup, device=args.device)
     gate = choose_gate(dev, open_lookup) if dev is not None else None
     folder = Path(args.output_dir or f"runs/memory-{family.name}")
@@ -130,6 +157,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(write_report(folder, family, results, gate=gate).rstrip())
     say(f"\n{folder}: report.md, and a folder for each stream")
     return 0
+
+
+def _choose_examples(
+    args: StreamArguments,
+    lookup: LookupArguments,
+    few_shot: "FewShot",
+    streams: Iterable[Sequence[Step]],
+) -> "FewShot":
+    """Choose each question's examples, of the prompt's own and the pool's."""
+    from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool
+    from pgra.pipelines.memory_prefix import open_question_likeness
+
+    more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
+    pool = [*few_shot.examples, *more]
+    own = len(few_shot.examples)
+    count = args.prefix_examples or (own if more else (own + 1) // 2)
+    root = Path(args.artifacts_dir) / "neighbors" / f"memory-{few_shot.name}"
+    likeness = open_question_likeness(
+        as_examples([shown.question for shown in pool]),
+        encoder=args.prefix_encoder or lookup.encoder,
+        key_form=lookup.key_form,
+        device=args.device,
+        root=root,
+    )
+    questions = [step.question for steps in streams for step in steps]
+    return choose_examples(few_shot, pool, questions, likeness, count=count, root=root)
 
 
 def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Step]:

@@ -6,7 +6,7 @@ holds neither the mark, nor the prompt's separator, nor the word that ends an an
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class FewShot:
         end: What ends an answer (the paper's END).
         clarified: How a question stands with its clarification: {question} and {feedback}.
         examples: Some with a clarification, some without.
+        nearest: Instead of them, by question: its own, the nearest first (KATE).
     """
 
     name: str
@@ -51,6 +52,17 @@ class FewShot:
     end: str
     clarified: str
     examples: Sequence[Shown]
+    nearest: Mapping[str, Sequence[Shown]] = field(default_factory=dict)
+
+    def examples_of(self, question: str) -> Sequence[Shown]:
+        """Give the examples that stand before a question."""
+        return self.nearest.get(question, self.examples)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Give all that decides a prompt, besides its question."""
+        values = asdict(self)
+        return values if self.nearest else {k: v for k, v in values.items() if k != "nearest"}
 
     def write(
         self,
@@ -65,10 +77,10 @@ class FewShot:
         Args:
             question: What is asked.
             feedback: Its clarification, or "".
-            more: Examples behind those of the file.
-            num_own: How many of the file's stand there, the first; None for all.
+            more: Examples behind the question's own.
+            num_own: How many of its own stand there, the first; None for all.
         """
-        examples = (*self.examples[:num_own], *more)
+        examples = (*self.examples_of(question)[:num_own], *more)
         shown = "".join(self.show(example) for example in examples)
         return f"{shown}{self._ask(question, feedback)}{self.separator}"
 

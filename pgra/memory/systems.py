@@ -134,7 +134,7 @@ class RecallingErrors:
         """Write the prompt; see `System`."""
         found = self._lookup.find(step.question, self._most)
         more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
-        num_own = max(0, len(self._few_shot.examples) - len(more))
+        num_own = max(0, len(self._few_shot.examples_of(step.question)) - len(more))
         prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
         return Asked(prompt, found[0], QUESTION) if found else Asked(prompt)
 

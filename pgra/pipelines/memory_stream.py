@@ -284,7 +284,7 @@ def _identity(experiment: Experiment) -> dict[str, Json]:
         "family": experiment.family.name,
         "family_digest": digest(asdict(experiment.family))[:12],
         "prompt": experiment.few_shot.name,
-        "prompt_digest": digest(asdict(experiment.few_shot))[:12],
+        "prompt_digest": digest(experiment.few_shot.fingerprint)[:12],
         "lookup": lookup,
         "threshold": experiment.threshold,
         "max_new_tokens": experiment.max_new_tokens,

@@ -122,8 +122,8 @@ def test_a_dry_run_counts_prompts_and_writes_nothing(write, ablate, tmp_path):
     assert ["sst2", "vote", "1", "0", "12", "0", "no", "LM"] in table
     assert "at most 36 prompts in all" in out
     assert not (tmp_path / "grid").exists()
-    _, calibrated, _ = ablate(write(), "--dry-run", "--axis", "calibrate=true")
-    assert ["sst2", "random,", "calibrate=yes", "2", "0", "12", "96"] in [
+    _, calibrated, _ = ablate(write(points=[{"calibrate": True}]), "--dry-run")
+    assert ["sst2", "calibrate=yes", "1", "0", "12", "48"] in [
         line.split() for line in calibrated.splitlines()
     ]
 

@@ -1,0 +1,143 @@
+"""A prompt's examples by nearest neighbours: KATE as MemPrompt's prefix (Madaan et al. 2022, 4.2).
+
+"KATE being used to dynamically create the prompt prefix, whereas MEM-PROMPT is used like before": a
+question's nearest examples stand before it, in every system, and what the memory has beside it. The
+prompts of two questions then begin differently, so nothing of them is read once for all.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.data.textfile import check_file, read_records
+from pgra.errors import ConfigError, DataError
+from pgra.icl.choice import Choice
+from pgra.icl.likeness import Likeness
+from pgra.icl.selection import ExemplarPool
+from pgra.memory.keys import strip_slot
+from pgra.memory.prompter import FewShot, Shown
+from pgra.retriever_arguments import LEAK_JACCARD
+from pgra.types import Candidates, Example, Json, Rows
+
+logger = logging.getLogger(__name__)
+
+
+def read_pool(path: Path) -> list[Shown]:
+    """Read examples to choose from: jsonl with `question`, `answer` and perhaps `feedback`.
+
+    Of questions of fact `answers` may stand there, of which the first is shown.
+
+    Raises:
+        DataError: If a line lacks a question or an answer, or there is no line.
+    """
+    check_file(path, ("jsonl",))
+    pool = []
+    for record in read_records(path):
+        told = record.fields
+        answers = told.get("answers")
+        first = answers[0] if isinstance(answers, list) and answers else None
+        values = {"question": told.get("question"), "answer": told.get("answer", first)}
+        if "feedback" in told:
+            values["feedback"] = told["feedback"]
+        for name, value in values.items():
+            if not isinstance(value, str) or not value.strip():
+                raise DataError(f"{path}, line {record.line}: {name} is {value!r}, not text")
+        pool.append(Shown(**{name: str(value) for name, value in values.items()}))
+    if not pool:
+        raise DataError(f"{path} holds no example")
+    return pool
+
+
+@dataclass(frozen=True)
+class SlotlessLikeness:
+    """Compares questions without the word that each is about; see `strip_slot`.
+
+    Attributes:
+        of_keys: Compares what is left; its pool was made by `without_slots`.
+    """
+
+    of_keys: Likeness
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give what decides; see `Likeness`."""
+        return {**self.of_keys.fingerprint, "key_form": "slotless"}
+
+    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Give each question's most alike; see `Likeness`."""
+        return self.of_keys.nearest(without_slots(queries), rows, depth)
+
+    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Give each question's least alike; see `Likeness`."""
+        return self.of_keys.farthest(without_slots(queries), rows, depth)
+
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Compare the pool with itself; see `Likeness`."""
+        return self.of_keys.among(rows)
+
+
+def as_examples(questions: Sequence[str]) -> list[Example]:
+    """Give questions as what the leak guard and the look-up of neighbors take."""
+    return [Example(f"question-{i}", {"question": text}) for i, text in enumerate(questions)]
+
+
+def without_slots(examples: Sequence[Example]) -> list[Example]:
+    """Take out of each question the word that it is about, if anything is left then."""
+    return [replace(one, fields={"question": strip_slot(one.text) or one.text}) for one in examples]
+
+
+def choose_examples(
+    few_shot: FewShot,
+    pool: Sequence[Shown],
+    questions: Sequence[str],
+    likeness: Likeness,
+    *,
+    count: int,
+    root: Path,
+) -> FewShot:
+    """Give a prompt whose examples are each question's nearest, the nearest first.
+
+    A question is never shown itself, nor what shares nine tenths of its words (`LeakGuard`). Where
+    fewer share a word with it (BM25), the pool's first others stand behind them.
+
+    Args:
+        few_shot: The prompt; its own examples stand before any other question.
+        pool: To choose from.
+        questions: All that will be asked.
+        likeness: Compares questions with the pool's.
+        count: Examples before each, the paper's k.
+        root: Folder of the neighbors, which are kept.
+
+    Raises:
+        ConfigError: If the pool holds fewer.
+    """
+    examples = as_examples([shown.question for shown in pool])
+    exemplars = ExemplarPool(examples, jaccard=LEAK_JACCARD, root=root)
+    size = len(exemplars.guard.distinct)
+    if not 0 < count <= size:
+        raise ConfigError(
+            f"prefix_examples is {count}, and there are {size} different examples to choose from: "
+            "give another number, or more examples with --prefix_pool"
+        )
+    asked = list(dict.fromkeys(questions))
+    chosen = exemplars.choose(as_examples(asked), Choice(count=count), likeness)
+    logger.info(
+        "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
+        "nothing; %d examples were left out, being nearly a question itself",
+        *(len(asked), count, size, int(chosen.num_dropped.sum())),
+    )
+    nearest = {
+        question: tuple(pool[row] for row in _filled(exemplars, question, chosen.of(place), count))
+        for place, question in enumerate(asked)
+    }
+    return replace(few_shot, nearest=nearest)
+
+
+def _filled(exemplars: ExemplarPool, question: str, rows: list[int], count: int) -> list[int]:
+    is_leak = exemplars.guard.leaks(question)
+    others = (row for row in exemplars.guard.distinct.tolist() if row not in rows)
+    return [*rows, *(row for row in others if not is_leak(row))][:count]

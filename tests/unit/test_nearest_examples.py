@@ -1,0 +1,157 @@
+"""MemPrompt's prefix by KATE: each question's nearest examples, never the question itself."""
+
+import json
+
+import pytest
+
+from pgra.cli import main
+from pgra.errors import ConfigError, DataError
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import EditLookup
+from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool, without_slots
+from pgra.memory.prompter import FewShot, GrowingPrompt, Shown
+from pgra.memory.steps import Step
+from pgra.memory.systems import NoMemory, RecallingErrors, Remembering
+from pgra.pipelines.memory_prefix import open_question_likeness
+
+POOL = [
+    Shown("what is akin to < red > ?", "the synonym for red is scarlet"),
+    Shown("what is the reverse of < up > ?", "the antonym for up is down"),
+    Shown("say more about < owl > ?", "the definition of owl is a bird", "I want a definition"),
+    Shown("what sounds like < sea > ?", "the homonym for sea is see"),
+]
+PLAIN = FewShot("mine", "\n#\n", "END", "{question} | {feedback}", tuple(POOL[:2]))
+ASKED = [
+    "what is the reverse of < hot > ?",
+    "say more about < oak > ?",
+    "what is akin to < red > ?",
+]
+
+
+def chosen(tmp_path, *, count=2, form="slotless", pool=POOL, asked=ASKED):
+    examples = as_examples([shown.question for shown in pool])
+    likeness = open_question_likeness(
+        examples, encoder="bm25", key_form=form, device="cpu", root=tmp_path
+    )
+    return choose_examples(PLAIN, pool, asked, likeness, count=count, root=tmp_path)
+
+
+def step(question):
+    return Step("0", "ant", "w", question, "I want an antonym", ("the antonym for w is v",))
+
+
+def test_each_question_has_its_nearest_first(tmp_path):
+    prompt = chosen(tmp_path)
+    assert prompt.examples_of(ASKED[0]) == (POOL[1], POOL[0])
+    assert prompt.examples_of(ASKED[1]) == (POOL[2], POOL[0])
+    assert prompt.write(ASKED[1]).startswith("say more about < owl > ? | I want a definition\n#\n")
+    # Another question has the prompt's own ones, as all have without KATE.
+    assert prompt.write("else") == PLAIN.write("else")
+    assert PLAIN.write(ASKED[1]).startswith("what is akin to < red > ?\n#\n")
+
+
+def test_a_question_is_never_shown_itself(tmp_path):
+    prompt = chosen(tmp_path, count=3)
+    shown = [one.question for one in prompt.examples_of(ASKED[2])]
+    assert len(shown) == 3
+    assert POOL[0].question not in shown
+    assert POOL[0].question in [one.question for one in prompt.examples_of(ASKED[0])]
+
+
+def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
+    pool = [*POOL, Shown("tell me now please < ash > ?", "a")]
+    asked = ["tell < sea > ?"]  # "sea" stands in the shorter example
+    first = [
+        chosen(tmp_path / form, count=1, form=form, pool=pool, asked=asked).examples_of(asked[0])
+        for form in ("slotless", "whole")
+    ]
+    assert first == [(pool[4],), (pool[3],)]
+    (left,) = without_slots(as_examples(["< hot >"]))
+    assert left.text == "< hot >"  # nothing else is left of it
+
+
+def test_every_system_stands_behind_them(tmp_path):
+    prompt = chosen(tmp_path)
+    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
+        memory = Remembering(prompt, log, EditLookup(log), -5.0)
+        assert memory.ask(step(ASKED[0])).prompt == NoMemory(prompt).ask(step(ASKED[0])).prompt
+        memory.learn(step(ASKED[0]))
+        asked = memory.ask(step(ASKED[0])).prompt
+        assert asked == prompt.write(ASKED[0], feedback="I want an antonym")
+        assert asked.startswith(POOL[1].question)
+        recalling = RecallingErrors(prompt, log, EditLookup(log), num_remembered=1)
+        # One of the two examples gives way to the question that was answered wrongly.
+        told = recalling.ask(step(ASKED[0])).prompt
+        assert told.startswith(POOL[1].question)
+        assert POOL[0].question not in told
+    growing = GrowingPrompt(prompt, lambda texts: [len(t) for t in texts], max_prompt_tokens=999)
+    growing.add(Shown("q", "a"))
+    assert growing.write(ASKED[1]) == prompt.write(ASKED[1], more=[Shown("q", "a")])
+
+
+def test_a_prompt_without_them_is_the_same_run_as_before(tmp_path):
+    assert "nearest" not in PLAIN.fingerprint
+    assert chosen(tmp_path).fingerprint != PLAIN.fingerprint
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_more_than_there_are_is_refused(tmp_path, count):
+    with pytest.raises(ConfigError, match=f"prefix_examples is {count}, and there are 4 different"):
+        chosen(tmp_path, count=count)
+
+
+def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
+    path = tmp_path / "pool.jsonl"
+    lines = [{"question": "q", "answers": ["a", "b"]}, {"question": "r", "answer": "c"}]
+    lines.append({"question": "s", "answer": "d", "feedback": "f"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_pool(path) == [Shown("q", "a"), Shown("r", "c"), Shown("s", "d", "f")]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"question": "q"}, "line 1: answer is None, not text"),
+        ({"answer": "q"}, "line 1: question is None, not text"),
+        ({"question": "q", "answers": []}, "line 1: answer is None, not text"),
+        ({"question": "q", "answer": "a", "feedback": 3}, "line 1: feedback is 3, not text"),
+    ],
+)
+def test_what_is_no_example_is_refused(tmp_path, line, told):
+    path = tmp_path / "pool.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(DataError, match=told):
+        read_pool(path)
+
+
+def test_an_empty_pool_is_refused(tmp_path):
+    path = tmp_path / "pool.jsonl"
+    path.write_text("\n")
+    with pytest.raises(DataError, match=r"pool.jsonl holds no example|is empty"):
+        read_pool(path)
+
+
+def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
+    rows = [
+        {
+            "type": "ant",
+            "word": word,
+            "question": f"what is the reverse of < {word} > ?",
+            "feedback": "I want an antonym",
+            "expected_answer": f"the antonym for {word} is x",
+        }
+        for word in ("hot", "old")
+    ]
+    path = tmp_path / "stream.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["memory", "stream", "--family", "lexical", "--stream", str(path), "--device", "cpu"]
+    words += ["--lm", str(lm_dirs["gpt2"]), "--artifacts_dir", str(tmp_path / "artifacts")]
+    words += ["--max_new_tokens", "2", "--systems", "no-mem", "mem"]
+    kate = ["--prefix", "kate", "--prefix_examples", "1", "--prefix_encoder", "bm25"]
+    assert main([*words, *kate, "--output_dir", str(tmp_path / "kate")]) == 0
+    assert (tmp_path / "kate" / "report.md").is_file()
+    assert main([*words, "--output_dir", str(tmp_path / "kate")]) == 2
+    assert "prompt_digest" in capsys.readouterr().err
+    assert main([*words, "--prefix_pool", "x.jsonl", "--output_dir", str(tmp_path / "x")]) == 2
+    assert "prefix_pool is for --prefix kate: add it" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
