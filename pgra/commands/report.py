@@ -98,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in collection.unfinished:
         logger.warning("report: %s is not measured (yet), and left out", folder)
     compared = _compare(collection.groups, args)
+    if args.html is not None:
+        _check_page(compared)
     text = _write(compared, args.chosen_format)
     if args.figure is not None:
         _draw(compared, Path(args.figure))
@@ -188,6 +190,16 @@ def _draw(compared: Sequence[_Compared], path: Path) -> None:
         raise ConfigError(f"--figure draws one table, and there are {titles}: name fewer paths")
     plot_study(compared[0].study, path, compared[0].reference)
     logger.info("report: %s", path)
+
+
+def _check_page(compared: Sequence[_Compared]) -> None:
+    """Refuse what the page cannot show: it sorts examples into right and wrong."""
+    for run in (run for each in compared for run in each.study.group.runs):
+        if run.each is not None:
+            raise ConfigError(
+                f"--html shows which examples are right, and {run.task} of {run.folder} is a "
+                "measure of texts that are neither: leave --html out, or that run"
+            )
 
 
 def _write_page(compared: Sequence[_Compared], path: Path) -> None:

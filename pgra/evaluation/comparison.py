@@ -28,6 +28,7 @@ from pgra.evaluation.statistics import (
     paired_gaps,
     welch,
 )
+from pgra.evaluation.written_runs import text_gaps
 
 LEVEL = 0.05
 _BOOTSTRAP_SEED = 0
@@ -110,6 +111,12 @@ class Study:
     comparisons: Mapping[tuple[str, str], Comparison]
     average_comparisons: Mapping[str, Comparison]
 
+    @property
+    def has_average(self) -> bool:
+        """Say whether a mean over the columns means anything: several tasks, and no texts."""
+        is_of_texts = any(run.each is not None for run in self.group.runs)
+        return len(self.tasks) > 1 and not is_of_texts
+
     def first_run(self, row: str) -> Run | None:
         """Give any run of a row; None if all are missing."""
         return next(
@@ -134,10 +141,11 @@ def compare_runs(group: Group, *, baseline: str | None = None) -> Study:
     known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
     tasks = in_order(known, TASKS)
     chosen = _choose_baseline(group, rows, baseline)
+    is_of_texts = any(run.each is not None for run in group.runs)
     averages = {
         row: _average([results[row, t] for t in tasks])
         for row in rows
-        if all((row, t) in results for t in tasks)
+        if not is_of_texts and all((row, t) in results for t in tasks)
     }
     comparisons, by_average = {}, {}
     for row in rows:
@@ -258,7 +266,8 @@ def _compare_row(
         )
         for task in places
     }
-    if len(places) < len(tasks) or len(tasks) < 2:
+    is_of_texts = any(result.runs[0].each is not None for result in results.values())
+    if len(places) < len(tasks) or len(tasks) < 2 or is_of_texts:
         return found, None
     pairs = [(results[row, task].runs, results[baseline, task].runs) for task in places]
     overall = average_gaps([gaps[task] for task in places]).summarise()
@@ -288,6 +297,9 @@ def _seeds(runs: Sequence[Run]) -> list[int]:
 
 def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
     # Another stream for each task, so that an average adds up independent resamples.
+    texts = [[run.each for run in side if run.each is not None] for side in (a, b)]
+    if all(texts):
+        return text_gaps(a[0].metric, *texts, seed=_BOOTSTRAP_SEED + seed)
     return paired_gaps(
         a[0].metric,
         a[0].decisions.labels,
@@ -309,7 +321,7 @@ def _matched(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None
 
 def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
     pairs = [(a[0], b[0])] if len(a) == len(b) == 1 else _matched(a, b)
-    if pairs is None:
+    if pairs is None or a[0].each is not None:
         return None
     return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
 

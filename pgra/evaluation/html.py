@@ -144,7 +144,7 @@ def _plots(studies: Sequence[Told]) -> list[str]:
     figures = []
     for study, reference in studies:
         along = number_axis(study)
-        for panel in [*study.tasks, *([AVERAGE] if len(study.tasks) > 1 else [])]:
+        for panel in [*study.tasks, *([AVERAGE] if study.has_average else [])]:
             rows = [_plot_row(study, reference, row, panel) for row in study.rows]
             title = f"{study.group.title}: {panel} (%)"
             if along is None:

@@ -62,7 +62,7 @@ def _long_result(study: Study, row: str, column: str) -> list[Cell]:
     numbers = (result.spread.mean, result.spread.sd, low, high)
     return [
         Cell(run.metric if run else ""),
-        Cell(str(len(run.decisions.labels)) if run else ""),
+        Cell(str(run.metrics["n"]) if run else ""),
         Cell(" ".join(str(run.seed) for run in result.runs) or str(result.spread.n)),
         Cell(" ".join(str(seed) for seed in result.missing)),
         *(_number(None if value is None else 100 * value) for value in numbers),

@@ -11,6 +11,7 @@ from pgra.evaluation.metrics import RIGHT, WRONG
 from pgra.io import digest
 
 _SIDES = (RIGHT, WRONG)
+_TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Decisions:
     """What a run decided, without evidence and probabilities.
 
     What was written freely is right or wrong: its labels are these two, and all should be right.
+    Where it is neither (BLEU), all labels are "text", and nothing is decided.
 
     Attributes:
         labels: The true label of each example.
@@ -45,23 +47,27 @@ def read_decisions(path: Path) -> Decisions:
     """
     labels, predicted, examples = [], [], []
     names: dict[str, None] = {}
-    for line in read_lines(path):
+    for number, line in enumerate(read_lines(path), 1):
         try:
-            is_right = line.get("is_right")
-            labels.append(str(line["label"]) if is_right is None else RIGHT)
-            predicted.append(_decided(line))
+            label, decided, own = _decided(line)
+            labels.append(label)
+            predicted.append(decided)
             examples.append([line["id"], line.get("text"), line["label"]])
-            names.update(dict.fromkeys((line.get("scores") or ()) if is_right is None else _SIDES))
+            names.update(dict.fromkeys(own))
         except KeyError as error:
-            raise damaged(path, f"line {len(labels)} has no {error}") from None
+            raise damaged(path, f"line {number} has no {error}") from None
     names.update(dict.fromkeys(sorted({*labels, *predicted})))
     return Decisions(labels, predicted, list(names), digest(examples))
 
 
-def _decided(line: dict[str, Any]) -> str:
-    if line.get("is_right") is None:
-        return str(line["prediction"])
-    return RIGHT if line["is_right"] else WRONG
+def _decided(line: dict[str, Any]) -> tuple[str, str, Sequence[str]]:
+    """Give a line's true label, its decided one, and labels that it names."""
+    is_right = line.get("is_right")
+    if is_right is not None:
+        return RIGHT, RIGHT if is_right else WRONG, _SIDES
+    if "answers" in line:
+        return _TEXT, _TEXT, (_TEXT,)
+    return str(line["label"]), str(line["prediction"]), tuple(line.get("scores") or ())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

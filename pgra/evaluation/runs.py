@@ -6,7 +6,7 @@ other runs are looked for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pgra.evaluation.run_files import (
     read_object,
     read_optional,
 )
+from pgra.evaluation.written_runs import TEXT_METRICS, Each, split_measures
 from pgra.io import MANIFEST
 from pgra.types import Json
 
@@ -32,7 +33,6 @@ _IDENTITY_FILE = "run.json"
 # Runs from before `--system` tell their method only.
 _METHODS = {"t5": "plain", "fid": "fid", "pgra": "pgra", "pgra-exhaustive": "exhaustive"}
 _ROUNDING = 1e-6
-_OF_ALL_TEXTS = ("bleu", "parent")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Run:
         metrics: Content of `metrics.json`.
         decisions: What it decided.
         point: Values by axis where it is of a grid; else empty.
+        each: Of a part of a run that is measured on texts: what its measure is made of, a row a
+            query (`written_runs`); else None.
     """
 
     system: str
@@ -60,6 +62,7 @@ class Run:
     metrics: Mapping[str, Any]
     decisions: Decisions
     point: Mapping[str, Json] = field(default_factory=dict)
+    each: Each | None = field(default=None, compare=False)
 
     @property
     def metric(self) -> str:
@@ -174,7 +177,8 @@ def load_collection(paths: Sequence[Path]) -> Collection:
             else:
                 unfinished.setdefault(key, folder)
     groups = list(grids.values())
-    groups += [Group("Results", list(runs.values()))] if runs else []
+    parts = [part for run in runs.values() for part in split_measures(run)]
+    groups += [Group("Results", parts)] if parts else []
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
@@ -237,11 +241,8 @@ def _check_value(run: Run) -> None:
     decided = run.decisions
     if run.metrics["n"] != len(decided.labels):
         raise ValueError(f"n is {run.metrics['n']}, there are {len(decided.labels)} predictions")
-    if run.metric in _OF_ALL_TEXTS:
-        raise ArtifactError(
-            f"{run.folder} is measured by {run.metric}, which is no matter of right and wrong: "
-            f"reports compare labels and exact matches; read its {METRICS_FILE}, and leave it out"
-        )
+    if run.metric in TEXT_METRICS:
+        return  # `split_measures` looks at each of its measures
     if run.metric not in METRICS:
         raise ValueError(f"metric {run.metric} is unknown")
     value = METRICS[run.metric](decided.labels, decided.predicted, decided.names)
@@ -258,7 +259,9 @@ def load_grid(folder: Path) -> Group:
         ArtifactError: If `grid.json` or a point is damaged.
     """
     grid = read_object(folder / GRID_FILE)
-    runs, missing = [], []
+    runs: list[Run] = []
+    missing: list[Missing] = []
+    parts: dict[str | None, list[str | None]] = {}
     try:
         for point in grid["points"]:
             name, values = str(point["name"]), dict(point["values"])
@@ -267,13 +270,17 @@ def load_grid(folder: Path) -> Group:
             for seed, place in point["seeds"].items():
                 run = folder / place
                 if (run / METRICS_FILE).is_file():
-                    runs.append(load_run(run, name=name, point=values))
+                    own = split_measures(load_run(run, name=name, point=values))
+                    parts[task] = [part.task for part in own]
+                    runs += own
                 else:
                     missing.append(Missing(name, task, int(seed), run))
         return Group(
             str(grid.get("title") or grid["name"]),
             runs,
-            missing,
+            [replace(one, task=name) for one in missing for name in parts.get(one.task, [one.task])]
+            if any(run.each is not None for run in runs)
+            else missing,
             tuple(grid["axes"]),
             dict(grid.get("labels") or {}),
             grid.get("reference"),

@@ -109,7 +109,7 @@ def _head(study: Study) -> str:
 
 def columns_of(study: Study) -> list[str]:
     """Give the tasks, and "average" where there are several."""
-    return [*study.tasks, *([AVERAGE] if len(study.tasks) > 1 else [])]
+    return [*study.tasks, *([AVERAGE] if study.has_average else [])]
 
 
 def result_of(study: Study, row: str, column: str) -> Result | None:
@@ -204,11 +204,13 @@ def _percent(value: float) -> str:
 def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
     """Say what the numbers are, what stands out and why, and what a reader must know."""
     metrics = {run.task: run.metric for run in study.group.runs}
-    named = ", ".join(f"{task} {metric}" for task, metric in metrics.items())
+    named = ", ".join(
+        task if task.endswith(metric) else f"{task} {metric}" for task, metric in metrics.items()
+    )
     notes = [f"In hundredths: {named}."]
     if any(result.spread.sd is not None for result in study.results.values()):
         notes.append("± is the standard deviation over seeds.")
-    if len(set(metrics.values())) > 1:
+    if len(set(metrics.values())) > 1 and study.has_average:
         notes.append("The average mixes metrics, as the paper's does.")
     notes.append(_bold_note(study))
     if study.group.missing:

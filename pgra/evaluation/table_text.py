@@ -71,6 +71,43 @@ def corpus_bleu(
     return score / 100
 
 
+def bleu_counts(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
+) -> list[list[int]]:
+    """Give what BLEU is made of, for each sentence.
+
+    Args:
+        predictions: As `corpus_bleu`.
+        references: Likewise.
+        lowercase: Likewise.
+
+    Returns:
+        Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its
+        1- to 4-grams stand in a reference, and how many it has. Their sum gives `corpus_bleu`.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    _check(predictions, references)
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
+    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
+    return [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores]
+
+
+def bleu_of_counts(counts: Sequence[int]) -> float:
+    """Give BLEU of added rows of `bleu_counts`, a fraction, by sacrebleu."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    size, reference, *grams = map(int, counts)
+    score: float = BLEU.compute_bleu(
+        correct=grams[:4],
+        total=grams[4:],
+        sys_len=size,
+        ref_len=reference,
+        smooth_method="exp",  # as `corpus_bleu`, by sacrebleu's defaults
+    ).score
+    return score / 100
+
+
 def parent_each(predictions: Sequence[str], tables: Sequence[TableText]) -> list[Parent]:
     """Give PARENT of each sentence, by the reference that gives it the best F.
 

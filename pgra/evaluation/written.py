@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from pgra.data.generation import GenerationTask
 from pgra.data.references import Reference
 from pgra.evaluation.answers import exact_matches
-from pgra.evaluation.table_text import TableText, corpus_bleu, parent_corpus, parent_each
+from pgra.evaluation.table_text import (
+    TableText,
+    bleu_counts,
+    corpus_bleu,
+    parent_corpus,
+    parent_each,
+)
 
 SUBSETS = ("overlap", "nonoverlap")
 
@@ -21,10 +27,12 @@ class Written:
             "overlap/bleu".
         each: By name a fraction a query, for paired tests: "exact_match" and "parent" have such,
             BLEU has none.
+        counts: What BLEU is made of, a row a query (`table_text.bleu_counts`); none without it.
     """
 
     values: Mapping[str, float]
     each: Mapping[str, list[float]]
+    counts: Sequence[Sequence[int]] = ()
 
 
 def measure_written(
@@ -52,7 +60,7 @@ def measure_written(
         if rows:
             part = _measure(task.metrics, [texts[i] for i in rows], [references[i] for i in rows])
             values |= {f"{name}/{metric}": value for metric, value in part.values.items()}
-    return Written(values, whole.each)
+    return Written(values, whole.each, whole.counts)
 
 
 def _measure(
@@ -60,6 +68,7 @@ def _measure(
 ) -> Written:
     values: dict[str, float] = {}
     each: dict[str, list[float]] = {}
+    counts: Sequence[Sequence[int]] = ()
     answers = [reference.answers for reference in references]
     for metric in metrics:
         if metric == "exact_match":
@@ -69,13 +78,14 @@ def _measure(
             # ToTTo's evaluation lower-cases; so do we for every table.
             is_lower = references[0].table is not None
             values[metric] = corpus_bleu(texts, answers, lowercase=is_lower)
+            counts = bleu_counts(texts, answers, lowercase=is_lower)
         else:
             found = parent_each(texts, [_compared(reference) for reference in references])
             each[metric] = [one.f for one in found]
             mean = parent_corpus(found)
             values[metric] = mean.f
             values |= {"parent_precision": mean.precision, "parent_recall": mean.recall}
-    return Written(values, each)
+    return Written(values, each, counts)
 
 
 def _compared(reference: Reference) -> TableText:

@@ -185,6 +185,8 @@ def _write_texts(
                 "prediction": prediction.label,
                 **({"is_right": values.pop(_EXACT) == 1} if _EXACT in values else {}),
                 **values,
+                **({"bleu_counts": list(found.counts[i])} if found.counts else {}),
+                **({"is_overlap": reference.table.is_overlap} if reference.table else {}),
                 "evidence": [],
                 **more[i],
             }

@@ -1,6 +1,5 @@
 """`pgra icl` where answers are written: exact match, the vote, reports, and what is refused."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +8,11 @@ from conftest import write_jsonl
 from test_icl import having, lines_of
 
 from pgra.config import DataArguments
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.evaluation.answers import is_exact_match
 from pgra.evaluation.comparable import check_comparable, row_names
 from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.runs import load_collection, load_run
+from pgra.evaluation.runs import load_collection
 from pgra.icl.arguments import IclArguments, SelectionArguments
 from pgra.icl.opening import CompleterArguments
 from pgra.pipelines.icl import run_icl, run_icl_seeds
@@ -83,14 +82,6 @@ def test_reports_compare_exact_matches(run, tmp_path):
     assert values["vote-knn"] == 1 > values["icl-knn"]
     study = compare_runs(group, baseline="icl-knn")
     assert [row for row in study.rows] == ["icl-knn", "vote-knn"]
-
-
-def test_bleu_is_not_put_among_them(run):
-    outcome = run_icl(run)
-    path = outcome.folder / "metrics.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "metric": "bleu"}))
-    with pytest.raises(ArtifactError, match="is measured by bleu, .* leave it out"):
-        load_run(outcome.folder)
 
 
 def test_the_task_says_how_many_exemplars_and_the_pool_may_be_too_small(run):

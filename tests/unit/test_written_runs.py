@@ -1,0 +1,136 @@
+"""BLEU and PARENT in reports: measures of texts, resampled as the queries are."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pgra.commands.report import main
+from pgra.errors import ArtifactError, ConfigError
+from pgra.evaluation.comparison import compare_runs
+from pgra.evaluation.runs import load_collection
+from pgra.evaluation.table_text import bleu_counts, bleu_of_counts, corpus_bleu
+from pgra.evaluation.written_runs import draws_of, text_gaps, value_of
+
+RIGHT = ["the red house stands on a hill", "two men walk to the old mill", "it rains in May"]
+NEAR = ["the red house stands on the hill", "two men walk to the mill", "it rains in June"]
+FAR = ["a house", "men at the mill walk there now", "rain"]
+TRUTH = [[text] for text in RIGHT]
+
+
+def plant(folder, texts, parent, *, system="icl-knn", seed=0, keep=("bleu_counts", "parent")):
+    """Write a run as pgra icl does, its first query of the overlap subset, the others not."""
+    folder.mkdir(parents=True)
+    counts = bleu_counts(texts, TRUTH, lowercase=True)
+    lines = []
+    for i, text in enumerate(texts):
+        own = {"bleu_counts": counts[i], "parent": parent[i]}
+        told = {"id": f"test-{i}", "text": f"table {i}", "label": RIGHT[i], "answers": TRUTH[i]}
+        more = {"prediction": text, "is_overlap": i == 0, "evidence": []}
+        lines.append({**told, **more, **{name: own[name] for name in keep}})
+    (folder / "predictions.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    values = {}
+    for name, rows in (("", [0, 1, 2]), ("overlap/", [0]), ("nonoverlap/", [1, 2])):
+        part = [texts[i] for i in rows], [TRUTH[i] for i in rows]
+        values[f"{name}bleu"] = corpus_bleu(*part, lowercase=True)
+        values[f"{name}parent"] = float(np.mean([parent[i] for i in rows]))
+        values[f"{name}parent_recall"] = 0.5
+    told = {"system": system, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
+    told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
+    (folder / "metrics.json").write_text(json.dumps({**told, "notes": []}))
+    (folder / "arguments.json").write_text(json.dumps({"selection": {"order": "nearest-first"}}))
+    return folder
+
+
+def test_counts_add_up_to_sacrebleus_own():
+    texts = [*NEAR, *FAR]
+    truth = [*TRUTH, *([*one, "a house in the rain"] for one in TRUTH)]
+    counts = bleu_counts(texts, truth)
+    assert counts[0][:2] == [7, 7]
+    assert counts[0][2:6] == [6, 4, 3, 2]  # "a" is "the", which stands there once
+    assert counts[0][6:] == [7, 6, 5, 4]
+    for some in ([0, 1, 2, 3, 4, 5], [0, 2], [3, 4]):
+        sums = np.array([counts[i] for i in some]).sum(axis=0)
+        whole = corpus_bleu([texts[i] for i in some], [truth[i] for i in some])
+        assert bleu_of_counts(sums.tolist()) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "parent"])
+def test_a_resample_is_measured_as_the_texts_drawn(metric):
+    near = np.array(bleu_counts(NEAR, TRUTH) if metric == "bleu" else [[0.9], [0.5], [0.1]], float)
+    (draws,) = draws_of(metric, [near], seed=0, draws=50)
+    drawn = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=50)
+    for value, times in zip(draws, drawn, strict=True):
+        assert value == pytest.approx(value_of(metric, np.repeat(near, times, axis=0)))
+
+
+def test_a_gap_is_of_the_means_over_seeds_and_none_to_itself():
+    near, far = (np.array(bleu_counts(texts, TRUTH), float) for texts in (NEAR, FAR))
+    same = text_gaps("bleu", [near], [near, near], seed=0).summarise()
+    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+    gap = text_gaps("bleu", [near, far], [far], seed=0)
+    wanted = (value_of("bleu", near) + value_of("bleu", far)) / 2 - value_of("bleu", far)
+    assert gap.difference == pytest.approx(wanted)
+    assert gap.summarise().low > 0
+
+
+def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp_path):
+    plant(tmp_path / "near", NEAR, [0.9, 0.5, 0.1])
+    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], system="icl-random")
+    (group,) = load_collection([tmp_path]).groups
+    study = compare_runs(group, baseline="icl-random")
+    assert sorted(study.tasks) == [
+        *("totto bleu", "totto nonoverlap/bleu", "totto nonoverlap/parent"),
+        *("totto overlap/bleu", "totto overlap/parent", "totto parent"),
+    ]
+    found = study.results["icl-knn", "totto nonoverlap/parent"]
+    assert found.spread.mean == pytest.approx(0.3)
+    assert found.interval == (pytest.approx(0.1), pytest.approx(0.5))
+    assert found.runs[0].metrics["n"] == 2
+    told = study.comparisons["icl-knn", "totto bleu"]
+    assert told.gap.difference > 0
+    assert told.mcnemar is None
+    assert not study.averages
+    assert not study.has_average
+
+
+def test_the_papers_values_stand_beside_them(tmp_path, capsys):
+    plant(tmp_path / "near", NEAR, [0.9, 0.5, 0.1])
+    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], system="icl-random")
+    assert main([str(tmp_path), "--reference", "kate_t4", "--baseline", "icl-random"]) == 0
+    said = capsys.readouterr().out
+    assert "totto nonoverlap/bleu (paper)" in said
+    assert "25.6" in said
+    assert "average" not in said.partition("\n\n")[0]
+    page = tmp_path / "page.html"
+    with pytest.raises(ConfigError, match="--html shows which examples are right, and totto"):
+        main([str(tmp_path), "--html", str(page)])
+    assert not page.exists()
+
+
+def test_a_run_of_an_earlier_version_is_refused_with_the_way_out(tmp_path):
+    plant(tmp_path / "old", NEAR, [0.9, 0.5, 0.1], keep=("parent",))
+    with pytest.raises(ArtifactError, match=r"does not say bleu of each query.*delete its metrics"):
+        load_collection([tmp_path])
+
+
+def test_metrics_that_are_not_those_of_the_predictions_are_refused(tmp_path):
+    folder = plant(tmp_path / "run", NEAR, [0.9, 0.5, 0.1])
+    told = json.loads((folder / "metrics.json").read_text())
+    told["metrics"]["overlap/parent"] = 0.8
+    (folder / "metrics.json").write_text(json.dumps(told))
+    with pytest.raises(ArtifactError, match=r"overlap/parent is 0.8000, and 0.9000 by its pred"):
+        load_collection([tmp_path])
+
+
+def test_what_a_grid_lacks_is_missing_in_each_column(tmp_path):
+    plant(tmp_path / "near" / "seed-0", NEAR, [0.9, 0.5, 0.1])
+    points = [
+        {"name": name, "task": "totto", "values": {}, "seeds": {"0": f"{name}/seed-0"}}
+        for name in ("near", "gone")
+    ]
+    told = {"name": "g", "axes": [], "points": points}
+    (tmp_path / "grid.json").write_text(json.dumps(told))
+    (group,) = load_collection([tmp_path]).groups
+    assert {one.task for one in group.missing} == {run.task for run in group.runs}
+    assert "totto" not in compare_runs(group).tasks
