@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     opening = Opening.load(Path(memory.memory), chat, lookup=lookup, lm=lm)
     with FeedbackLog.open(Path(memory.memory)) as log:
         conversation = opening.open(log)
-        say(f"{opening.describe(log)}; /help tells what can be typed")
+        say(f"{log.path}: {len(log):,} entries; {opening.describe()}")
+        say("/help tells what can be typed")
         Talk(conversation, is_watched=sys.stdin.isatty()).run(read_lines())
     return 0
 
@@ -121,11 +122,10 @@ class Opening:
             max_prompt_tokens=self.chat.max_prompt_tokens,
         )
 
-    def describe(self, log: FeedbackLog) -> str:
+    def describe(self) -> str:
         """Say what is talked to."""
         gate = "" if self.family.is_of_answers else f", gate {self.lookup.gate:g}"
-        told = f"LM {self.lm}; look-up {self.lookup.lookup}{gate}"
-        return f"{log.path}: {len(log):,} entries; {told}"
+        return f"LM {self.lm}; look-up {self.lookup.lookup}{gate}"
 
 
 def read_lines() -> Iterator[str]:
