@@ -51,7 +51,7 @@ class Visitor:
         return self.answer
 
     def shown(self):
-        text = re.sub(r"<[^>]*>", "", self.answer.text)
+        text = re.sub(r"<[^>]*>", " ", self.answer.text)
         return " ".join(unescape(text).split())
 
 
@@ -97,7 +97,6 @@ def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
     visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
     assert entries(page) == [(HOSTILE, f"{HOSTILE} \u202e")]
     assert visitor.answer.text.count("<script") == plain.count("<script") == 1
-    assert "49" not in visitor.answer.text.replace(visitor.address, "")
     assert visitor.shown().count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
     assert "\u202e" not in visitor.answer.text
@@ -210,8 +209,8 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkey
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="cannot listen at no.such.host.invalid:0"):
-        listen(WebArguments(host="no.such.host.invalid", port=0))
+    with pytest.raises(ConfigError, match="cannot listen at 192.0.2.1:0"):
+        listen(WebArguments(host="192.0.2.1", port=0))
     with pytest.raises(ConfigError, match="port is 70000: it is from 0 to 65535"):
         WebArguments(port=70000)
     assert list(tmp_path.iterdir()) == []
