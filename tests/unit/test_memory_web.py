@@ -302,6 +302,14 @@ def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(page):
     assert all(place.startswith(address) for place in asked)
 
 
+TWICE = """
+const told = document.getElementById("busy"), button = document.querySelector("form button");
+new MutationObserver(() => sessionStorage.told = told.textContent).observe(told, {childList: true});
+button.click();
+setTimeout(() => button.click(), 50);
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
 def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
@@ -312,12 +320,22 @@ def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
 
     page.state.desk.conversation.completer = Slow()
     with served(page) as address, browser() as opened:
-        tab = opened.new_page()
+        tab, sent = opened.new_page(), []
+        tab.on("request", lambda request: sent.append(request.method))
         tab.goto(address)
         tab.get_by_label("Question", exact=True).fill(AKIN)
-        tab.evaluate("document.forms[0].requestSubmit()")
-        tab.get_by_text("Asking the language model").wait_for()
-        assert tab.get_by_role("button", name="Ask", exact=True).is_disabled()
+        tab.evaluate(TWICE)
         tab.get_by_text("the homonym for pretty is").wait_for()
+        assert tab.evaluate("sessionStorage.told") == "Asking the language model…"
+        assert sent.count("POST") == 1
         assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
-        assert tab.get_by_role("status").first.inner_text() == ""
+        tab.go_back()
+        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+        plain, sent[:] = opened.new_page(), []  # the control: without the script
+        plain.on("request", lambda request: sent.append(request.method))
+        plain.route("**/memory.js", lambda route: route.abort())
+        plain.goto(address)
+        plain.get_by_label("Question", exact=True).fill(AKIN)
+        plain.evaluate(TWICE)
+        plain.get_by_text("the homonym for pretty is").first.wait_for()
+        assert sent.count("POST") == 2
