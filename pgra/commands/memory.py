@@ -1,6 +1,5 @@
 """A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -18,12 +17,14 @@ from pgra.commands.memory_arguments import (
     QuestionArguments,
 )
 from pgra.errors import ConfigError, unknown_name
+from pgra.memory.collisions import find_near
 from pgra.memory.events import Entry, Event
 from pgra.memory.exchange import export_log, import_events, read_events
 from pgra.memory.keys import find_collisions
 from pgra.memory.log import FeedbackLog
 from pgra.memory.opening import lookup_opener
 from pgra.memory.salvage import salvage
+from pgra.memory.shown import show_entry, show_near
 
 HELP = """usage: pgra memory COMMAND [--help]
 
@@ -38,15 +39,16 @@ commands:
   salvage    read what is left of a damaged memory into a new one
   gate       how often a look-up finds right and wrong feedback, on questions of known type
   stream     the paper's experiment: a simulated user, with and without a memory
+  chat       ask an LM, see what it understood and which memory it used, correct it, ask again
+  web        the same as a page in your browser
 
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
   pgra memory lookup "what is akin to < pretty > ?"
   pgra memory list --memory memory.sqlite
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
+  pgra memory chat --lm bundled:smollm2-135m
 """
-_NEAR = 3  # entries of near keys that are told of
-_COMPARED = 10_000  # entries a new one is compared with; of larger memories list --collisions tells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,29 +91,9 @@ def _add(words: Sequence[str]) -> int:
     with FeedbackLog.open(Path(memory.memory)) as log:
         entry = log.write(args.question, args.feedback, **whose)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
-        if len(log) <= _COMPARED:
-            _say_collisions([one for one in log.entries() if one.task == entry.task], entry)
+        for near in find_near(log, entry):
+            say(show_near(near))
     return 0
-
-
-def _say_collisions(others: Sequence[Entry], entry: Entry) -> None:
-    pairs = (([one, entry], one) for one in others if one.id != entry.id)
-    near = [
-        (found[0].distance, one)
-        for both, one in pairs
-        if (found := find_collisions([e.key for e in both], [e.feedback for e in both]))
-    ]
-    for distance, one in sorted(near, key=lambda pair: (pair[0], -pair[1].id))[:_NEAR]:
-        say(
-            f"note: entry {one.id} has a key at edit distance {distance} and another feedback, so "
-            f"that one may be found for the other: {_shown(one)}"
-        )
-
-
-def _shown(entry: Entry) -> str:
-    """Show a key and its feedback in full, each in quotes, so that it is seen where they end."""
-    key, feedback = (json.dumps(text, ensure_ascii=False) for text in (entry.key, entry.feedback))
-    return f"{key} -> {feedback}"
 
 
 def _list(words: Sequence[str]) -> int:
@@ -122,18 +104,14 @@ def _list(words: Sequence[str]) -> int:
             say(f"{memory.memory}: whole: {log.last_id:,} events, {len(log):,} entries")
         if args.log:
             for event in log.events():
-                told = f" -> {json.dumps(event.feedback, ensure_ascii=False)}"
-                say(f"{event.id:>6}  {_origin(event)}  {event.kind} {_key(event)}{told}")
+                told = f"{event.kind} {show_entry(event)}"
+                say(f"{event.id:>6}  {_origin(event)}  {told}")
         elif args.collisions:
             _list_collisions(list(log.entries()))
         else:
             for entry in log.entries():
-                say(f"{entry.id:>6}  {_origin(entry)}  {_shown(entry)}")
+                say(f"{entry.id:>6}  {_origin(entry)}  {show_entry(entry)}")
     return 0
-
-
-def _key(event: Any) -> str:
-    return json.dumps(event.key, ensure_ascii=False)
 
 
 def _origin(one: Any) -> str:
@@ -145,8 +123,8 @@ def _list_collisions(entries: Sequence[Entry]) -> None:
     found = find_collisions(keys, meanings)
     for pair in found:
         one, other = entries[pair.first], entries[pair.second]
-        say(f"distance {pair.distance}: entry {one.id} {_shown(one)}")
-        say(f"            entry {other.id} {_shown(other)}")
+        say(f"distance {pair.distance}: entry {one.id} {show_entry(one)}")
+        say(f"            entry {other.id} {show_entry(other)}")
     say(f"{len(found):,} pairs of near keys with different feedback")
 
 
@@ -166,7 +144,7 @@ def _lookup(words: Sequence[str]) -> int:
     for place, match in enumerate(matches):
         passes = match.score >= args.gate
         told = ("used" if place == 0 else "passes") if passes else "too far"
-        say(f"{match.score:9.4f}  {told:<7}  entry {match.entry.id}  {_shown(match.entry)}")
+        say(f"{match.score:9.4f}  {told:<7}  entry {match.entry.id}  {show_entry(match.entry)}")
     if not matches:
         say("nothing found")
     return 0
@@ -184,7 +162,7 @@ def _correct(words: Sequence[str]) -> int:
         raise ConfigError('name one entry and what was meant: pgra memory correct 7 "I mean ..."')
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         entry = log.correct(args.ids[0], args.feedback, source=args.source)
-    say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {_shown(entry)}")
+    say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
     return 0
 
 
@@ -236,14 +214,14 @@ def _salvage(words: Sequence[str]) -> int:
     return 0
 
 
-def _stream(words: Sequence[str]) -> int:
-    code: int = import_module("pgra.commands.memory_stream").main(words)
-    return code
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    """Give what runs a word of a module of its own, which is imported when it is called."""
 
+    def run(words: Sequence[str]) -> int:
+        code: int = import_module(f"pgra.commands.memory_{name}").main(words)
+        return code
 
-def _gate(words: Sequence[str]) -> int:
-    code: int = import_module("pgra.commands.memory_gate").main(words)
-    return code
+    return run
 
 
 _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
@@ -255,6 +233,8 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "export": _export,
     "import": _import,
     "salvage": _salvage,
-    "gate": _gate,
-    "stream": _stream,
+    "gate": _command("gate"),
+    "stream": _command("stream"),
+    "chat": _command("chat"),
+    "web": _command("web"),
 }

@@ -81,3 +81,24 @@ class FileArguments:
         """Refuse a command without a file."""
         if self.file is None:
             raise ConfigError("no file is named: give it first, as in pgra memory export FILE")
+
+
+@dataclass(kw_only=True)
+class ChatArguments:
+    """What a person talks to."""
+
+    family: str = _arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    prompt: str | None = _arg(
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+    )
+    task: str = _arg("", "Which entries count, and under which name corrections are written.")
+    source: str = _arg("user", "Who corrects.")
+    max_new_tokens: int = _arg(64, "Most tokens of an answer.")
+    max_prompt_tokens: int = _arg(2048, "Most tokens of a prompt, the LM's window permitting.")
+    artifacts_dir: str = _arg("artifacts", "Where the LM's answers are kept.")
+    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
+
+    def __post_init__(self) -> None:
+        """Refuse an answer or a prompt of no tokens."""
+        at_least("max_new_tokens", self.max_new_tokens, 1)
+        at_least("max_prompt_tokens", self.max_prompt_tokens, 1)

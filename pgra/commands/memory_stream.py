@@ -11,14 +11,13 @@ from pgra.checks import argument as _arg
 from pgra.checks import at_least, choose
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
-from pgra.icl.opening import CompleterArguments, open_completer
+from pgra.icl.opening import CompleterArguments, open_kept_completer
 from pgra.memory.families import Family, load_family
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
 from pgra.memory.steps import Step, make_stream, read_stream, read_words
 
 if TYPE_CHECKING:
-    from pgra.icl.completion import Completer
     from pgra.memory.prompter import FewShot
 
 _PREFIXES = ("fixed", "kate")
@@ -140,11 +139,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_lookup = lookup_opener(lookup, device=args.device)
     gate = choose_gate(dev, open_lookup) if dev is not None else None
     folder = Path(args.output_dir or f"runs/memory-{family.name}")
+    artifacts = Path(args.artifacts_dir)
+    completer = open_kept_completer(lm, artifacts=artifacts, device=args.device)
     experiment = Experiment(
         folder=folder,
         family=family,
         few_shot=few_shot,
-        completer=_open_completer(lm, args),
+        completer=completer,
         open_lookup=open_lookup,
         threshold=lookup.gate if gate is None else gate.threshold,
         max_new_tokens=args.max_new_tokens,
@@ -201,15 +202,3 @@ def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Ste
     if args.shuffle:
         random.Random(seed).shuffle(steps)
     return steps[: args.num_steps]
-
-
-def _open_completer(lm: CompleterArguments, args: StreamArguments) -> "Completer":
-    from pgra.icl.answers_cache import AnswersCache
-    from pgra.icl.kept import KeptCompleter
-
-    artifacts = Path(args.artifacts_dir)
-    completer = open_completer(lm, artifacts=artifacts, device=args.device)
-    # An endpoint's answers are kept by its own completer.
-    return (
-        completer if lm.is_remote else KeptCompleter(completer, AnswersCache(artifacts / "answers"))
-    )

@@ -127,6 +127,22 @@ def open_completer(args: CompleterArguments, *, artifacts: Path, device: str = "
     return _open_remote(args, artifacts) if args.is_remote else _open_local(args, device)
 
 
+def open_kept_completer(
+    args: CompleterArguments, *, artifacts: Path, device: str = "auto"
+) -> Completer:
+    """Open an LM that is not asked twice what it has answered; see `open_completer`.
+
+    Its answers are kept in `artifacts/answers`, those of an endpoint by its own completer.
+    """
+    from pgra.icl.answers_cache import AnswersCache
+    from pgra.icl.kept import KeptCompleter
+
+    completer = open_completer(args, artifacts=artifacts, device=device)
+    if args.is_remote:
+        return completer
+    return KeptCompleter(completer, AnswersCache(artifacts / "answers"))
+
+
 def _open_local(args: CompleterArguments, device: str) -> Completer:
     from pgra.icl.local import LocalCompleter
 

@@ -131,11 +131,12 @@ class Simulation:
     ) -> dict[str, Completion]:
         """Ask the LM what is not known yet; give the answers of these prompts."""
         new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in known))
-        budget = min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
-        for prompt, size in zip(new, self.completer.count_tokens(new), strict=True):
-            check_fits(prompt.split(self.few_shot.separator)[-2], size, budget)
-        written = self.completer.complete(
-            new, max_new_tokens=self.max_new_tokens, stop=self.few_shot.end
+        written = ask_lm(
+            self.completer,
+            self.few_shot,
+            new,
+            max_new_tokens=self.max_new_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
         )
         told = dict(zip(new, written, strict=True))
         return {prompt: told[prompt] if prompt in told else known[prompt] for prompt in prompts}
@@ -170,3 +171,29 @@ class Simulation:
             return is_right, is_right
         told = self.family.is_understood(step.kind, output, as_released=self.as_released)
         return told, is_answered(step, output)
+
+
+def ask_lm(
+    completer: Completer,
+    few_shot: FewShot,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    max_prompt_tokens: int,
+) -> list[Completion]:
+    """Have an LM go on with prompts, which must fit.
+
+    Args:
+        completer: The LM.
+        few_shot: What the prompts were written by.
+        prompts: In the order of the answers (B,).
+        max_new_tokens: Of an answer.
+        max_prompt_tokens: Of a prompt, the LM's window permitting.
+
+    Raises:
+        DataError: If a question does not fit.
+    """
+    budget = min(max_prompt_tokens, completer.window - max_new_tokens)
+    for prompt, size in zip(prompts, completer.count_tokens(prompts), strict=True):
+        check_fits(prompt.split(few_shot.separator)[-2], size, budget)
+    return completer.complete(prompts, max_new_tokens=max_new_tokens, stop=few_shot.end)

@@ -3,10 +3,11 @@
 Madaan et al. 2022, section 4; label feedback is that of App. D.3.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pgra.memory.families import QUESTION
+from pgra.memory.families import QUESTION, Family
 from pgra.memory.gate import pass_gate
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup, Match
@@ -20,13 +21,17 @@ class Asked:
 
     Attributes:
         prompt: For the LM.
-        match: The feedback that was used; None where none was.
+        match: The feedback that was used, the nearest of several; None where none was.
         matched_kind: The type of the question that it was given for.
+        found: What the look-up gave, the nearest first.
+        num_used: How many of these stand in the prompt, the first.
     """
 
     prompt: str
     match: Match | None = None
     matched_kind: str | None = None
+    found: Sequence[Match] = ()
+    num_used: int = 0
 
 
 class System(Protocol):
@@ -103,11 +108,13 @@ class Remembering:
 
     def ask(self, step: Step) -> Asked:
         """Write the prompt; see `System`."""
-        match = pass_gate(self.lookup.find(step.question), self.threshold)
+        found = self.lookup.find(step.question)
+        match = pass_gate(found, self.threshold)
         if match is None:
-            return Asked(self.few_shot.write(step.question))
+            return Asked(self.few_shot.write(step.question), found=found)
         prompt = self.few_shot.write(step.question, feedback=match.entry.feedback)
-        return Asked(prompt, match, self._kinds.get(match.entry.key))
+        kind = self._kinds.get(match.entry.key)
+        return Asked(prompt, match, kind, found=found, num_used=1)
 
     def learn(self, step: Step) -> None:
         """Write it to the memory."""
@@ -136,8 +143,27 @@ class RecallingErrors:
         more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
         num_own = max(0, len(self._few_shot.examples_of(step.question)) - len(more))
         prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
-        return Asked(prompt, found[0], QUESTION) if found else Asked(prompt)
+        if not found:
+            return Asked(prompt)
+        return Asked(prompt, found[0], QUESTION, found=found, num_used=len(found))
 
     def learn(self, step: Step) -> None:
         """Write the question with its right answer."""
         self._log.write(step.question, step.feedback, source="stream")
+
+
+def open_system(
+    family: Family, few_shot: FewShot, log: FeedbackLog, *, lookup: Lookup, threshold: float
+) -> System:
+    """Give the system that uses a memory as a family of questions has it.
+
+    Args:
+        family: Of the questions.
+        few_shot: The prompt.
+        log: The memory.
+        lookup: Follows it.
+        threshold: The gate's; label feedback has none.
+    """
+    if family.is_of_answers:
+        return RecallingErrors(few_shot, log, lookup, num_remembered=family.num_remembered)
+    return Remembering(few_shot, log, lookup, threshold)

@@ -27,13 +27,12 @@ from pgra.io import check_fingerprint, digest, lock_folder, write_json
 from pgra.memory.families import Family
 from pgra.memory.gate import GateReport, Trial, choose_threshold, try_lookup
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import Lookup
 from pgra.memory.measures import compare_with, measure, wrong_type_pairs
 from pgra.memory.opening import OpenLookup
 from pgra.memory.prompter import FewShot, GrowingPrompt
 from pgra.memory.simulator import Simulation, Taken
 from pgra.memory.steps import Step
-from pgra.memory.systems import Growing, NoMemory, RecallingErrors, Remembering, System
+from pgra.memory.systems import Growing, NoMemory, System, open_system
 from pgra.types import Json
 
 logger = logging.getLogger(__name__)
@@ -239,11 +238,10 @@ def _open_system(experiment: Experiment, variant: Variant, log: FeedbackLog) -> 
             max_added=experiment.max_added,
         )
         return Growing(growing)
-    lookup: Lookup = experiment.open_lookup(log)
-    if experiment.family.is_of_answers:
-        most = experiment.family.num_remembered
-        return RecallingErrors(experiment.few_shot, log, lookup, num_remembered=most)
-    return Remembering(experiment.few_shot, log, lookup, experiment.threshold)
+    lookup = experiment.open_lookup(log)
+    return open_system(
+        experiment.family, experiment.few_shot, log, lookup=lookup, threshold=experiment.threshold
+    )
 
 
 def _read_done(folder: Path, stream: str) -> list[Taken]:

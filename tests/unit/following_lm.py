@@ -3,6 +3,10 @@
 import re
 
 from pgra.icl.completion import Completion
+from pgra.memory.conversation import Conversation
+from pgra.memory.families import load_family
+from pgra.memory.lookup import EditLookup
+from pgra.memory.prompter import load_few_shot
 
 SAID = {
     "synonym": "the synonym for {word} is x",
@@ -53,3 +57,15 @@ class FollowingLM:
             if self.copies and shown == frame:
                 return next(kind for kind in SAID if kind in before[place + 1])
         return "homonym"
+
+
+def conversation(log):
+    """Give a person's conversation about lexical relations."""
+    return Conversation(
+        family=load_family("lexical"),
+        few_shot=load_few_shot("lexical"),
+        completer=FollowingLM(),
+        log=log,
+        lookup=EditLookup(log),
+        threshold=-5.0,
+    )

@@ -1,0 +1,341 @@
+"""`pgra memory web`: the page over HTTP, and in a real browser."""
+
+import contextlib
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
+
+import pytest
+import uvicorn
+from following_lm import FollowingLM, conversation
+from starlette.testclient import TestClient
+
+from pgra.cli import main
+from pgra.commands.memory_web import WebArguments, check_libraries, listen
+from pgra.errors import ArtifactError, ConfigError
+from pgra.icl.completion import Completion
+from pgra.memory.log import FeedbackLog
+from pgra.pipelines.memory_web import Desk, MemoryPage
+
+AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
+HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture
+def page(tmp_path):
+    """The page's application, with its desk and the memory's path."""
+    path = tmp_path / "memory.sqlite"
+    with contextlib.closing(Desk(lambda: conversation(FeedbackLog.open(path)))) as desk:
+        app = MemoryPage(desk, "memory.sqlite: LM <following>").app(["127.0.0.1"])
+        app.state.desk, app.state.path = desk, path
+        yield app
+
+
+class Visitor:
+    """A tab that reads pages and sends their forms."""
+
+    def __init__(self, app):
+        self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True)
+        self.address = str(self.client.get("/").url)
+
+    def send(self, name, **fields):
+        self.answer = self.client.post(f"{self.address}/{name}", data=fields)
+        return self.answer
+
+    def shown(self):
+        text = re.sub(r"<[^>]*>", " ", self.answer.text)
+        return " ".join(unescape(text).split())
+
+
+def entries(app):
+    with FeedbackLog.open(app.state.path, is_writable=False) as log:
+        return [(entry.key, entry.feedback) for entry in log.entries()]
+
+
+def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
+    visitor = Visitor(page)
+    visitor.send("ask", question=AKIN)
+    assert visitor.answer.url.fragment == "answer"
+    assert f"Question {AKIN} Understood the homonym for pretty is … Answer x" in visitor.shown()
+    assert "nothing was found" in visitor.shown()
+    visitor.send("correct", turn="1", feedback=f"{MEANT}\r\nplease")
+    assert entries(page) == [(AKIN, f"{MEANT}\nplease")]
+    assert "Noted as entry 1, and asked again." in visitor.shown()
+    assert "Understood the synonym for pretty is …" in visitor.shown()
+    told = f"Used entry 1, score 0.0000 (passes the gate of -5) Question {AKIN} Feedback {MEANT}"
+    assert told in visitor.shown()
+    visitor.send("ask", question="make something with < fast > ?")
+    assert "Not used: too far entry 1, score -14.0000 (does not pass the gate" in visitor.shown()
+    assert visitor.answer.text.count('<details class="earlier">') == 2
+    visitor.send("forget", entry="1")
+    assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
+    assert "In the memory: 0 entries" in visitor.shown()
+
+
+class Hostile(FollowingLM):
+    """Writes markup."""
+
+    def _go_on(self, prompt):
+        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
+
+
+def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
+    page.state.desk.conversation.completer = Hostile()
+    visitor = Visitor(page)
+    plain = visitor.client.get(visitor.address).text
+    assert "LM &lt;following&gt;" in plain
+    visitor.send("ask", question=HOSTILE)
+    visitor.send("correct", turn="1", feedback=f"{HOSTILE} \u202e")
+    visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
+    assert entries(page) == [(HOSTILE, f"{HOSTILE} \u202e")]
+    assert visitor.answer.text.count("<script") == plain.count("<script") == 1
+    assert visitor.shown().count(HOSTILE) >= 8
+    assert "\\u202e" in visitor.shown()
+    assert "\u202e" not in visitor.answer.text
+
+
+def test_two_tabs_have_a_conversation_each_and_one_memory(page):
+    one, other = Visitor(page), Visitor(page)
+    assert one.address != other.address
+    one.send("ask", question=AKIN)
+    other.send("ask", question="expand on < fast > ?")
+    assert "pretty" not in other.shown()
+    one.send("correct", turn="1", feedback=MEANT)
+    other.send("ask", question="what is akin to < fast > ?")
+    assert "the synonym for fast is" in other.shown()
+    questions = [f"which word {'is' * n} < a{n} > ?" for n in range(1, 9)]
+
+    def teach(question):
+        visitor = Visitor(page)
+        visitor.send("ask", question=question)
+        return visitor.send("correct", turn="1", feedback="I want a synonym").status_code
+
+    with ThreadPoolExecutor(4) as pool:  # several at once
+        assert list(pool.map(teach, questions)) == [200] * 8
+    assert sorted(entries(page)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
+
+
+@pytest.mark.parametrize(
+    ("form", "fields", "message", "kept"),
+    [
+        ("ask", {"question": "  "}, "the question is empty: type one", ""),
+        ("ask", {"question": "x" * 10_000}, "makes a prompt of", None),
+        ("correct", {"turn": "1", "feedback": ""}, "the feedback is empty", ""),
+        ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
+        ("correct", {"turn": "1", "feedback": "a\x1b"}, "holds the control character", "a"),
+        ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
+        ("forget", {"entry": "7"}, "has no entry 7 now", ""),
+        ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
+    ],
+)
+def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
+    page.state.desk.conversation.max_prompt_tokens = 350
+    if kept is None:
+        fields = {"question": "< " + "a " * 100 + ">"}
+        kept = "a " * 100
+    visitor = Visitor(page)
+    assert visitor.send("ask", question=AKIN).status_code == 200
+    answer = visitor.send(form, **fields)
+    assert answer.status_code == 422
+    assert message in visitor.shown()
+    assert '<p class="error" role="alert"' in answer.text
+    assert kept in answer.text
+    assert entries(page) == []
+
+
+def test_another_page_or_name_may_not_send_forms_here(page):
+    visitor = Visitor(page)
+    address = f"{visitor.address}/ask"
+
+    def code(**headers):
+        return visitor.client.post(address, data={"question": AKIN}, headers=headers).status_code
+
+    assert code(origin="http://127.0.0.1") == 200
+    assert code(origin="http://evil.example") == code(origin="null") == 403
+    assert code(host="evil.example") == 400  # a name that was made to point here
+    far = visitor.client.post("/chat/guessed/ask", data={"question": AKIN})
+    assert str(far.url) not in (address, visitor.address)  # a new tab
+    assert AKIN not in far.text
+    large = visitor.client.post(address, content=b"question=" + b"x" * 300_000)
+    many = visitor.client.post(address, content=b"&a=1" * 9)
+    odd = visitor.client.post(address, content=b"question=%FF")
+    assert [answer.status_code for answer in (large, many, odd)] == [413, 413, 413]
+
+
+def test_a_page_asks_for_nothing_of_another_host(page):
+    visitor = Visitor(page)
+    answer = visitor.send("ask", question=AKIN)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    own = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
+    assert len(own) >= 5
+    assert all(re.match(r"/\w|#|data:,$", place) for place in own), own
+    for name, kind in (("memory.css", "text/css"), ("memory.js", "text/javascript")):
+        asset = visitor.client.get(f"/{name}")
+        assert asset.headers["content-type"].startswith(kind)
+        assert "http" not in asset.text
+        assert "url(" not in asset.text
+
+
+def test_every_field_has_a_label(page):
+    visitor = Visitor(page)
+    visitor.send("ask", question=AKIN)
+    text = visitor.send("correct", turn="1", feedback=MEANT).text
+    fields = re.findall(r'<(?:input|textarea) id="(\w+)"', text)
+    assert fields == ["question", "feedback"]
+    assert re.findall(r'<label for="(\w+)"', text) == fields
+    assert '<html lang="en">' in text
+
+
+def test_a_desk_that_cannot_open_says_why(tmp_path):
+    (tmp_path / "memory.sqlite").write_text("no memory " * 100)
+    before = threading.active_count()
+    with pytest.raises(ArtifactError, match="is damaged"):
+        Desk(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")))
+    assert threading.active_count() == before
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["memory", "web", "--port", str(port)]) == 2
+        assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="cannot listen at 192.0.2.1:0"):
+        listen(WebArguments(host="192.0.2.1", port=0))
+    with pytest.raises(ConfigError, match="port is 70000: it is from 0 to 65535"):
+        WebArguments(port=70000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_its_libraries_the_page_says_what_to_install(monkeypatch):
+    check_libraries()
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    told = "the page needs uvicorn: pip install 'pgra.web.', or use pgra memory chat"
+    with pytest.raises(ConfigError, match=told):
+        check_libraries()
+
+
+@contextlib.contextmanager
+def served(app):
+    """Serve the page on a port of this machine; give its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def browser():
+    """Open a browser that looks for nothing outside."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
+    quiet += ["disable-background-networking", "disable-component-update"]
+    with sync_playwright() as tools:
+        opened = tools.chromium.launch(
+            executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
+        )
+        yield opened
+        opened.close()
+
+
+def focused(tab):
+    return tab.evaluate("document.activeElement.id || document.activeElement.innerText")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(page):
+    with served(page) as address, browser() as opened:
+        asked, said = [], []
+        context = opened.new_context(viewport={"width": 390, "height": 800})
+        context.on("request", lambda request: asked.append(request.url))
+        tab, other = context.new_page(), context.new_page()
+        tab.on("dialog", lambda dialog: said.append(dialog.message))
+        tab.goto(address)
+        assert focused(tab) == "question"
+        tab.keyboard.type(AKIN)
+        tab.keyboard.press("Enter")
+        tab.get_by_text("the homonym for pretty is").wait_for()
+        assert focused(tab) == "answer"
+        tab.keyboard.press("Tab")  # what the LM read
+        tab.keyboard.press("Tab")
+        assert focused(tab) == "feedback"
+        tab.keyboard.type(f"{MEANT} <script>alert(1)</script>")
+        tab.keyboard.press("Tab")
+        assert focused(tab) == "Note and ask again"
+        tab.keyboard.press("Enter")
+        tab.get_by_text("Noted as entry 1, and asked again.").wait_for()
+        assert tab.get_by_text("the synonym for pretty is").count() == 1
+        assert tab.locator("blockquote").first.inner_text().endswith("<script>alert(1)</script>")
+        other.goto(address)
+        other.get_by_label("Question", exact=True).fill("what is akin to < fast > ?")
+        other.get_by_role("button", name="Ask", exact=True).click()
+        other.get_by_text("the synonym for fast is").wait_for()
+        other.get_by_label("What you meant").fill("x" * 2001)
+        other.get_by_label("What you meant").press("Control+Enter")
+        assert "2,001 characters" in other.get_by_role("alert").inner_text()
+        assert focused(other) == "feedback"
+        assert other.get_by_label("What you meant").input_value() == "x" * 2001
+        other.get_by_role("button", name="Forget entry 1").press("Enter")
+        other.get_by_text("In the memory: 0 entries").wait_for()
+        widths = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths[0] <= widths[1]  # nothing stands out of a narrow window
+    assert said == []
+    assert entries(page) == []
+    assert asked
+    assert all(place.startswith(address) for place in asked)
+
+
+TWICE = """
+const told = document.getElementById("busy"), button = document.querySelector("form button");
+new MutationObserver(() => sessionStorage.told = told.textContent).observe(told, {childList: true});
+button.click();
+setTimeout(() => button.click(), 50);
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
+def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
+    class Slow(FollowingLM):
+        def _go_on(self, prompt):
+            time.sleep(0.5)
+            return super()._go_on(prompt)
+
+    page.state.desk.conversation.completer = Slow()
+    with served(page) as address, browser() as opened:
+        tab, sent = opened.new_page(), []
+        tab.on("request", lambda request: sent.append(request.method))
+        tab.goto(address)
+        tab.get_by_label("Question", exact=True).fill(AKIN)
+        tab.evaluate(TWICE)
+        tab.get_by_text("the homonym for pretty is").wait_for()
+        assert tab.evaluate("sessionStorage.told") == "Asking the language model…"
+        assert sent.count("POST") == 1
+        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+        tab.go_back()
+        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+        plain, sent[:] = opened.new_page(), []  # the control: without the script
+        plain.on("request", lambda request: sent.append(request.method))
+        plain.route("**/memory.js", lambda route: route.abort())
+        plain.goto(address)
+        plain.get_by_label("Question", exact=True).fill(AKIN)
+        plain.evaluate(TWICE)
+        plain.get_by_text("the homonym for pretty is").first.wait_for()
+        assert sent.count("POST") == 2
