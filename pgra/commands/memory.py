@@ -38,6 +38,9 @@ commands:
   salvage    read what is left of a damaged memory into a new one
   gate       how often a look-up finds right and wrong feedback, on questions of known type
   stream     the paper's experiment: a simulated user, with and without a memory
+  score      how many outputs in a file understood their question
+  train-gud-ir      a model that writes the feedback a question may need, for --lookup gud-ir
+  train-similarity  an encoder whose questions are as near as their feedback
 
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -246,6 +249,21 @@ def _gate(words: Sequence[str]) -> int:
     return code
 
 
+def _score(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_score").main(words)
+    return code
+
+
+def _train_gud_ir(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_train").train_gud_ir(words)
+    return code
+
+
+def _train_similarity(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_train").train_similarity(words)
+    return code
+
+
 _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "add": _add,
     "list": _list,
@@ -257,4 +275,7 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "salvage": _salvage,
     "gate": _gate,
     "stream": _stream,
+    "score": _score,
+    "train-gud-ir": _train_gud_ir,
+    "train-similarity": _train_similarity,
 }
