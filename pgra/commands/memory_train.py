@@ -41,7 +41,7 @@ class PairsArguments:
         """Refuse to learn from nothing, or for nothing."""
         if self.pairs is None or self.output_dir is None:
             raise ConfigError(
-                "give questions with feedback, and a new folder: FILE --output_dir DIR"
+                "give questions with feedback, and a new folder: FILE --output_dir FOLDER"
             )
 
 

@@ -36,7 +36,7 @@ def test_help_names_every_word(memory):
     code, out, _ = memory("--help")
     assert code == 0
     words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage")
-    words += ("gate", "stream")
+    words += ("gate", "stream", "score", "train-gud-ir", "train-similarity")
     assert all(f"  {word} " in out for word in words)
 
 
