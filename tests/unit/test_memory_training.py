@@ -189,15 +189,12 @@ def test_a_layer_learns_what_a_target_asks_for():
     vectors = torch.cat([types, 2 * torch.randn(48, 8, generator=draw)], dim=1)
     wanted, others = same_kind(kinds), ~torch.eye(48, dtype=torch.bool)
     before = (cosines(vectors) - wanted)[others].square().mean()
-    head, loss = fit_head(
-        vectors, wanted, SimilarityArguments(width=16, num_steps=120, learning_rate=0.01)
-    )
+    how = SimilarityArguments(width=16, num_steps=120, learning_rate=0.01)
+    head, loss = fit_head(vectors, wanted, how)
     after = (cosines(head.apply(vectors)) - wanted)[others].square().mean()
     assert after < 0.1 * before
     assert loss == pytest.approx(after.item(), rel=1)
-    again, _ = fit_head(
-        vectors, wanted, SimilarityArguments(width=16, num_steps=120, learning_rate=0.01)
-    )
+    again, _ = fit_head(vectors, wanted, how)
     assert torch.equal(again.weight, head.weight)
 
 
