@@ -41,6 +41,9 @@ commands:
   stream     the paper's experiment: a simulated user, with and without a memory
   chat       ask an LM, see what it understood and which memory it used, correct it, ask again
   web        the same as a page in your browser
+  score      how many outputs in a file understood their question
+  train-gud-ir      a model that writes the feedback a question may need, for --lookup gud-ir
+  train-similarity  an encoder whose questions are as near as their feedback
 
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -214,11 +217,12 @@ def _salvage(words: Sequence[str]) -> int:
     return 0
 
 
-def _command(name: str) -> Callable[[Sequence[str]], int]:
+def _command(name: str, function: str = "main") -> Callable[[Sequence[str]], int]:
     """Give what runs a word of a module of its own, which is imported when it is called."""
 
     def run(words: Sequence[str]) -> int:
-        code: int = import_module(f"pgra.commands.memory_{name}").main(words)
+        module = import_module(f"pgra.commands.memory_{name}")
+        code: int = getattr(module, function)(words)
         return code
 
     return run
@@ -237,4 +241,7 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "stream": _command("stream"),
     "chat": _command("chat"),
     "web": _command("web"),
+    "score": _command("score"),
+    "train-gud-ir": _command("train", "train_gud_ir"),
+    "train-similarity": _command("train", "train_similarity"),
 }

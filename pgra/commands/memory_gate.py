@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pgra.arguments import parse_arguments
 from pgra.checks import argument as _arg
+from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
 from pgra.memory.families import load_family
@@ -27,7 +28,12 @@ class GateArguments:
     stream: str | None = _arg(
         None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
     )
+    skip: int = _arg(0, "The first so many are left out: those on which what looks up was trained.")
     device: str = _arg("auto", "Where the encoder runs.")
+
+    def __post_init__(self) -> None:
+        """Refuse to leave out fewer than none."""
+        at_least("skip", self.skip, 0)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,16 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     steps = read_stream(Path(args.stream), load_family(args.family))
     half = len(steps) // 2
+    if args.skip >= half:
+        raise ConfigError(
+            f"skip is {args.skip}, and the threshold is chosen on the first half of {args.stream}, "
+            f"{half} questions: leave out fewer"
+        )
     quiet_libraries()
     open_lookup = lookup_opener(lookup, device=args.device)
-    chosen = choose_threshold(try_gate(steps[:half], open_lookup))
+    chosen = choose_threshold(try_gate(steps[args.skip : half], open_lookup))
     trials = try_gate(steps[half:], open_lookup)
     say(
         _describe(
             "given" if lookup.threshold is not None else "default", lookup.gate, trials=trials
         )
     )
-    say(_describe(f"chosen on {half} others", chosen.threshold, trials=trials))
+    say(_describe(f"chosen on {half - args.skip} others", chosen.threshold, trials=trials))
     return 0
 
 

@@ -11,15 +11,17 @@ from typing import Any
 
 from pgra.checks import config_root, read_yaml
 from pgra.errors import ConfigError, unknown_name
+from pgra.memory.situations import SituationForm, read_form
 
-WORD_KINDS = ("answers", "relations", "scrambles")
+WORD_KINDS = ("answers", "relations", "scrambles", "situations")
 _ASKED = {"understood_by", "answers", "templates"}
 _KEYS = {
     "relations": {"prompt", "words", *_ASKED},
     "scrambles": {"prompt", "words", *_ASKED},
     "answers": {"prompt", "words", "num_remembered"},
+    "situations": {"prompt", "words", "situations"},
 }
-_MORE_KEYS = {"released_check", "paper"}
+_MORE_KEYS = {"released_check", "paper", "paper_answered"}
 QUESTION = "question"
 """The one type of a family of answers."""
 _TEMPLATE_KEYS = {"id", "type", "question", "feedback"}
@@ -49,9 +51,9 @@ class Family:
     Attributes:
         name: The YAML's.
         prompt: The name of its few-shot prompt.
-        words: Of what its questions are made: "relations" (word and answer), "scrambles", or
+        words: Of what its questions are made: "relations" (word and answer), "scrambles",
             "answers": questions of fact, whose understanding nobody tells and whose feedback is
-            the right answer (the paper's label feedback, App. D.3).
+            the right answer (the paper's label feedback, App. D.3), or "situations".
         understood_by: By type: words that must all stand in the output.
         released_check: The same where the paper's release asks for more.
         answers: By type: the expected output, with {word} and {answer}.
@@ -59,6 +61,8 @@ class Family:
         paper: Accuracy of the understanding that the paper prints, by system and type.
         num_remembered: Of "answers": questions that were answered wrongly which stand in a prompt,
             in place of as many of its own examples.
+        situations: Of "situations": how they are read and shown.
+        paper_answered: Accuracy of the answer that the paper prints, by system.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Family:
     released_check: Mapping[str, Sequence[str]] = field(default_factory=dict)
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     num_remembered: int = 0
+    situations: SituationForm | None = None
+    paper_answered: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_of_answers(self) -> bool:
@@ -79,6 +85,8 @@ class Family:
     @property
     def kinds(self) -> list[str]:
         """Name the types of task."""
+        if self.situations is not None:
+            return self.situations.kinds
         return [QUESTION] if self.is_of_answers else list(self.answers)
 
     def is_understood(self, kind: str, output: str, *, as_released: bool = False) -> bool:
@@ -126,6 +134,8 @@ def load_family(name: str) -> Family:
         released_check=_word_lists(values.get("released_check", {})),
         paper=values.get("paper", {}),
         num_remembered=int(values.get("num_remembered", 0)),
+        situations=read_form(path, values) if values["words"] == "situations" else None,
+        paper_answered=values.get("paper_answered", {}),
     )
 
 

@@ -52,28 +52,35 @@ class GateReport:
 
 
 def try_lookup(
-    log: FeedbackLog, lookup: Lookup, questions: Sequence[str], meanings: Sequence[str]
+    log: FeedbackLog,
+    lookup: Lookup,
+    questions: Sequence[str],
+    meanings: Sequence[str],
+    *,
+    feedbacks: Sequence[str] | None = None,
 ) -> list[Trial]:
     """Look each question up among those before it, then write it.
 
     Args:
-        log: An empty memory; the meanings are written as feedback.
+        log: An empty memory.
         lookup: Follows this log.
         questions: In the order they are asked (n,).
         meanings: What each means: its type, or its feedback.
+        feedbacks: What is written for each; None writes the meanings.
 
     Raises:
         ValueError: If the memory is not empty.
     """
     if log.last_id:
         raise ValueError(f"{log.path} is not empty: a gate is chosen with a memory of its own")
-    trials, seen = [], set[str]()
-    for question, meaning in zip(questions, meanings, strict=True):
+    trials, seen, written = [], set[str](), dict[int, str]()
+    told = zip(questions, meanings, meanings if feedbacks is None else feedbacks, strict=True)
+    for question, meaning, feedback in told:
         found = lookup.find(question)
-        is_right = bool(found) and found[0].entry.feedback == meaning
+        is_right = bool(found) and written[found[0].entry.id] == meaning
         trials.append(Trial(found[0].score if found else None, is_right, meaning in seen))
-        log.write(question, meaning, source="dev")
         seen.add(meaning)
+        written[log.write(question, feedback, source="dev").id] = meaning
     return trials
 
 

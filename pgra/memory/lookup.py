@@ -15,7 +15,7 @@ import numpy as np
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from pgra.memory.events import Entry
+from pgra.memory.events import Entry, Event
 from pgra.memory.keys import MAX_DISTANCE, normalize_key
 from pgra.memory.log import FeedbackLog
 from pgra.types import Json
@@ -23,7 +23,7 @@ from pgra.types import Json
 if TYPE_CHECKING:
     from pgra.memory.vectors import KeyVectors
 
-LOOKUPS = ("edit", "encoder", "bm25")
+LOOKUPS = ("edit", "encoder", "bm25", "gud-ir")
 THRESHOLDS: Mapping[str, float] = {"edit": -MAX_DISTANCE, "encoder": 0.9, "bm25": 1.0}
 """The paper's gates: an edit distance below 6, a cosine above 0.9. It has none for BM25."""
 _FIRST_ASKED = 8
@@ -63,7 +63,7 @@ class Lookup(Protocol):
 
 
 class EncoderLookup:
-    """By the cosine of a sentence encoder's vectors."""
+    """By the cosine of a sentence encoder's vectors: of keys, or of what the vectors are of."""
 
     def __init__(self, log: FeedbackLog, vectors: "KeyVectors", *, task: str = "") -> None:
         self._log, self._vectors, self._task = log, vectors, task
@@ -90,11 +90,17 @@ class EditLookup:
     """By the edit distance of normalised keys (the paper's closest memory; App. E).
 
     Keys that are the same once normalised are one key, whose newest feedback counts. Of keys at the
-    same distance the one that was written first is taken, as the release does.
+    same distance the one that was written first is taken, as the release does. It can look among
+    the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
     """
 
     def __init__(
-        self, log: FeedbackLog, *, task: str = "", max_distance: int | None = None
+        self,
+        log: FeedbackLog,
+        *,
+        task: str = "",
+        max_distance: int | None = None,
+        of_feedback: bool = False,
     ) -> None:
         """Follow a log.
 
@@ -102,8 +108,10 @@ class EditLookup:
             log: The memory.
             task: Which questions it is for.
             max_distance: Keys farther than this are not looked for; None looks at all.
+            of_feedback: Whether a text is compared with the feedback instead of the keys.
         """
         self._log, self._task, self._limit = log, task, max_distance
+        self._said: dict[str, str] | None = {} if of_feedback else None  # feedback by raw key
         self._through = 0
         self._keys: dict[str, dict[str, int]] = {}  # normalised key: entries' ids by raw key
         self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
@@ -111,7 +119,8 @@ class EditLookup:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what its scores depend on."""
-        return {"lookup": "edit", "max_distance": self._limit}
+        of_what = {} if self._said is None else {"of": "feedback"}
+        return {"lookup": "edit", "max_distance": self._limit, **of_what}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Give the nearest k keys' newest entries; see `Lookup`."""
@@ -140,16 +149,65 @@ class EditLookup:
             self._through = event.id
             if event.task != self._task:
                 continue
-            key = normalize_key(event.key)
-            raw = self._keys.setdefault(key, {})
-            if event.kind == "forget":
-                raw.pop(event.key, None)
-            else:
-                raw[event.key] = event.id
-                self._lengths[len(key)].setdefault(key, event.id)
-            if not raw:
-                del self._keys[key]
-                self._lengths[len(key)].pop(key, None)
+            new = self._compared(event)
+            old = new if self._said is None else self._said.pop(event.key, None)
+            if old is not None and (event.kind == "forget" or old != new):
+                self._drop(old, event.key)
+            if event.kind != "forget":
+                self._keys.setdefault(new, {})[event.key] = event.id
+                self._lengths[len(new)].setdefault(new, event.id)
+                if self._said is not None:
+                    self._said[event.key] = new
+
+    def _compared(self, event: Event) -> str:
+        return normalize_key(event.key if self._said is None else event.feedback)
+
+    def _drop(self, key: str, raw_key: str) -> None:
+        raw = self._keys.get(key, {})
+        raw.pop(raw_key, None)
+        if not raw:
+            self._keys.pop(key, None)
+            self._lengths[len(key)].pop(key, None)
+
+
+class Generator(Protocol):
+    """Writes the feedback that a question may need."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give all that its texts depend on, besides the question."""
+        ...
+
+    def write(self, question: str) -> str:
+        """Write a rough feedback; "" where there is none."""
+        ...
+
+
+class GeneratingLookup:
+    """GUD-IR: by the stored feedback that is nearest to one written for the question (App. A.3)."""
+
+    def __init__(self, generator: Generator, nearest: Lookup) -> None:
+        """Join two look-ups.
+
+        Args:
+            generator: x to a rough feedback.
+            nearest: Finds entries whose feedback is near a text.
+        """
+        self._generator, self._nearest = generator, nearest
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give what its scores depend on: the generator, and how its text is compared."""
+        return {
+            "lookup": "gud-ir",
+            "generator": dict(self._generator.fingerprint),
+            "nearest": dict(self._nearest.fingerprint),
+        }
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Give the k entries with the nearest feedback; see `Lookup`."""
+        rough = self._generator.write(question)
+        return self._nearest.find(rough, k) if rough else []
 
 
 class Bm25Lookup:

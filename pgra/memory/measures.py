@@ -1,7 +1,7 @@
 """What a stream measured: accuracy over time, by type, and what the look-ups did."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import correlation, fmean
 
 from pgra.memory.simulator import Taken
 from pgra.types import Json
@@ -17,6 +17,13 @@ def running_accuracy(outcomes: Sequence[bool]) -> list[float]:
         right += outcome
         running.append(right / number)
     return running
+
+
+def correlate(first: Sequence[bool], second: Sequence[bool]) -> float | None:
+    """Give the correlation of two outcomes (phi); None where one of them is always the same."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    return correlation(list(map(float, first)), list(map(float, second)))
 
 
 def measure(taken: Sequence[Taken]) -> dict[str, Json]:

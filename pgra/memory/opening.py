@@ -11,7 +11,15 @@ from pgra.errors import ConfigError
 from pgra.io import artifact_dir
 from pgra.memory.keys import strip_slot
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import LOOKUPS, THRESHOLDS, Bm25Lookup, EditLookup, EncoderLookup, Lookup
+from pgra.memory.lookup import (
+    LOOKUPS,
+    THRESHOLDS,
+    Bm25Lookup,
+    EditLookup,
+    EncoderLookup,
+    GeneratingLookup,
+    Lookup,
+)
 from pgra.types import Json
 
 if TYPE_CHECKING:
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from pgra.retrieval.exact import Vectors
 
 KEY_FORMS = ("whole", "slotless")
+FEEDBACK_BY = ("encoder", "edit")
+_FEEDBACK = "feedback"  # the form of vectors of feedback, which is read whole
 
 
 @dataclass(kw_only=True)
@@ -28,43 +38,64 @@ class LookupArguments:
     lookup: str = _arg(
         "edit",
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
-        "without an encoder), encoder (cosine), or bm25.",
+        "without an encoder), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
+        "one that a model writes for the question).",
     )
     threshold: float | None = _arg(
         None,
         "Smallest score that passes: a cosine (default 0.9), minus an edit distance (-5), or "
-        "BM25's score (1).",
+        "BM25's score (1); of gud-ir what --feedback_by has.",
     )
     encoder: str = _arg(
         "sentence-transformers/all-MiniLM-L6-v2",
-        "Encoder of --lookup encoder: hub id, folder or bundled:NAME.",
+        "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
+        "train-similarity makes a folder.",
     )
     key_form: str = _arg(
         "slotless", "What the encoder reads of a question: slotless (without <...>), or whole."
+    )
+
+    generator: str | None = _arg(
+        None,
+        "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
+        "train-gud-ir, or any that was trained so.",
+    )
+    feedback_by: str = _arg(
+        "encoder", "How gud-ir compares feedback: encoder (cosine) or edit (distance)."
     )
 
     def __post_init__(self) -> None:
         """Refuse what is no look-up, and a threshold that is of another."""
         choose("lookup", self.lookup, LOOKUPS)
         choose("key_form", self.key_form, KEY_FORMS)
+        choose("feedback_by", self.feedback_by, FEEDBACK_BY)
+        if (self.lookup == "gud-ir") != (self.generator is not None):
+            raise ConfigError(
+                "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
+                "(pgra memory train-gud-ir makes one), and for no other look-up"
+            )
         if self.threshold is None:
             return
-        if self.lookup == "edit" and self.threshold > 0:
+        if self._score == "edit" and self.threshold > 0:
             raise ConfigError(
                 f"threshold is {self.threshold:g}, and an edit distance counts below 0: give "
                 f"-{self.threshold:g}"
             )
-        if self.lookup == "encoder" and not -1 <= self.threshold <= 1:
+        if self._score == "encoder" and not -1 <= self.threshold <= 1:
             raise ConfigError(f"threshold is {self.threshold:g}: a cosine is from -1 to 1")
 
     @property
     def gate(self) -> float:
         """Give the threshold: the one asked for, else the look-up's own."""
-        return THRESHOLDS[self.lookup] if self.threshold is None else self.threshold
+        return THRESHOLDS[self._score] if self.threshold is None else self.threshold
+
+    @property
+    def _score(self) -> str:
+        return self.feedback_by if self.lookup == "gud-ir" else self.lookup
 
 
 class KeyEncoder:
-    """A sentence encoder that reads questions whole, or without what stands in <...>.
+    """A sentence encoder that reads texts whole, or without what stands in <...>.
 
     Attributes:
         width: D.
@@ -75,7 +106,7 @@ class KeyEncoder:
 
         Args:
             name: Hub id, folder or bundled:NAME.
-            form: One of `KEY_FORMS`.
+            form: One of `KEY_FORMS`, or "feedback": whole, and told apart in fingerprints.
             device: Where.
 
         Raises:
@@ -114,18 +145,38 @@ def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = ""
         that was made by another is never read.
 
     Raises:
-        ModelError: If the encoder cannot be found or loaded.
+        ModelError: If the encoder or the generator cannot be found or loaded.
     """
+    if args.lookup == "gud-ir":
+        return _generating_opener(args, device=device, task=task)
     if args.lookup == "edit":
         return lambda log: EditLookup(log, task=task)
     if args.lookup == "bm25":
         return lambda log: Bm25Lookup(log, task=task)
+    return _encoder_opener(args.encoder, args.key_form, device=device, task=task)
+
+
+def _generating_opener(args: LookupArguments, *, device: str, task: str) -> OpenLookup:
+    from pgra.memory.generator import FeedbackGenerator
+
+    generator = FeedbackGenerator.from_name(str(args.generator), device=device)
+    if args.feedback_by == "edit":
+        return lambda log: GeneratingLookup(generator, EditLookup(log, task=task, of_feedback=True))
+    nearest = _encoder_opener(args.encoder, _FEEDBACK, device=device, task=task)
+    return lambda log: GeneratingLookup(generator, nearest(log))
+
+
+def _encoder_opener(name: str, form: str, *, device: str, task: str) -> OpenLookup:
     from pgra.memory.vectors import KeyVectors
 
-    encoder = KeyEncoder(args.encoder, args.key_form, device=device)
-    return lambda log: EncoderLookup(
-        log, KeyVectors(vectors_folder(log.path, args.encoder, encoder), encoder), task=task
-    )
+    encoder = KeyEncoder(name, form, device=device)
+
+    def open_lookup(log: FeedbackLog) -> Lookup:
+        folder = vectors_folder(log.path, name, encoder)
+        vectors = KeyVectors(folder, encoder, of_feedback=form == _FEEDBACK)
+        return EncoderLookup(log, vectors, task=task)
+
+    return open_lookup
 
 
 def vectors_folder(path: Path, name: str, encoder: "TextEncoder") -> Path:

@@ -14,6 +14,7 @@ from pgra.evaluation.answers import is_exact_match
 from pgra.icl.completion import Completer, Completion
 from pgra.memory.families import Family
 from pgra.memory.prompter import FewShot, check_fits
+from pgra.memory.situations import judge_situation
 from pgra.memory.steps import Step, is_answered
 from pgra.memory.systems import Asked, System
 
@@ -169,6 +170,8 @@ class Simulation:
         if self.family.is_of_answers:  # nobody tells the understanding
             is_right = is_exact_match(output, step.expected)
             return is_right, is_right
+        if self.family.situations is not None:
+            return judge_situation(output, step.expected[0])
         told = self.family.is_understood(step.kind, output, as_released=self.as_released)
         return told, is_answered(step, output)
 

@@ -2,8 +2,9 @@
 
 import json
 import random
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pgra.data.textfile import Record, check_file, read_lines, read_records
 from pgra.errors import DataError
 from pgra.memory.families import QUESTION, Family, Phrasing
 from pgra.memory.scramble import can_scramble, scramble
+from pgra.memory.situations import SITUATION, read_situation
 
 _STEP_KEYS = ("type", "word", "question", "feedback", "expected_answer")
 _OUTER = " .,;:!?\"'"
@@ -23,7 +25,7 @@ class Step:
     Attributes:
         id: Its name in the stream.
         kind: The type of task that is meant, such as "syn".
-        word: What the question is about.
+        word: What the question is about; of a situation its category or rule of thumb.
         question: As it is asked.
         feedback: What a user says who was misunderstood.
         expected: Outputs that are right, the first the one that GROW-PROMPT shows.
@@ -35,6 +37,11 @@ class Step:
     question: str
     feedback: str
     expected: tuple[str, ...]
+
+    @property
+    def meaning(self) -> str:
+        """Give what two questions share that the same feedback suits."""
+        return self.feedback if self.kind == SITUATION else self.kind
 
 
 def is_answered(step: Step, output: str) -> bool:
@@ -51,18 +58,50 @@ def read_stream(path: Path, family: Family) -> list[Step]:
 
     Args:
         path: jsonl with `type`, `word`, `question`, `feedback` and `expected_answer`; of a family
-            of answers with `question` and `answers`, all that are right.
+            of answers with `question` and `answers`, all that are right; of one of situations with
+            `situation`, `label` and what it is about (see `read_situation`).
         family: Whose questions they are.
 
     Raises:
         DataError: If a line lacks one of them, or is of no type of the family.
     """
-    check_file(path, ("jsonl",))
-    read = _answer_step if family.is_of_answers else _step
+    _check_stream_file(path, family)
+    read = _reader_of(family)
     steps = [read(path, record, family) for record in read_records(path)]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
+
+
+def _check_stream_file(path: Path, family: Family) -> None:
+    if family.situations is not None and not path.exists():
+        form = family.situations
+        raise DataError(
+            f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
+            f"give your own jsonl file, a line with situation, {form.about} and label "
+            f"({', '.join(form.labels)}) for each"
+        )
+    check_file(path, ("jsonl",))
+
+
+def _reader_of(family: Family) -> Callable[[Path, Record, Family], Step]:
+    if family.situations is not None:
+        return _situation_step
+    return _answer_step if family.is_of_answers else _step
+
+
+def _situation_step(path: Path, record: Record, family: Family) -> Step:
+    form = family.situations
+    assert form is not None  # _reader_of
+    told = read_situation(f"{path}, line {record.line}", record.fields, form)
+    parts = {"about": told.about, "label": told.label}
+    output, feedback = (_fill(text, parts) for text in (form.output, form.feedback))
+    kind = told.about if form.categories else SITUATION
+    return Step(str(record.line), kind, told.about, told.text, feedback, (output,))
+
+
+def _fill(text: str, parts: Mapping[str, str]) -> str:
+    return re.sub(r"\{(about|label)\}", lambda found: parts[found.group(1)], text)
 
 
 def _step(path: Path, record: Record, family: Family) -> Step:
@@ -113,9 +152,9 @@ def read_words(path: Path, family: Family) -> Words:
         family: Whose questions are made.
 
     Raises:
-        DataError: If a line is not so, a type has no word, or the family is one of answers.
+        DataError: If a line is not so, a type has no word, or the family has no phrasings.
     """
-    if family.is_of_answers:
+    if not family.phrasings:
         raise DataError(f"the family '{family.name}' is not made of words: give it --stream FILE")
     if family.words == "scrambles":
         check_file(path, ("txt",))

@@ -1,4 +1,4 @@
-"""Vectors of a memory's keys, on disk, memory-mapped. They follow the log and can be made again.
+"""Vectors of a memory's keys, or of its feedback, memory-mapped. They follow the log.
 
     FOLDER/vectors.f16       a float16 vector for each event that made an entry, appended
     FOLDER/ids.i64           the ids of these events
@@ -97,21 +97,30 @@ class _State:
 
 
 class KeyVectors:
-    """The vectors of a log's keys, and the search among them.
+    """The vectors of a log's keys, or of its feedback, and the search among them.
 
     Attributes:
         folder: Where they are.
         num_encoded: Keys that were encoded by this object.
     """
 
-    def __init__(self, folder: Path, encoder: TextEncoder, *, index_rows: int = INDEX_ROWS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        encoder: TextEncoder,
+        *,
+        index_rows: int = INDEX_ROWS,
+        of_feedback: bool = False,
+    ) -> None:
         """Open a folder; nothing is read before `follow`.
 
         Args:
-            folder: Of this log and this encoder alone.
-            encoder: Makes the vectors.
+            folder: Of this log, this encoder and this field alone.
+            encoder: Makes the vectors; its fingerprint tells keys from feedback.
             index_rows: Vectors compared one by one before an index is made.
+            of_feedback: Whether the vectors are those of the feedback.
         """
+        self._of_feedback = of_feedback
         self.folder = folder
         self.num_encoded = 0
         self._encoder = encoder
@@ -222,13 +231,16 @@ class KeyVectors:
     def _append_new(self, log: FeedbackLog, state: _State, last: int) -> _State:
         new = log.entries(after=state.through)
         while chunk := list(islice(new, _CHUNK)):
-            vectors = self._encoder.encode([entry.key for entry in chunk])
+            vectors = self._encoder.encode([self._text(entry) for entry in chunk])
             self._write(state.rows, chunk, vectors)
             through = chunk[-1].id
             state = self._record(log, state, rows=state.rows + len(chunk), through=through)
             self.num_encoded += len(chunk)
         # Behind the last entry there may be events that made none.
         return self._record(log, state, rows=state.rows, through=max(last, state.through))
+
+    def _text(self, entry: Entry) -> str:
+        return entry.feedback if self._of_feedback else entry.key
 
     def _write(self, rows: int, chunk: Sequence[Entry], vectors: Vectors) -> None:
         ids = np.array([entry.id for entry in chunk], np.int64)

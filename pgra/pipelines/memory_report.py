@@ -10,7 +10,7 @@ from typing import Any
 from pgra.io import write_aside, write_text
 from pgra.memory.families import Family
 from pgra.memory.gate import GateReport
-from pgra.memory.measures import running_accuracy
+from pgra.memory.measures import correlate, running_accuracy
 from pgra.pipelines.memory_stream import StreamResult
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,13 @@ def render_report(
     ]
     for group in groups:
         lines.append(_row(_title(group), *_cells(group, kinds)))
-    for system, told in family.paper.items():
+    for system in dict.fromkeys([*family.paper, *family.paper_answered]):
+        told = family.paper.get(system, {})
         cells = [_number(told.get(kind)) for kind in (*kinds, "all")]
-        lines.append(_row(f"{_TITLES[system]}, paper (GPT-3)", *cells, *[""] * 4))
+        cells += ["", "", _number(family.paper_answered.get(system), places=3), ""]
+        lines.append(_row(f"{_TITLES[system]}, paper (GPT-3)", *cells))
+    if family.situations is not None:
+        lines += ["", *_correlation_lines(groups)]
     lines += ["", *_lookup_lines(groups), *_gate_lines(gate), *_collision_lines(results)]
     return "\n".join(lines) + "\n"
 
@@ -139,8 +143,21 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _correlation_lines(groups: Sequence[Sequence[StreamResult]]) -> list[str]:
+    """Say how far the answer is right where the understanding is (the paper, section 4.1.1)."""
+    told = []
+    for group in groups:
+        taken = [one for result in group for one in result.taken]
+        value = correlate([one.understood for one in taken], [one.answered for one in taken])
+        told.append(f"{_title(group)} {_number(value) or 'none'}")
+    return [
+        f"Correlation of understanding and answer, question by question: {'; '.join(told)}. The "
+        "paper has 0.36 (ERT-CAT, MEM-PROMPT) and does not say over what."
+    ]
+
+
+def _number(value: float | None, *, places: int = 2) -> str:
+    return "" if value is None else f"{value:.{places}f}"
 
 
 def plot_running(path: Path, results: Sequence[StreamResult]) -> None:

@@ -149,7 +149,11 @@ def try_gate(steps: Sequence[Step], open_lookup: OpenLookup) -> list[Trial]:
         FeedbackLog.open(Path(folder) / MEMORY_FILE) as log,
     ):
         return try_lookup(
-            log, open_lookup(log), [step.question for step in steps], [step.kind for step in steps]
+            log,
+            open_lookup(log),
+            [step.question for step in steps],
+            [step.meaning for step in steps],
+            feedbacks=[step.feedback for step in steps],
         )
 
 
@@ -280,7 +284,7 @@ def _identity(experiment: Experiment) -> dict[str, Json]:
     return {
         "lm": dict(experiment.completer.fingerprint),
         "family": experiment.family.name,
-        "family_digest": digest(asdict(experiment.family))[:12],
+        "family_digest": _family_digest(experiment.family),
         "prompt": experiment.few_shot.name,
         "prompt_digest": digest(experiment.few_shot.fingerprint)[:12],
         "lookup": lookup,
@@ -290,3 +294,12 @@ def _identity(experiment: Experiment) -> dict[str, Json]:
         "max_added": experiment.max_added,
         "as_released": experiment.as_released,
     }
+
+
+def _family_digest(family: Family) -> str:
+    """Tell families apart; what the paper prints of one decides no number here."""
+    fields = asdict(family)
+    del fields["paper_answered"]
+    if family.situations is None:  # runs of before there were situations stay whose they are
+        del fields["situations"]
+    return digest(fields)[:12]

@@ -36,7 +36,7 @@ def test_help_names_every_word(memory):
     code, out, _ = memory("--help")
     assert code == 0
     words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage")
-    words += ("gate", "stream")
+    words += ("gate", "stream", "score", "train-gud-ir", "train-similarity")
     assert all(f"  {word} " in out for word in words)
 
 
@@ -147,6 +147,11 @@ def test_the_gate_is_tried_on_the_half_that_it_was_not_chosen_on(memory, tmp_pat
     # Both types among 12 questions: the first of each finds nothing right, one finds the other's.
     assert default.startswith("threshold -5 (default): precision 0.909, recall 1.000, 11 of 12")
     assert chosen.startswith("threshold 0 (chosen on 12 others): precision 1.000, recall 1.000, 10")
+    _, out, _ = memory("gate", "--stream", "s.jsonl", "--skip", 4)
+    assert out.splitlines()[0] == default
+    assert "(chosen on 8 others)" in out.splitlines()[1]
+    called = memory("gate", "--stream", "s.jsonl", "--skip", 12)
+    assert error(called).startswith("skip is 12, and the threshold is chosen on the first half")
 
 
 @pytest.mark.slow

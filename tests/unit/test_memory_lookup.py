@@ -273,6 +273,9 @@ def test_look_ups_say_what_they_depend_on(log, tmp_path):
     [
         ({"lookup": "edti"}, "unknown lookup 'edti'. Did you mean 'edit'"),
         ({"key_form": "half"}, "unknown key_form 'half'"),
+        ({"lookup": "gud-ir"}, "name it with --generator FOLDER"),
+        ({"generator": "folder"}, "and for no other look-up"),
+        ({"feedback_by": "bm25"}, "unknown feedback_by 'bm25'"),
         ({"threshold": 5.0}, "an edit distance counts below 0: give -5"),
         ({"lookup": "encoder", "threshold": 3.0}, "a cosine is from -1 to 1"),
     ],

@@ -15,7 +15,7 @@ from pgra.memory.prompter import GrowingPrompt, Shown, load_few_shot
 from pgra.memory.scramble import SCRAMBLES, can_scramble, scramble
 from pgra.memory.steps import Step, is_answered, make_stream, read_stream, read_words
 
-OF_INTENT = [name for name in family_names() if not load_family(name).is_of_answers]
+OF_INTENT = [name for name in family_names() if load_family(name).phrasings]
 
 
 @pytest.mark.parametrize("name", family_names())

@@ -1,0 +1,312 @@
+"""What looks feedback up and is trained: GUD-IR's generator, and a layer that follows feedback."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pgra.cli import main
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
+from pgra.memory import generator_training
+from pgra.memory.families import load_family
+from pgra.memory.generator import FeedbackGenerator, plain_input
+from pgra.memory.generator_training import GeneratorArguments, train_generator
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import EditLookup, EncoderLookup, GeneratingLookup
+from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.pairs import Pair, read_pairs
+from pgra.memory.similarity import (
+    SimilarityArguments,
+    cosines,
+    fit_head,
+    same_kind,
+    train_encoder,
+)
+from pgra.memory.vectors import KeyVectors
+from pgra.models.encoder import Encoder
+from pgra.models.sentence_folder import Head, save_with_head
+
+PAIRS = [
+    Pair("what is like < a > ?", "a synonym", "syn"),
+    Pair("what is akin to < b > ?", "a synonym", "syn"),
+    Pair("what is unlike < c > ?", "an antonym", "ant"),
+    Pair("what is against < d > ?", "an antonym", "ant"),
+]
+
+
+@pytest.fixture
+def log(tmp_path):
+    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
+        yield log
+
+
+def found(lookup, text, k=1):
+    return [(match.entry.feedback, match.score) for match in lookup.find(text, k)]
+
+
+class LetterEncoder:
+    """Counts of letters, at unit length."""
+
+    def __init__(self):
+        self.width, self.query_fingerprint = 26, {"encoder": "letters"}
+
+    def encode(self, texts, *, is_query=False):
+        counts = np.array([[t.count(chr(97 + i)) for i in range(26)] for t in texts], np.float32)
+        return counts / np.linalg.norm(counts, axis=1, keepdims=True)
+
+
+class Table:
+    """A generator that says what a table has."""
+
+    def __init__(self, said):
+        self.fingerprint = {"generator": "table"}
+        self.write = lambda question: said.get(question, "")
+
+
+def test_edit_distance_looks_among_the_feedback_and_follows_corrections(log):
+    lookup = EditLookup(log, of_feedback=True)
+    log.write("q1", "a synonym")
+    log.write("q2", "an antonym")
+    log.write("q3", "a synonym!")  # the same once normalised, and newer
+    assert found(lookup, "a synonyn") == [("a synonym!", -1.0)]
+    log.correct(3, "a definition")
+    assert found(lookup, "a synonyn") == [("a synonym", -1.0)]
+    assert found(lookup, "a definition") == [("a definition", 0.0)]
+    log.write("q1", "an antonym")  # rewritten: what it said before is gone
+    assert found(lookup, "a synonym")[0][0] == "an antonym"
+    log.forget(2)
+    log.forget(5)
+    assert found(lookup, "a definitions", 9) == [("a definition", -1.0)]
+    assert found(EditLookup(log), "q3") == [("a definition", 0.0)]  # by keys: the control
+
+
+def test_vectors_of_feedback_are_of_the_feedback_and_not_of_the_keys(log, tmp_path):
+    log.write("ab", "cd")
+    log.write("cd", "ab")
+    by_key, by_feedback = (
+        EncoderLookup(log, KeyVectors(tmp_path / str(flag), LetterEncoder(), of_feedback=flag))
+        for flag in (False, True)
+    )
+    assert found(by_key, "ab") == [("cd", pytest.approx(1, abs=1e-3))]  # they are float16
+    assert found(by_feedback, "ab") == [("ab", pytest.approx(1, abs=1e-3))]
+
+
+def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(log):
+    """The paper's example: lexically far situations with one feedback (App. A.1)."""
+    log.write("tom hated skating because he had no balance", "practicing to improve your skills")
+    log.write("jordyn hated soccer", "saying what you like")
+    rough = {"jordyn was trying to improve her soccer": "practising to improve skills"}
+    lookup = GeneratingLookup(Table(rough), EditLookup(log, of_feedback=True))
+    assert found(lookup, next(iter(rough)))[0][0] == "practicing to improve your skills"
+    assert found(EditLookup(log), next(iter(rough)))[0][0] == "saying what you like"  # by the key
+    assert lookup.find("another") == []  # nothing is written for it
+    assert lookup.fingerprint["nearest"] == {
+        "lookup": "edit",
+        "max_distance": None,
+        "of": "feedback",
+    }
+
+
+def small(**more):
+    values = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "save_steps": 2, "seed": 1}
+    return GeneratorArguments(**{**values, **more})
+
+
+def weights(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def trained(t5_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gud") / "gud-ir"
+    return train_generator(PAIRS, folder, small(model=str(t5_dir)), device="cpu")
+
+
+def test_a_trained_generator_is_a_model_folder_and_the_work_is_gone(trained, t5_dir):
+    assert trained.steps == 4
+    assert weights(trained.folder) != weights(t5_dir)
+    about = json.loads((trained.folder / "trained_on.json").read_text())
+    assert (about["num_pairs"], about["seed"]) == (4, 1)
+    assert [path.name for path in trained.folder.parent.iterdir()] == ["gud-ir"]
+    generator = FeedbackGenerator.from_name(str(trained.folder), device="cpu")
+    written = generator.write(PAIRS[0].question)
+    assert written == " ".join(written.split())
+    other = FeedbackGenerator.from_name(str(t5_dir), device="cpu")
+    assert other.fingerprint != generator.fingerprint
+
+
+def test_a_killed_training_goes_on_and_gives_the_same_weights(
+    trained, t5_dir, tmp_path, monkeypatch
+):
+    class Killed(generator_training._Bar):
+        def on_save(self, *_, **__):
+            raise KeyboardInterrupt
+
+    arguments, folder = small(model=str(t5_dir)), tmp_path / "gud-ir"
+    with monkeypatch.context() as patch:
+        patch.setattr(generator_training, "_Bar", Killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_generator(PAIRS, folder, arguments, device="cpu")
+    assert not folder.exists()
+    train_generator(PAIRS, folder, arguments, device="cpu")
+    assert weights(folder) == weights(trained.folder)
+
+
+def test_another_seed_gives_other_weights(trained, t5_dir, tmp_path):
+    other = train_generator(
+        PAIRS, tmp_path / "other", small(model=str(t5_dir), seed=2), device="cpu"
+    )
+    assert weights(other.folder) != weights(trained.folder)
+
+
+def test_a_question_reaches_t5_without_what_it_has_no_token_for():
+    assert plain_input("what is like\n < a > ?") == "what is like ( a ) ?"
+
+
+def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, encoder_dir, log):
+    log.write("q", "a synonym")
+    told = {"generator": str(trained.folder), "encoder": str(encoder_dir)}
+    args = LookupArguments(lookup="gud-ir", **told)
+    assert args.gate == 0.9
+    lookup = lookup_opener(args, device="cpu")(log)
+    written = FeedbackGenerator.from_name(str(trained.folder), device="cpu").write("q")
+    assert len(lookup.find("q")) == bool(written)
+    keys = lookup_opener(LookupArguments(lookup="encoder", encoder=str(encoder_dir)), device="cpu")
+    keys(log).find("q")
+    by_edit = LookupArguments(lookup="gud-ir", feedback_by="edit", **told)
+    assert by_edit.gate == -5
+    assert lookup_opener(by_edit, device="cpu")(log).fingerprint["nearest"]["of"] == "feedback"
+    folders = list(log.path.with_name("memory.sqlite.vectors").iterdir())
+    assert len(folders) == 1 + bool(written)
+
+
+def test_a_layer_learns_what_a_target_asks_for():
+    """Vectors are a type's direction and a larger one of the word; the layer drops the word."""
+    draw = torch.Generator().manual_seed(0)
+    kinds = ["syn", "ant", "hom"] * 16
+    types = torch.eye(3)[[0, 1, 2] * 16]
+    vectors = torch.cat([types, 2 * torch.randn(48, 8, generator=draw)], dim=1)
+    wanted, others = same_kind(kinds), ~torch.eye(48, dtype=torch.bool)
+    before = (cosines(vectors) - wanted)[others].square().mean()
+    how = SimilarityArguments(width=16, num_steps=120, learning_rate=0.01)
+    head, loss = fit_head(vectors, wanted, how)
+    after = (cosines(head.apply(vectors)) - wanted)[others].square().mean()
+    assert after < 0.1 * before
+    assert loss == pytest.approx(after.item(), rel=1)
+    again, _ = fit_head(vectors, wanted, how)
+    assert torch.equal(again.weight, head.weight)
+
+
+def test_types_and_cosines_are_those_worked_out_by_hand():
+    assert same_kind(["a", "b", "a"]).tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+    told = cosines(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 1.0]]))
+    torch.testing.assert_close(told[2], torch.tensor([0.5**0.5, 0.5**0.5, 1.0]))
+
+
+@pytest.mark.parametrize("target", ["feedback", "type"])
+def test_a_trained_encoder_is_one_that_any_look_up_takes(target, encoder_dir, tmp_path, log):
+    how = SimilarityArguments(target=target, encoder=str(encoder_dir), width=8, num_steps=20)
+    done = train_encoder(PAIRS, tmp_path / "similar", how, device="cpu")
+    encoder = Encoder.from_name(str(done.folder), device="cpu")
+    assert encoder.width == 8
+    vectors = encoder.encode([pair.question for pair in PAIRS])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    args = LookupArguments(lookup="encoder", encoder=str(done.folder))
+    log.write(PAIRS[0].question, PAIRS[0].feedback)
+    assert found(lookup_opener(args, device="cpu")(log), PAIRS[0].question)[0][1] > 0.99
+    assert json.loads((done.folder / "trained_on.json").read_text())["target"] == target
+
+
+def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    base = Encoder.from_name(str(encoder_dir), device="cpu")
+    texts = ["a", "another text"]
+    vectors = torch.from_numpy(base.encode(texts))
+    first = Head(torch.randn(5, base.width, generator=draw), torch.randn(5, generator=draw))
+    save_with_head(base, first, tmp_path / "one")
+    one = Encoder.from_name(str(tmp_path / "one"), device="cpu")
+    by_hand = torch.nn.functional.normalize(first.apply(vectors), dim=-1)
+    np.testing.assert_allclose(one.encode(texts), by_hand, atol=1e-5)
+    second = Head(torch.randn(3, 5, generator=draw), torch.zeros(3))
+    save_with_head(one, second, tmp_path / "two")
+    two = Encoder.from_name(str(tmp_path / "two"), device="cpu")
+    by_hand = torch.nn.functional.normalize(second.apply(by_hand), dim=-1)
+    np.testing.assert_allclose(two.encode(texts), by_hand, atol=1e-5)
+
+
+def test_a_pooling_that_a_folder_cannot_say_is_refused(encoder_dir, tmp_path):
+    base = Encoder.from_name(str(encoder_dir), pooling="pooler", device="cpu")
+    with pytest.raises(ConfigError, match="cannot say pooling 'pooler'"):
+        save_with_head(base, Head(torch.ones(1, base.width), torch.ones(1)), tmp_path / "x")
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pairs_come_from_streams_memories_and_exports(tmp_path, log, monkeypatch):
+    row = {"question": "q", "feedback": "clarification: f", "type": "syn", "word": "w"}
+    stream = write(tmp_path / "s.jsonl", row)
+    assert read_pairs(stream) == [Pair("q", "f", "syn")]
+    whole = write(tmp_path / "w.jsonl", row | {"expected_answer": "x"})
+    assert read_pairs(whole, load_family("lexical")) == [Pair("q", "f", "syn")]
+    log.write("q", "f")
+    log.write("gone", "f")
+    log.forget(2)
+    assert read_pairs(log.path) == [Pair("q", "f")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["memory", "export", "log.jsonl"]) == 0
+    assert read_pairs(tmp_path / "log.jsonl") == [Pair("q", "f")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "message"),
+    [
+        ([{"question": "q"}], (), "line 1: feedback is None, and must be text: each line has a"),
+        ([{"feedback": "f"}], (), "line 1: question is None, and must be text"),
+        ([], (), "is empty"),
+        ([{"question": "q", "feedback": "f"}], (), "there are 1 questions to learn from"),
+        ([{"question": "q", "feedback": "f"}] * 4, ("--target", "type"), "the question 'q' has no"),
+        (
+            [{"question": "q", "feedback": "f", "type": "syn"}] * 4,
+            ("--target", "type"),
+            "all 4 questions are of type 'syn'",
+        ),
+        ([{"question": "q", "feedback": "f"}], ("--target", "tpye"), "unknown target 'tpye'"),
+        ([], ("--learning_rate", "0"), "learning_rate is 0: it must be above 0"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_in_one_line(tmp_path, capsys, rows, words, message):
+    path, folder = write(tmp_path / "p.jsonl", *rows), tmp_path / "out"
+    words = ["train-similarity", str(path), "--output_dir", str(folder), *words]
+    assert main(["memory", *words]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not folder.exists()
+
+
+def test_a_folder_that_is_there_and_a_model_that_is_none_are_refused(tmp_path, lm_dirs):
+    with pytest.raises(ArtifactError, match="is there already: name another --output_dir"):
+        train_generator(PAIRS, tmp_path, small(), device="cpu")
+    with pytest.raises(ModelError, match="cannot load model"):
+        train_generator(PAIRS, tmp_path / "x", small(model=str(lm_dirs["gpt2"])), device="cpu")
+    with pytest.raises(DataError, match="holds no question with a feedback"):
+        read_pairs(write(tmp_path / "e.jsonl", {"kind": "forget", "key": "q", "feedback": ""}))
+
+
+def test_the_commands_train_and_say_how_to_look_up(tmp_path, t5_dir, encoder_dir, capsys):
+    rows = [{"question": p.question, "feedback": p.feedback, "type": p.kind} for p in PAIRS]
+    path = write(tmp_path / "p.jsonl", *rows)
+    for word, folder, words in (
+        ("train-gud-ir", "g", ["--model", str(t5_dir), "--num_train_epochs", "1"]),
+        ("train-similarity", "s", ["--encoder", str(encoder_dir), "--num_steps", "2"]),
+    ):
+        told = ["--output_dir", str(tmp_path / folder), "--device", "cpu", *words]
+        assert main(["memory", word, str(path), *told]) == 0
+        assert "look up with --lookup" in capsys.readouterr().out
+        assert (tmp_path / folder / "model.safetensors").is_file()
+    assert main(["memory", "train-gud-ir", str(path)]) == 2
+    assert "and a new folder: FILE --output_dir FOLDER" in capsys.readouterr().err
