@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -94,7 +95,12 @@ class EditLookup:
     """
 
     def __init__(
-        self, log: FeedbackLog, *, task: str = "", max_distance: int | None = None
+        self,
+        log: FeedbackLog,
+        *,
+        task: str = "",
+        max_distance: int | None = None,
+        is_whole: bool = False,
     ) -> None:
         """Follow a log.
 
@@ -102,8 +108,11 @@ class EditLookup:
             log: The memory.
             task: Which questions it is for.
             max_distance: Keys farther than this are not looked for; None looks at all.
+            is_whole: Whether what stands in <...> is compared too.
         """
         self._log, self._task, self._limit = log, task, max_distance
+        self._normalize = partial(normalize_key, is_whole=is_whole)
+        self._form = key_form(is_whole=is_whole)
         self._through = 0
         self._keys: dict[str, dict[str, int]] = {}  # normalised key: entries' ids by raw key
         self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
@@ -111,12 +120,12 @@ class EditLookup:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what its scores depend on."""
-        return {"lookup": "edit", "max_distance": self._limit}
+        return {"lookup": "edit", "max_distance": self._limit, **self._form}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Give the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
-        key = normalize_key(question)
+        key = self._normalize(question)
         found: list[tuple[int, int, str]] = []  # distance, first id, key
         for length, firsts in self._lengths.items():
             if self._limit is None or abs(length - len(key)) <= self._limit:
@@ -140,7 +149,7 @@ class EditLookup:
             self._through = event.id
             if event.task != self._task:
                 continue
-            key = normalize_key(event.key)
+            key = self._normalize(event.key)
             raw = self._keys.setdefault(key, {})
             if event.kind == "forget":
                 raw.pop(event.key, None)
@@ -158,8 +167,10 @@ class Bm25Lookup:
     The index is made again when the log has grown: it is for memories of thousands.
     """
 
-    def __init__(self, log: FeedbackLog, *, task: str = "") -> None:
+    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
         self._log, self._task = log, task
+        self._normalize = partial(normalize_key, is_whole=is_whole)
+        self._form = key_form(is_whole=is_whole)
         self._through = -1
         self._entries: list[Entry] = []
         self._index: Any = None
@@ -167,14 +178,14 @@ class Bm25Lookup:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what its scores depend on."""
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene"}
+        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **self._form}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Give the best k entries that share a word with a question; see `Lookup`."""
         self._follow()
         if self._index is None:
             return []
-        words = normalize_key(question).split()
+        words = self._normalize(question).split()
         scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
         newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
         return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
@@ -185,8 +196,13 @@ class Bm25Lookup:
             return
         self._through = last
         self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
-        words = [normalize_key(entry.key).split() for entry in self._entries]
+        words = [self._normalize(entry.key).split() for entry in self._entries]
         self._index = _index_words(words) if any(words) else None
+
+
+def key_form(*, is_whole: bool) -> Mapping[str, Json]:
+    """Give what a fingerprint tells of the keys' form; nothing where slots are left out."""
+    return {"key_form": "whole"} if is_whole else {}
 
 
 def _index_words(texts: list[list[str]]) -> Any:

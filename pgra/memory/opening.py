@@ -40,7 +40,7 @@ class LookupArguments:
         "Encoder of --lookup encoder: hub id, folder or bundled:NAME.",
     )
     key_form: str = _arg(
-        "slotless", "What the encoder reads of a question: slotless (without <...>), or whole."
+        "slotless", "What is compared of a question: slotless (without <...>), or whole."
     )
 
     def __post_init__(self) -> None:
@@ -116,10 +116,11 @@ def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = ""
     Raises:
         ModelError: If the encoder cannot be found or loaded.
     """
+    is_whole = args.key_form == "whole"
     if args.lookup == "edit":
-        return lambda log: EditLookup(log, task=task)
+        return lambda log: EditLookup(log, task=task, is_whole=is_whole)
     if args.lookup == "bm25":
-        return lambda log: Bm25Lookup(log, task=task)
+        return lambda log: Bm25Lookup(log, task=task, is_whole=is_whole)
     from pgra.memory.vectors import KeyVectors
 
     encoder = KeyEncoder(args.encoder, args.key_form, device=device)

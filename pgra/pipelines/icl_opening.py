@@ -16,6 +16,7 @@ from pgra.icl.likeness import Likeness
 from pgra.icl.opening import open_completer
 from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
+from pgra.pipelines.icl_memory import Recalled, recall_all
 from pgra.types import Example, Json
 
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
@@ -30,6 +31,7 @@ class Icl:
         inputs: Pool and queries.
         pool: The pool, to choose from.
         likeness: What compares; None where exemplars are drawn or fixed.
+        recalled: What a memory gave the queries; nothing where none is named.
         completer: The LM; None with `--decide_by vote`.
         decider: What asks it; None likewise.
         fixed: Rows of the pool that a file names.
@@ -40,6 +42,7 @@ class Icl:
     inputs: IclInputs
     pool: ExemplarPool
     likeness: Likeness | None
+    recalled: Recalled
     completer: Completer | None = None
     decider: Decider | None = None
     fixed: tuple[int, ...] = ()
@@ -70,21 +73,27 @@ class Icl:
             named["prompt"] = dict(self.decider.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
             named["window"] = self.completer.window
+        if self.recalled.fingerprint:
+            named["memory"] = dict(self.recalled.fingerprint)
         return named
 
 
-def open_icl(run: IclRun) -> Icl:
-    """Read the data and open all models; their weights are loaded when they are first needed.
+def open_icl(run: IclRun, inputs: IclInputs | None = None) -> Icl:
+    """Open pool, comparison, memory and LM; weights are loaded when they are first needed.
+
+    Args:
+        run: The arguments.
+        inputs: Pool and queries; None reads the run's own.
 
     Raises:
         PgraError: As `run_icl`.
     """
-    inputs = read_inputs(run)
+    inputs = read_inputs(run) if inputs is None else inputs
     run = _settle(run, inputs)
     root = run.artifacts / "neighbors" / inputs.task.name
     pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
     pool.check(run.selection.count)
-    icl = Icl(run, inputs, pool, open_likeness(run, inputs))
+    icl = Icl(run, inputs, pool, open_likeness(run, inputs), recall_all(run, inputs))
     if run.selection.exemplar_file is not None:
         path = Path(run.selection.exemplar_file).expanduser()
         icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
