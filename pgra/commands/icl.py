@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     seeds = SeriesArguments(seeds=icl.seeds).seed_list()
+    memory.check_named()
     quiet_libraries()
     from pgra.pipelines.icl import run_icl, run_icl_seeds
     from pgra.pipelines.icl_inputs import IclRun

@@ -38,6 +38,7 @@ commands:
   salvage    read what is left of a damaged memory into a new one
   gate       how often a look-up finds right and wrong feedback, on questions of known type
   stream     the paper's experiment: a simulated user, with and without a memory
+  labels     what corrected labels are worth to a finished run, by a simulated user
 
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -246,6 +247,11 @@ def _gate(words: Sequence[str]) -> int:
     return code
 
 
+def _labels(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_labels").main(words)
+    return code
+
+
 _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "add": _add,
     "list": _list,
@@ -257,4 +263,5 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "salvage": _salvage,
     "gate": _gate,
     "stream": _stream,
+    "labels": _labels,
 }

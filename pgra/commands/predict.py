@@ -89,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "give either texts (pgra predict 'some text' --run RUN) or --file FILE"
             + (", not both" if args.file else "")
         )
+    memory.check_named()
     quiet_libraries()
     from pgra.pipelines.icl_predict import is_icl_run
 

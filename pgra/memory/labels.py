@@ -60,12 +60,19 @@ class LabelMemoryArguments:
     def __post_init__(self) -> None:
         """Refuse what is no look-up, and a threshold that is of another."""
         at_least("memory_matches", self.memory_matches, 1)
+        self.lookup()
+
+    def check_named(self) -> None:
+        """Refuse a gate without a memory, which would seem to be used.
+
+        Raises:
+            ConfigError: If there is one.
+        """
         if self.memory_threshold is not None and self.memory is None:
             raise ConfigError(
                 f"memory_threshold is {self.memory_threshold:g}, and no memory is named: add "
                 "--memory FILE, or leave it out"
             )
-        self.lookup()
 
     def lookup(self) -> LookupArguments:
         """Give the look-up: texts are compared whole, for a <br> in a review opens no slot."""

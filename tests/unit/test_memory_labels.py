@@ -158,7 +158,7 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"memory_threshold": 0.9}, "memory_threshold is 0.9, and no memory is named"),
+        ({"memory_threshold": -1.5}, r"memory_threshold is -1\.5, and no memory is named"),
         ({"memory": "m", "memory_threshold": 5}, "threshold is 5, and an edit distance counts"),
         ({"memory_lookup": "faiss"}, "unknown lookup 'faiss'"),
         ({"memory_matches": 0}, "memory_matches is 0: it must be at least 1"),
@@ -167,4 +167,4 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
 )
 def test_arguments_that_cannot_be_are_refused(values, told):
     with pytest.raises(ConfigError, match=told):
-        PromptMemoryArguments(**values)
+        PromptMemoryArguments(**values).check_named()
