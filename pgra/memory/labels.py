@@ -151,7 +151,8 @@ class LabelMemory:
         Raises:
             DataError: If an entry of the task is no labelled example of it; it is named.
         """
-        self._log, self._lookup, self._args = log, lookup, args
+        self._log, self._lookup = log, lookup
+        self._most, self._gate = args.memory_matches, args.lookup().gate
         self._inputs, self._labels = inputs, labels
         entries = list(log.entries())
         own = [entry for entry in entries if entry.task == task]
@@ -202,8 +203,8 @@ class LabelMemory:
         return {
             "entries": self._digest,
             **self._lookup.fingerprint,
-            "threshold": self._args.lookup().gate,
-            "matches": self._args.memory_matches,
+            "threshold": self._gate,
+            "matches": self._most,
         }
 
     def recall(self, fields: Mapping[str, str]) -> list[Correction]:
@@ -217,8 +218,8 @@ class LabelMemory:
         Raises:
             DataError: If an entry that was written since is no labelled example of the task.
         """
-        found = self._lookup.find(input_key(fields, self._inputs), self._args.memory_matches)
-        near = [match for match in found if match.score >= self._args.lookup().gate]
+        found = self._lookup.find(input_key(fields, self._inputs), self._most)
+        near = [match for match in found if match.score >= self._gate]
         return [Correction(match.entry, match.score, self._read(match.entry)) for match in near]
 
     def _read(self, entry: Entry) -> Example:

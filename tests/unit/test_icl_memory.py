@@ -23,11 +23,13 @@ NONE = PromptMemoryArguments()
 
 @pytest.fixture
 def run(tmp_path, review_files, lm_dirs):
+    tests = review_files["test"]
+    tests.write_text("".join(tests.read_text().splitlines(keepends=True)[:4]))
     return IclRun(
         data=DataArguments(
             task="sst2",
             train_file=str(review_files["train"]),
-            test_file=str(review_files["test"]),
+            test_file=str(tests),
         ),
         completer=CompleterArguments(lm=str(lm_dirs["gpt2"])),
         selection=SelectionArguments(encoder="bm25", num_exemplars=3),
@@ -113,7 +115,7 @@ def test_the_pools_own_copy_of_a_corrected_text_gives_way_to_the_users_word(run,
 def test_kept_answers_and_another_order_of_queries_give_the_same(run, memory, caplog, tmp_path):
     caplog.set_level("INFO")
     asked = lines_of(run_icl(with_memory(run, memory)))
-    assert "the LM was asked 12 prompts" in caplog.text
+    assert "the LM was asked 4 prompts" in caplog.text
     kept = lines_of(run_icl(with_memory(run, memory, "again")))
     assert "the LM was asked 0 prompts" in caplog.text
     assert kept == asked
