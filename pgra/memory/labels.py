@@ -23,7 +23,7 @@ from pgra.io import digest
 from pgra.memory.events import Entry
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup
-from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.opening import LookupArguments, OpenLookup, lookup_opener
 from pgra.types import Example, Json, Prediction
 
 logger = logging.getLogger(__name__)
@@ -171,8 +171,17 @@ class LabelMemory:
         inputs: Sequence[str],
         labels: Sequence[str] = (),
         device: str = "auto",
+        open_lookup: OpenLookup | None = None,
     ) -> Self:
         """Open a memory to read; see the constructor for what is refused.
+
+        Args:
+            args: Which memory, look-up and gate.
+            task: As the constructor's.
+            inputs: As the constructor's.
+            labels: As the constructor's.
+            device: Where the look-up's encoder runs.
+            open_lookup: The task's look-up where it has been loaded; None loads it.
 
         Raises:
             ArtifactError: If there is no such file, or it is damaged or no memory.
@@ -180,8 +189,9 @@ class LabelMemory:
         """
         log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
-            lookup = lookup_opener(args.lookup(), device=device, task=task)(log)
-            return cls(log, lookup, args, task=task, inputs=inputs, labels=labels)
+            if open_lookup is None:
+                open_lookup = lookup_opener(args.lookup(), device=device, task=task)
+            return cls(log, open_lookup(log), args, task=task, inputs=inputs, labels=labels)
         except BaseException:
             log.close()
             raise

@@ -8,6 +8,7 @@ from typing import Protocol
 from pgra.data.tasks import Task
 from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, mix_labels
+from pgra.memory.opening import OpenLookup, lookup_opener
 from pgra.pipelines.icl_inputs import load_any_task
 from pgra.pipelines.icl_predict import answer_queries, is_icl_run, load_icl_run
 from pgra.pipelines.predict import Predictor
@@ -68,6 +69,7 @@ class TrainedSubject:
         self.task, self.inputs, self._weights = record.task, record.inputs, weights
         self._labels, self._device = record.labels, device
         self._predictor = Predictor.open(folder, device=device)
+        self._open_lookup: OpenLookup | None = None
 
     def decide(self, examples: Sequence[Example]) -> list[Prediction]:
         """Decide texts without a memory; see `Subject`."""
@@ -78,8 +80,15 @@ class TrainedSubject:
         self, texts: Texts, memory: PromptMemoryArguments
     ) -> dict[float | None, list[Told]]:
         """Mix the memory's labels in; see `Subject`."""
+        if self._open_lookup is None:  # its encoder is loaded once for all memories
+            args = memory.lookup()
+            self._open_lookup = lookup_opener(args, device=self._device, task=self.task)
         opened = LabelMemory.open(
-            memory, task=self.task, inputs=self.inputs, labels=self._labels, device=self._device
+            memory,
+            task=self.task,
+            inputs=self.inputs,
+            labels=self._labels,
+            open_lookup=self._open_lookup,
         )
         with opened as labels:
             found = [labels.recall(example.fields) for example in texts.examples]
