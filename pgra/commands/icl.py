@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Choose exemplars, ask, measure and show."""
     from pgra.icl.arguments import IclArguments, SelectionArguments
     from pgra.icl.opening import CompleterArguments
-    from pgra.memory.labels import PromptMemoryArguments
+    from pgra.memory.label_arguments import PromptMemoryArguments
 
     data, completer, selection, icl, memory = parse_arguments(
         [

@@ -9,7 +9,7 @@ from pgra.checks import argument as _arg
 from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
-from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
+from pgra.memory.label_arguments import MEMORY_WEIGHT, PromptMemoryArguments
 
 EXAMPLE = """examples:
   pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2

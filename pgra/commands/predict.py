@@ -14,7 +14,7 @@ from pgra.commands.texts import TextArguments, name_leading_texts
 from pgra.config import at_least
 from pgra.data.textfile import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
-from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
+from pgra.memory.label_arguments import MEMORY_WEIGHT, PromptMemoryArguments
 
 EXAMPLE = """examples:
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42

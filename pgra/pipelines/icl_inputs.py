@@ -15,7 +15,7 @@ from pgra.icl.arguments import BM25, PROMPTED, IclArguments, SelectionArguments
 from pgra.icl.likeness import Likeness, PromptedStates, VectorLikeness, WordLikeness
 from pgra.icl.opening import CompleterArguments
 from pgra.io import digest
-from pgra.memory.labels import PromptMemoryArguments
+from pgra.memory.label_arguments import PromptMemoryArguments
 from pgra.pipelines.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.template import PromptTemplate

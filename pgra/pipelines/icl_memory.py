@@ -29,7 +29,7 @@ class Recalled:
     Attributes:
         pool: The pool.
         matches: Corrections of each query that passed the gate, the nearest first; B lists.
-        use: One of `pgra.memory.labels.USES`.
+        use: One of `pgra.memory.label_arguments.USES`.
         fingerprint: Of the memory; empty where there is none.
         sizes: Entries of the task and of others, as `metrics.json` tells them.
     """

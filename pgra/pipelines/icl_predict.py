@@ -15,7 +15,7 @@ from pgra.evaluation.run_files import damaged, read_object
 from pgra.icl.arguments import IclArguments, SelectionArguments
 from pgra.icl.opening import CompleterArguments
 from pgra.io import check_fingerprint
-from pgra.memory.labels import PromptMemoryArguments
+from pgra.memory.label_arguments import PromptMemoryArguments
 from pgra.pipelines.icl import answer
 from pgra.pipelines.icl_inputs import IclRun, read_inputs
 from pgra.pipelines.icl_opening import open_icl

@@ -17,7 +17,8 @@ from pgra.errors import DataError
 from pgra.evaluation.results import PREDICTIONS_FILE
 from pgra.evaluation.run_files import damaged, read_lines
 from pgra.evaluation.statistics import mcnemar
-from pgra.memory.labels import PromptMemoryArguments, input_key
+from pgra.memory.label_arguments import PromptMemoryArguments
+from pgra.memory.labels import input_key
 from pgra.memory.log import FeedbackLog
 from pgra.pipelines.label_subjects import Subject, Texts, Told, open_subject
 from pgra.types import Example, Json, Prediction

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from pgra.data.tasks import Task
 from pgra.errors import DataError
-from pgra.memory.labels import LabelMemory, PromptMemoryArguments, mix_labels
+from pgra.memory.label_arguments import PromptMemoryArguments
+from pgra.memory.labels import LabelMemory, mix_labels
 from pgra.memory.opening import OpenLookup, lookup_opener
 from pgra.pipelines.icl_inputs import load_any_task
 from pgra.pipelines.icl_predict import answer_queries, is_icl_run, load_icl_run

@@ -11,7 +11,7 @@ from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.icl.arguments import IclArguments, SelectionArguments
 from pgra.icl.opening import CompleterArguments
-from pgra.memory.labels import PromptMemoryArguments
+from pgra.memory.label_arguments import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
 from pgra.pipelines.icl import run_icl
 from pgra.pipelines.icl_inputs import IclRun

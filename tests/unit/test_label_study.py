@@ -6,7 +6,8 @@ import pytest
 
 from pgra.commands.memory import main
 from pgra.errors import ConfigError, DataError
-from pgra.memory.labels import LabelMemory, PromptMemoryArguments, mix_labels
+from pgra.memory.label_arguments import PromptMemoryArguments
+from pgra.memory.labels import LabelMemory, mix_labels
 from pgra.pipelines import label_study
 from pgra.pipelines.label_study import draw_corrections, leave_out_words, study_corrections
 from pgra.pipelines.label_subjects import Told

@@ -5,13 +5,8 @@ import json
 import pytest
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.memory.labels import (
-    LabelMemory,
-    LabelMemoryArguments,
-    PromptMemoryArguments,
-    input_key,
-    mix_labels,
-)
+from pgra.memory.label_arguments import LabelMemoryArguments, PromptMemoryArguments
+from pgra.memory.labels import LabelMemory, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.types import Prediction
 
