@@ -43,6 +43,7 @@ commands:
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
   pgra memory lookup "what is akin to < pretty > ?"
+  pgra memory add "So bad it is good." positive --task sst2
   pgra memory list --memory memory.sqlite
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
 """
