@@ -17,6 +17,7 @@ EXAMPLE = """examples:
   pgra icl --task sst2 --encoder prompted --calibrate
   pgra icl --task sst2 --decide_by vote --num_exemplars 5
   pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
+  pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
   pgra report runs/ --baseline icl-random
 
 Vectors, neighbors and answers are kept in --artifacts_dir: what was stopped goes on, and another
@@ -28,19 +29,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Choose exemplars, ask, measure and show."""
     from pgra.icl.arguments import IclArguments, SelectionArguments
     from pgra.icl.opening import CompleterArguments
+    from pgra.memory.label_arguments import PromptMemoryArguments
 
-    data, completer, selection, icl = parse_arguments(
-        [DataArguments, CompleterArguments, SelectionArguments, IclArguments],
+    data, completer, selection, icl, memory = parse_arguments(
+        [
+            DataArguments,
+            CompleterArguments,
+            SelectionArguments,
+            IclArguments,
+            PromptMemoryArguments,
+        ],
         argv,
         prog="pgra icl",
         description="Let a frozen LM decide queries behind labelled examples (KATE).",
         epilog=EXAMPLE,
     )
     seeds = SeriesArguments(seeds=icl.seeds).seed_list()
+    memory.check_named()
     quiet_libraries()
     from pgra.pipelines.icl import run_icl, run_icl_seeds
     from pgra.pipelines.icl_inputs import IclRun
 
-    run = IclRun(data=data, completer=completer, selection=selection, icl=icl)
+    run = IclRun(data=data, completer=completer, selection=selection, icl=icl, memory=memory)
     say(show_summary(run_icl_seeds(run, seeds)) if seeds else show_metrics(run_icl(run)))
     return 0

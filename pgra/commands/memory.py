@@ -41,6 +41,7 @@ commands:
   stream     the paper's experiment: a simulated user, with and without a memory
   chat       ask an LM, see what it understood and which memory it used, correct it, ask again
   web        the same as a page in your browser
+  labels     what corrected labels are worth to a finished run, by a simulated user
   score      how many outputs in a file understood their question
   train-gud-ir      a model that writes the feedback a question may need, for --lookup gud-ir
   train-similarity  an encoder whose questions are as near as their feedback
@@ -48,6 +49,7 @@ commands:
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
   pgra memory lookup "what is akin to < pretty > ?"
+  pgra memory add "So bad it is good." positive --task sst2
   pgra memory list --memory memory.sqlite
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
   pgra memory chat --lm bundled:smollm2-135m
@@ -241,6 +243,7 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "stream": _command("stream"),
     "chat": _command("chat"),
     "web": _command("web"),
+    "labels": _command("labels"),
     "score": _command("score"),
     "train-gud-ir": _command("train", "train_gud_ir"),
     "train-similarity": _command("train", "train_similarity"),

@@ -20,8 +20,14 @@ class AddArguments:
     """What is written."""
 
     question: str | None = _arg(None, "What was misunderstood; it may also stand first, bare.")
-    feedback: str | None = _arg(None, "What was meant; it may also stand second, bare.")
-    task: str = _arg("", "Which questions it is for; default: all that share the memory.")
+    feedback: str | None = _arg(
+        None, "What was meant, or a text's right label; it may also stand second, bare."
+    )
+    task: str = _arg(
+        "",
+        "Which questions it is for, such as sst2 of a corrected label; default: all that share the "
+        "memory.",
+    )
     source: str = _arg("user", "Who says it.")
 
     def __post_init__(self) -> None:

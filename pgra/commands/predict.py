@@ -1,32 +1,38 @@
 """Decides new texts with a trained run, and shows the evidence: `pgra predict`."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pgra.arguments import parse_arguments
+from pgra.commands.answers import Shown, as_json, show
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.texts import TextArguments, name_leading_texts
 from pgra.config import at_least
 from pgra.data.textfile import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from pgra.evaluation.results import EvidenceLine
-    from pgra.pipelines.predict import Answer
+from pgra.memory.label_arguments import MEMORY_WEIGHT, PromptMemoryArguments
 
 EXAMPLE = """examples:
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42
   pgra predict --run runs/sst2-pgra-seed42 --file new.txt --json > answers.jsonl
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42 --attention
+  pgra predict "A warm and funny film." --run runs/sst2-icl-knn
+  pgra memory add "So bad it is good." positive --task sst2
+  pgra predict "So bad, it's good." --run runs/sst2-pgra-seed42 --memory memory.sqlite
 
 The run's own index, bank and prompt find the evidence; no training data is read (but
 with exemplars knn, for the text's own neighbors). Shown are the
 label, the probability of each, and for each evidence its rank and score in stage 1, its score in
 stage 2 and its text. The LM reads a new text once, for its state is kept in the run's bank of
-queries, and those candidates that no run has read yet.
+queries, and those candidates that no run has read yet. Of a run of pgra icl, its data must be where
+it was, and the exemplars are shown.
+
+With --memory, a user's correction of a near text is used: as an exemplar of a prompt, or mixed into
+a reader's probabilities with --memory_weight.
 
 From Python, with evidence of your own:
   pgra.Reader.load("runs/sst2-pgra-seed42").predict(texts, evidence)
@@ -41,7 +47,9 @@ def _arg(default: Any, text: str) -> Any:
 class PredictArguments:
     """Which run, on what, and how much is shown."""
 
-    run: str | None = _arg(None, "Folder of a finished run of train.py, or of its reader/.")
+    run: str | None = _arg(
+        None, "Folder of a finished run of train.py, of its reader/, or of pgra icl."
+    )
     file: str | None = _arg(
         None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
     )
@@ -52,18 +60,25 @@ class PredictArguments:
     )
     device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
     artifacts_dir: str | None = _arg(None, "Folder of index and bank; default: the run's.")
+    memory_weight: float = _arg(
+        MEMORY_WEIGHT,
+        "With --memory, of a trained reader: the corrections' weight w in (1 - w) p_reader + w "
+        "p_memory; above 0.5 they decide where they pass and agree.",
+    )
 
     def __post_init__(self) -> None:
         """Refuse to do nothing."""
         if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run of train.py")
+            raise ConfigError("--run is missing: give the folder of a finished run")
         at_least("num_shown", self.num_shown, 0)
+        if not 0 <= self.memory_weight <= 1:
+            raise ConfigError(f"memory_weight is {self.memory_weight}: it must be from 0 to 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Decide texts."""
-    texts, args = parse_arguments(
-        [TextArguments, PredictArguments],
+    texts, args, memory = parse_arguments(
+        [TextArguments, PredictArguments, PromptMemoryArguments],
         name_leading_texts(argv),
         prog="pgra predict",
         description="Decide new texts with a trained run, and show the evidence.",
@@ -74,19 +89,69 @@ def main(argv: Sequence[str] | None = None) -> int:
             "give either texts (pgra predict 'some text' --run RUN) or --file FILE"
             + (", not both" if args.file else "")
         )
+    memory.check_named()
     quiet_libraries()
-    from pgra.pipelines.predict import Predictor
-    from pgra.reader.record import read_record
+    from pgra.pipelines.icl_predict import is_icl_run
 
-    inputs = read_record(Path(args.run), verify=False).inputs
-    queries = list(texts.text) if texts.text else read_queries(Path(args.file), inputs)
-    predictor = Predictor.open(Path(args.run), artifacts_dir=args.artifacts_dir, device=args.device)
-    answers = predictor.answer(queries, attention=args.attention)
+    answers = (_ask_lm if is_icl_run(Path(args.run)) else _ask_reader)(texts.text, args, memory)
     if args.json:
         say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))
     else:
         say("\n\n".join(show(answer, args.num_shown) for answer in answers))
     return 0
+
+
+def _ask_reader(
+    texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
+) -> list[Shown]:
+    from pgra.memory.labels import LabelMemory
+    from pgra.pipelines.predict import Predictor
+    from pgra.reader.record import read_record
+
+    if memory.memory_as != "exemplar":
+        raise ConfigError(
+            f"memory_as '{memory.memory_as}' is for prompts of an LM, and {args.run} has a trained "
+            "reader, which knows labels only: leave it out"
+        )
+    folder = Path(args.run or "")
+    record = read_record(folder, verify=False)
+    queries = _queries(texts, args, record.inputs)
+    with contextlib.ExitStack() as stack:
+        opened = None
+        if memory.memory is not None:  # before models are loaded: what is wrong is told at once
+            found = LabelMemory.open(
+                memory,
+                task=record.task,
+                inputs=record.inputs,
+                labels=record.labels,
+                device=args.device,
+            )
+            opened = stack.enter_context(found)
+        predictor = Predictor.open(folder, artifacts_dir=args.artifacts_dir, device=args.device)
+        answers = predictor.answer(queries, attention=args.attention)
+        if opened is None:
+            return list(answers)
+        return [answer.with_memory(opened, args.memory_weight) for answer in answers]
+
+
+def _ask_lm(
+    texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
+) -> list[Shown]:
+    from pgra.pipelines.icl_inputs import load_any_task
+    from pgra.pipelines.icl_predict import answer_queries, load_icl_run
+
+    if args.attention:
+        raise ConfigError(f"attention is a trained reader's, and {args.run} has none: leave it out")
+    folder = Path(args.run or "")
+    run = load_icl_run(folder, artifacts_dir=args.artifacts_dir, device=args.device)
+    queries = _queries(texts, args, load_any_task(run.data.task or "").inputs)
+    return list(answer_queries(folder, run, queries, memory))
+
+
+def _queries(
+    texts: Sequence[str], args: PredictArguments, inputs: Sequence[str]
+) -> list[str | Mapping[str, str]]:
+    return list(texts) if texts else read_queries(Path(args.file or ""), inputs)
 
 
 def read_queries(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str]]:
@@ -115,39 +180,3 @@ def read_queries(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, s
     if not queries:
         raise DataError(f"{path} holds no text")
     return queries
-
-
-def as_json(answer: "Answer") -> dict[str, Any]:
-    """Give an answer as `predictions.jsonl` has it."""
-    fields = dict(answer.query.fields)
-    return {
-        "text": answer.query.text,
-        **({"fields": fields} if len(fields) > 1 else {}),
-        "prediction": answer.prediction.label,
-        "scores": dict(answer.prediction.scores),
-        "evidence": [line.as_json() for line in answer.evidence],
-    }
-
-
-def show(answer: "Answer", num_shown: int) -> str:
-    """Lay out an answer for a person."""
-    chances = sorted(answer.prediction.scores.items(), key=lambda item: -item[1])
-    told = ", ".join(f"{label} {chance:.3f}" for label, chance in chances)
-    lines = [
-        f"query: {answer.query.text}",
-        f"label: {answer.prediction.label}  (probabilities: {told})",
-    ]
-    shown = answer.evidence[:num_shown]
-    if shown:
-        with_share = shown[0].attention is not None
-        lines.append(f"evidence, {len(shown)} of {len(answer.evidence)}, best first:")
-        share = "attention  " if with_share else ""
-        lines.append(f"  stage-1 rank    score  stage-2 score  {share}passage")
-        lines += [_show_line(line) for line in shown]
-    return "\n".join(lines)
-
-
-def _show_line(line: "EvidenceLine") -> str:
-    share = "" if line.attention is None else f"{line.attention:>9.3f}  "
-    head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}  {share}"
-    return f"{head}{line.text}"

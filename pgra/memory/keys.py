@@ -19,12 +19,17 @@ def strip_slot(question: str) -> str:
     return " ".join(_SLOT.sub(" ", question).split())
 
 
-def normalize_key(question: str) -> str:
+def normalize_key(question: str, *, is_whole: bool = False) -> str:
     """Give a question as edit distance compares it (Madaan et al. 2022, the release's memory).
 
     What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse.
+
+    Args:
+        question: As it was asked.
+        is_whole: Whether what stands in <...> stays: a review's <br> opens no slot.
     """
-    return " ".join(_SLOT.sub(" ", question).lower().translate(_DROPPED).split())
+    told = question if is_whole else _SLOT.sub(" ", question)
+    return " ".join(told.lower().translate(_DROPPED).split())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -100,6 +101,7 @@ class EditLookup:
         *,
         task: str = "",
         max_distance: int | None = None,
+        is_whole: bool = False,
         of_feedback: bool = False,
     ) -> None:
         """Follow a log.
@@ -108,9 +110,12 @@ class EditLookup:
             log: The memory.
             task: Which questions it is for.
             max_distance: Keys farther than this are not looked for; None looks at all.
+            is_whole: Whether what stands in <...> is compared too.
             of_feedback: Whether a text is compared with the feedback instead of the keys.
         """
         self._log, self._task, self._limit = log, task, max_distance
+        self._normalize = partial(normalize_key, is_whole=is_whole)
+        self._form = key_form(is_whole=is_whole)
         self._said: dict[str, str] | None = {} if of_feedback else None  # feedback by raw key
         self._through = 0
         self._keys: dict[str, dict[str, int]] = {}  # normalised key: entries' ids by raw key
@@ -120,12 +125,12 @@ class EditLookup:
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what its scores depend on."""
         of_what = {} if self._said is None else {"of": "feedback"}
-        return {"lookup": "edit", "max_distance": self._limit, **of_what}
+        return {"lookup": "edit", "max_distance": self._limit, **self._form, **of_what}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Give the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
-        key = normalize_key(question)
+        key = self._normalize(question)
         found: list[tuple[int, int, str]] = []  # distance, first id, key
         for length, firsts in self._lengths.items():
             if self._limit is None or abs(length - len(key)) <= self._limit:
@@ -160,7 +165,7 @@ class EditLookup:
                     self._said[event.key] = new
 
     def _compared(self, event: Event) -> str:
-        return normalize_key(event.key if self._said is None else event.feedback)
+        return self._normalize(event.key if self._said is None else event.feedback)
 
     def _drop(self, key: str, raw_key: str) -> None:
         raw = self._keys.get(key, {})
@@ -216,8 +221,10 @@ class Bm25Lookup:
     The index is made again when the log has grown: it is for memories of thousands.
     """
 
-    def __init__(self, log: FeedbackLog, *, task: str = "") -> None:
+    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
         self._log, self._task = log, task
+        self._normalize = partial(normalize_key, is_whole=is_whole)
+        self._form = key_form(is_whole=is_whole)
         self._through = -1
         self._entries: list[Entry] = []
         self._index: Any = None
@@ -225,14 +232,14 @@ class Bm25Lookup:
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Give what its scores depend on."""
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene"}
+        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **self._form}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Give the best k entries that share a word with a question; see `Lookup`."""
         self._follow()
         if self._index is None:
             return []
-        words = normalize_key(question).split()
+        words = self._normalize(question).split()
         scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
         newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
         return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
@@ -243,8 +250,13 @@ class Bm25Lookup:
             return
         self._through = last
         self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
-        words = [normalize_key(entry.key).split() for entry in self._entries]
+        words = [self._normalize(entry.key).split() for entry in self._entries]
         self._index = _index_words(words) if any(words) else None
+
+
+def key_form(*, is_whole: bool) -> Mapping[str, Json]:
+    """Give what a fingerprint tells of the keys' form; nothing where slots are left out."""
+    return {"key_form": "whole"} if is_whole else {}
 
 
 def _index_words(texts: list[list[str]]) -> Any:

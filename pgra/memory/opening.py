@@ -52,7 +52,7 @@ class LookupArguments:
         "train-similarity makes a folder.",
     )
     key_form: str = _arg(
-        "slotless", "What the encoder reads of a question: slotless (without <...>), or whole."
+        "slotless", "What is compared of a question: slotless (without <...>), or whole."
     )
 
     generator: str | None = _arg(
@@ -149,10 +149,11 @@ def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = ""
     """
     if args.lookup == "gud-ir":
         return _generating_opener(args, device=device, task=task)
+    is_whole = args.key_form == "whole"
     if args.lookup == "edit":
-        return lambda log: EditLookup(log, task=task)
+        return lambda log: EditLookup(log, task=task, is_whole=is_whole)
     if args.lookup == "bm25":
-        return lambda log: Bm25Lookup(log, task=task)
+        return lambda log: Bm25Lookup(log, task=task, is_whole=is_whole)
     return _encoder_opener(args.encoder, args.key_form, device=device, task=task)
 
 

@@ -18,8 +18,9 @@ from pgra.errors import ConfigError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import read_object
 from pgra.icl.budget import Fit, fit_prompts
+from pgra.icl.choice import Choice
 from pgra.icl.completion import Completer
-from pgra.icl.deciding import Decider
+from pgra.icl.deciding import Answered, Decider
 from pgra.icl.kept import KeptCompleter
 from pgra.icl.selection import Chosen, arrange
 from pgra.io import write_json, write_text
@@ -50,7 +51,7 @@ def run_icl(run: IclRun, lm: OpenLm = open_lm) -> Outcome:
         ModelError: If a model cannot be used.
     """
     check_writable(run.folder)
-    return _run_once(open_icl(run, lm), run.selection.exemplar_seed, run.folder)
+    return _run_once(open_icl(run, lm=lm), run.selection.exemplar_seed, run.folder)
 
 
 def run_icl_seeds(run: IclRun, seeds: Sequence[int]) -> Summary:
@@ -88,24 +89,7 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
     if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
         logger.info("run: %s is finished (reused)", folder)
         return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
-    with _timed(icl, "exemplars"):
-        chosen = icl.pool.choose(icl.queries, choice, icl.likeness)
-    _tell_leaks(chosen)
-    if icl.decider is None or icl.completer is None:
-        shown = Shown.whole(chosen)
-        answered = vote_all(icl.inputs, chosen)
-    else:
-        with _timed(icl, "prompts"):
-            shown = _fit(icl, icl.completer, icl.decider, chosen, seed)
-            prompts = [
-                icl.decider.prompts(_examples(icl, rows), query)
-                for rows, query in zip(shown.rows, icl.queries, strict=True)
-            ]
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / PROMPT_FILE, prompts[0][0] + "\n")
-        with _timed(icl, "answers"):
-            answered = icl.decider.decide(icl.queries, prompts)
-        _tell_asked(icl.completer)
+    shown, answered = answer(icl, choice, seed, prompt_folder=folder)
     write_json(folder / IDENTITY_FILE, identity)
     write_json(folder / ARGUMENTS_FILE, icl.run.sections())
     metrics = write_run(
@@ -114,26 +98,61 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
     return Outcome(folder, metrics, reused=False)
 
 
+def answer(
+    icl: Icl, choice: Choice, seed: int, *, prompt_folder: Path | None = None
+) -> tuple[Shown, list[Answered]]:
+    """Choose each query's exemplars, write the prompts and ask.
+
+    Args:
+        icl: All that is needed, with its queries.
+        choice: How exemplars are chosen.
+        seed: Of a random order.
+        prompt_folder: Where the first query's prompt is written, before the LM is asked.
+    """
+    with _timed(icl, "exemplars"):
+        chosen = icl.pool.choose(icl.queries, choice, icl.likeness)
+    _tell_leaks(chosen)
+    if icl.decider is None or icl.completer is None:
+        return Shown.whole(chosen), vote_all(icl.inputs, chosen)
+    with _timed(icl, "prompts"):
+        shown = _fit(icl, icl.completer, icl.decider, chosen, seed)
+        prompts = [
+            icl.decider.prompts(_examples(icl, rows), icl.recalled.asked(place, query))
+            for place, (rows, query) in enumerate(zip(shown.rows, icl.queries, strict=True))
+        ]
+    if prompt_folder is not None:
+        prompt_folder.mkdir(parents=True, exist_ok=True)
+        write_text(prompt_folder / PROMPT_FILE, prompts[0][0] + "\n")
+    with _timed(icl, "answers"):
+        answered = icl.decider.decide(icl.queries, prompts)
+    _tell_asked(icl.completer)
+    return shown, answered
+
+
 def _examples(icl: Icl, rows: Sequence[int]) -> list[Example]:
-    return [icl.inputs.pool[row] for row in rows]
+    return [icl.recalled.example(row) for row in rows]
 
 
 def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed: int) -> Shown:
     """Leave out what does not fit, and put the others into the order of the prompt."""
-    order = icl.run.selection.order
+    selection, queries = icl.run.selection, icl.queries
+    wanted = [
+        icl.recalled.rows(place, chosen.of(place), selection.count) for place in range(len(queries))
+    ]
 
     def shown(place: int, count: int) -> list[int]:
-        rows = chosen.of(place)[:count]
-        return arrange(rows, order, query=icl.queries[place].text, seed=seed)
+        rows = wanted[place][:count]
+        return arrange(rows, selection.order, query=queries[place].text, seed=seed)
 
     def write(place: int, count: int) -> Sequence[str]:
-        return decider.prompts(_examples(icl, shown(place, count)), icl.queries[place])
+        asked = icl.recalled.asked(place, queries[place])
+        return decider.prompts(_examples(icl, shown(place, count)), asked)
 
     fit: Fit = fit_prompts(
         completer,
         write,
-        chosen.counts.tolist(),
-        names=[query.id for query in icl.queries],
+        [len(rows) for rows in wanted],
+        names=[query.id for query in queries],
         num_new_tokens=decider.num_new_tokens,
     )
     if fit.num_dropped.any():
@@ -141,13 +160,13 @@ def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed:
             "%d of %d queries got fewer exemplars than the %d chosen, so that their prompts fit "
             "the LM's %d tokens (%d left out in all)",
             int((fit.num_dropped > 0).sum()),
-            len(icl.queries),
-            icl.run.selection.count,
+            len(queries),
+            selection.count,
             completer.window,
             int(fit.num_dropped.sum()),
         )
     rows = [shown(place, count) for place, count in enumerate(fit.counts.tolist())]
-    return Shown(chosen, rows, fit)
+    return Shown(chosen, rows, fit, icl.recalled)
 
 
 def _tell_leaks(chosen: Chosen) -> None:

@@ -1,7 +1,7 @@
 """What in-context learning starts from: a pool of examples, queries, and what compares them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pgra.icl.arguments import BM25, PROMPTED, IclArguments, SelectionArguments
 from pgra.icl.likeness import Likeness, PromptedStates, VectorLikeness, WordLikeness
 from pgra.icl.opening import CompleterArguments
 from pgra.io import digest
+from pgra.memory.label_arguments import PromptMemoryArguments
 from pgra.pipelines.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.template import PromptTemplate
@@ -40,6 +41,7 @@ class IclRun:
     completer: CompleterArguments
     selection: SelectionArguments
     icl: IclArguments
+    memory: PromptMemoryArguments = field(default_factory=PromptMemoryArguments)
 
     @property
     def artifacts(self) -> Path:
@@ -50,7 +52,9 @@ class IclRun:
     def system(self) -> str:
         """Name the system as reports do: icl-knn, icl-farthest, ...; the vote is its own."""
         kind = "vote" if self.icl.decide_by == "vote" else "icl"
-        return f"{kind}-{'farthest' if self.selection.farthest else self.selection.exemplars}"
+        who = "farthest" if self.selection.farthest else self.selection.exemplars
+        memory = "" if self.memory.memory is None else "-memory"
+        return f"{kind}-{who}{memory}"
 
     @property
     def folder(self) -> Path:
@@ -72,6 +76,8 @@ class IclRun:
             for name, value in values.items()
             if name in _RUNTIME
         }
+        if self.memory.memory is not None:
+            deciding["memory"] = asdict(self.memory)
         return {"data": asdict(self.data), **deciding, "runtime": runtime}
 
 

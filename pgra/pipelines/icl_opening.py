@@ -6,16 +6,15 @@ from pathlib import Path
 
 from pgra.data.generation import GenerationTask
 from pgra.errors import ConfigError
-from pgra.icl.answers_cache import AnswersCache
 from pgra.icl.choice import Choice
 from pgra.icl.completion import Completer
 from pgra.icl.deciding import Decider, TextWriter, WordScorer, WordWriter
 from pgra.icl.formats import LineFormat, task_format
-from pgra.icl.kept import KeptCompleter
 from pgra.icl.likeness import Likeness
-from pgra.icl.opening import open_completer
+from pgra.icl.opening import open_kept_completer
 from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
+from pgra.pipelines.icl_memory import Recalled, recall_all
 from pgra.types import Example, Json
 
 OpenLm = Callable[[IclRun], Completer]
@@ -31,6 +30,7 @@ class Icl:
         inputs: Pool and queries.
         pool: The pool, to choose from.
         likeness: What compares; None where exemplars are drawn or fixed.
+        recalled: What a memory gave the queries; nothing where none is named.
         completer: The LM; None with `--decide_by vote`.
         decider: What asks it; None likewise.
         fixed: Rows of the pool that a file names.
@@ -41,6 +41,7 @@ class Icl:
     inputs: IclInputs
     pool: ExemplarPool
     likeness: Likeness | None
+    recalled: Recalled
     completer: Completer | None = None
     decider: Decider | None = None
     fixed: tuple[int, ...] = ()
@@ -71,6 +72,8 @@ class Icl:
             named["prompt"] = dict(self.decider.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
             named["window"] = self.completer.window
+        if self.recalled.fingerprint:
+            named["memory"] = dict(self.recalled.fingerprint)
         return named
 
 
@@ -80,28 +83,26 @@ def open_lm(run: IclRun) -> Completer:
     Raises:
         PgraError: As `run_icl`.
     """
-    completer = open_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
-    if not run.completer.is_remote:  # what is paid for keeps its answers itself
-        completer = KeptCompleter(completer, AnswersCache(run.artifacts / "answers"))
-    return completer
+    return open_kept_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
 
 
-def open_icl(run: IclRun, lm: OpenLm = open_lm) -> Icl:
-    """Read the data and open all models; their weights are loaded when they are first needed.
+def open_icl(run: IclRun, inputs: IclInputs | None = None, *, lm: OpenLm = open_lm) -> Icl:
+    """Open pool, comparison, memory and LM; weights are loaded when they are first needed.
 
     Args:
         run: Everything.
+        inputs: Pool and queries; None reads the run's own.
         lm: Opens the LM, where several runs share it.
 
     Raises:
         PgraError: As `run_icl`.
     """
-    inputs = read_inputs(run)
+    inputs = read_inputs(run) if inputs is None else inputs
     run = _settle(run, inputs)
     root = run.artifacts / "neighbors" / inputs.task.name
     pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
     pool.check(run.selection.count)
-    icl = Icl(run, inputs, pool, open_likeness(run, inputs))
+    icl = Icl(run, inputs, pool, open_likeness(run, inputs), recall_all(run, inputs))
     if run.selection.exemplar_file is not None:
         path = Path(run.selection.exemplar_file).expanduser()
         icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))

@@ -1,5 +1,6 @@
 """What a run of in-context learning leaves: predictions with their exemplars, metrics, the vote."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from pgra.icl.selection import Chosen
 from pgra.icl.voting import majority, vote_shares
 from pgra.io import digest, write_json, write_lines
 from pgra.pipelines.icl_inputs import IclInputs, IclRun
+from pgra.pipelines.icl_memory import Recalled
 from pgra.pipelines.notes import bundled_notes
 from pgra.types import UNDECIDED, Json, Prediction
 
@@ -44,11 +46,13 @@ class Shown:
         chosen: What was chosen, and what the leak guard left out.
         rows: Of the pool, in the prompt's order.
         fit: What did not fit; None where there was no prompt.
+        recalled: What a memory gave; None where there was no prompt.
     """
 
     chosen: Chosen
     rows: Sequence[Sequence[int]]
     fit: Fit | None = None
+    recalled: Recalled | None = None
 
     @classmethod
     def whole(cls, chosen: Chosen) -> Self:
@@ -62,7 +66,7 @@ class Shown:
         )
         told: dict[str, Json] = {
             "exemplars": [
-                {"id": inputs.pool[row].id, "similarity": no_number(near[row])}
+                {"id": self._id(row, inputs), "similarity": no_number(near.get(row, math.nan))}
                 for row in self.rows[place]
             ],
             "near_duplicates": int(self.chosen.num_dropped[place]),
@@ -70,7 +74,16 @@ class Shown:
         if self.fit is not None:
             told["over_budget"] = int(self.fit.num_dropped[place])
             told["prompt_tokens"] = int(self.fit.num_tokens[place])
+        if self.recalled is not None:
+            told |= self.recalled.line(place, self.rows[place])
         return told
+
+    def _id(self, row: int, inputs: IclInputs) -> str:
+        return inputs.pool[row].id if self.recalled is None else self.recalled.example(row).id
+
+    def memory_counts(self, inputs: IclInputs) -> dict[str, Json]:
+        """Give what `metrics.json` tells of a memory; nothing where there is none."""
+        return {} if self.recalled is None else self.recalled.counts(inputs.queries, self.rows)
 
     def counts(self) -> dict[str, Json]:
         """Give what `metrics.json` tells of all exemplars."""
@@ -145,6 +158,8 @@ def write_run(
     vote: dict[str, Json] = {}
     if run.selection.compares and not is_vote:
         vote = {"knn_vote": compare_vote(inputs, shown.chosen, predictions)}
+    memory = shown.memory_counts(inputs)
+    remembered: dict[str, Json] = {"memory": memory} if memory else {}
     record = RunRecord(
         task=inputs.task.name,
         split="test",
@@ -155,7 +170,7 @@ def write_run(
         fingerprints={**inputs.fingerprint, "run": digest(dict(made))},
         notes=[*_notes(run, inputs, shown, undecided), _VOTE_NOTE if is_vote else _FROZEN_NOTE],
         system=run.system,
-        more={"exemplars": shown.counts(), **vote},
+        more={"exemplars": shown.counts(), **remembered, **vote},
     )
     more = [{**answer.more, **shown.line(i, inputs)} for i, answer in enumerate(answered)]
     if inputs.references:
@@ -229,6 +244,12 @@ def _notes(run: IclRun, inputs: IclInputs, shown: Shown, undecided: int) -> list
         notes.append(
             f"{counts['queries_over_budget']} of {number} prompts hold fewer exemplars than asked "
             f"for, {counts['over_budget']} in all, to fit the LM's window"
+        )
+    if memory := shown.memory_counts(inputs):
+        notes.append(
+            f"memory: {memory['queries_with_memory']} of {number} queries were shown a correction; "
+            f"{memory['queries_that_were_corrected']} of these are the very text that was "
+            "corrected, for which it was meant: no leak"
         )
     if undecided:
         notes.append(f"{undecided} of {number} answers are no label's word, and count as wrong")

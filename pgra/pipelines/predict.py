@@ -6,7 +6,7 @@ must be those that the run was made with.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,13 +14,15 @@ from pgra.config import PgraArguments
 from pgra.errors import ArtifactError
 from pgra.evaluation.results import EvidenceLine, add_attention
 from pgra.io import check_fingerprint
+from pgra.memory.labels import Correction, LabelMemory, mix_labels
 from pgra.models.loading import find_model
 from pgra.pipelines.found import evidence_lines
 from pgra.pipelines.pgra import read_task
 from pgra.pipelines.run_folder import arguments_from
 from pgra.pipelines.stages import EvidenceSearch
+from pgra.reader.queries import Query
 from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader
-from pgra.reader.trained import Query, Reader
+from pgra.reader.trained import Reader
 from pgra.rerank import PromptedReranker, Reference
 from pgra.types import Example, Json, Prediction
 
@@ -33,11 +35,28 @@ class Answer:
         query: The query.
         prediction: The label, and the probability of each.
         evidence: What the reader read beside it, best first.
+        corrections: What a memory gave for it, the nearest first.
+        unaided: The prediction without them; None where there are none.
     """
 
     query: Example
     prediction: Prediction
     evidence: Sequence[EvidenceLine]
+    corrections: Sequence[Correction] = ()
+    unaided: Prediction | None = None
+
+    def with_memory(self, memory: LabelMemory, weight: float) -> "Answer":
+        """Give the same answer with a memory's corrections mixed in, if any are near.
+
+        Args:
+            memory: Of the run's task.
+            weight: Theirs; see `pgra.memory.labels.mix_labels`.
+        """
+        found = memory.recall(self.query.fields)
+        if not found:
+            return self
+        mixed = mix_labels(self.prediction, found, weight=weight)
+        return replace(self, prediction=mixed, corrections=found, unaided=self.prediction)
 
 
 class Predictor:

@@ -1,25 +1,24 @@
 """A trained reader, used: queries and evidence in, labels out. It needs its folder and no more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from pgra.data.textfile import is_utf8
-from pgra.errors import ConfigError, unknown_name
+from pgra.errors import ConfigError
 from pgra.models.fid import FusionReader
 from pgra.models.loading import choose_device, find_model, load_tokenizer
 from pgra.models.segments import PackedSegments
 from pgra.reader.attention import score_with_attention
 from pgra.reader.inputs import build_inputs
 from pgra.reader.predict import batch_tokens_on, map_batches, predict
+from pgra.reader.queries import Query, read_queries
 from pgra.reader.record import ReaderRecord, check_reads_any, find_reader, read_record
 from pgra.reader.tokens import TokenizedInputs
 from pgra.types import Example, Prediction
 
-Query = str | Mapping[str, str]
-"""A text (of the task's first input), or a text for each of the task's inputs."""
 Evidence = Sequence[Sequence[str]]
 """Texts for each query."""
 
@@ -163,31 +162,7 @@ class Reader:
         Raises:
             ConfigError: If one is not what the task takes.
         """
-        if isinstance(queries, str | Mapping):
-            raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
-        return [
-            Example(f"query-{number}", self._fields(query, f"query {number}"))
-            for number, query in enumerate(queries)
-        ]
-
-    def _fields(self, query: Query, where: str) -> dict[str, str]:
-        names = self.record.inputs
-        if isinstance(query, str):
-            query = {name: query if place == 0 else "" for place, name in enumerate(names)}
-        if not isinstance(query, Mapping):
-            raise ConfigError(f"{where} is a {type(query).__name__}: give a text or a mapping")
-        lacking = [name for name in names if name not in query]
-        if lacking:
-            raise ConfigError(f"{where} has no '{lacking[0]}': task '{self.record.task}' needs it")
-        for name, text in query.items():
-            if name not in names:
-                raise ConfigError(f"{where}: {unknown_name('input', str(name), names)}")
-            if not isinstance(text, str) or not is_utf8(text):
-                raise ConfigError(f"{where}: '{name}' is {text!a}, not clean text")
-        fields = {name: query[name].strip() for name in names}
-        if not any(fields.values()):
-            raise ConfigError(f"{where} is empty: give words to read")
-        return fields
+        return read_queries(queries, task=self.record.task, inputs=self.record.inputs)
 
     def _inputs(self, queries: Sequence[Query], evidence: Evidence | None) -> TokenizedInputs:
         examples = self.examples(queries)

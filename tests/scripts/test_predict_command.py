@@ -11,6 +11,7 @@ from scripted import Bench, call, read_json, review_rows
 import pgra
 from pgra.cli import main as pgra_main
 from pgra.commands.predict import main as predict_main
+from pgra.memory.log import FeedbackLog
 
 TEXTS = ["A warm film by the sea.", "A dull story."]
 
@@ -345,3 +346,43 @@ def test_a_run_with_exemplars_by_nearest_neighbor_finds_those_of_a_new_text(benc
     called = ask(run, TEXTS[0])
     moved.rename(bench.flags["train_file"])
     assert "train.jsonl" in called.error
+
+
+def remember(path, *pairs, task="sst2"):
+    with FeedbackLog.open(path) as log:
+        for text, label in pairs:
+            log.write(text, label, task=task)
+    return path
+
+
+def test_a_correction_decides_a_near_text_and_no_far_one(run, tmp_path):
+    before = answers(run, *TEXTS)
+    other = {"negative": "positive", "positive": "negative"}[before[0]["prediction"]]
+    memory = remember(tmp_path / "memory.sqlite", (TEXTS[0], other))
+    near = TEXTS[0].replace("warm", "wam")
+    (plain,) = answers(run, near)
+    mixed, far = answers(run, near, TEXTS[1], "--memory", memory)
+    assert far == before[1]
+    assert mixed["prediction"] == other
+    assert mixed["without_memory"] == pytest.approx(plain["scores"], abs=1e-5)
+    assert mixed["scores"][other] == pytest.approx(0.4 * plain["scores"][other] + 0.6, abs=1e-5)
+    assert (mixed["memory"][0]["entry"], mixed["memory"][0]["score"]) == (1, -1)
+    (weak,) = answers(run, near, "--memory", memory, "--memory_weight", 0)
+    assert weak["scores"] == pytest.approx(plain["scores"], abs=1e-5)
+    shown = ask(run, near, "--memory", memory).out.splitlines()
+    assert shown[1].startswith(f"label: {other}  (probabilities: {other}")
+    assert shown[2] == f'memory: entry 1 at -1.000: "{TEXTS[0]}" -> "{other}"'
+    assert shown[3].startswith(f"without: {plain['prediction']}  (probabilities: ")
+
+
+def test_a_memory_that_does_not_fit_a_run_is_refused(run, tmp_path):
+    wrong = remember(tmp_path / "wrong.sqlite", ("A film.", "grand"))
+    refused = ask(run, "a text", "--memory", wrong)
+    assert refused.code == 2
+    assert "entry 1: unknown label 'grand'. Known: negative, positive." in refused.error
+    assert "there is no memory" in ask(run, "a text", "--memory", tmp_path / "none").error
+    told = ask(run, "a text", "--memory", wrong, "--memory_as", "clarification").error
+    assert "memory_as 'clarification' is for prompts of an LM" in told
+    assert "memory_weight is 2.0: it must be from 0 to 1" in (
+        ask(run, "a text", "--memory_weight", 2).error
+    )

@@ -1,0 +1,240 @@
+"""A memory of corrected labels: what users said is right, of inputs like this one.
+
+    pgra memory add "a film so bad it is good" positive --task sst2
+
+An entry of a task with labels is a labelled example: the input, and the label that is right. Where
+answers are written its feedback is the right answer, the label feedback of Madaan et al. 2022,
+App. D.3.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pgra.errors import DataError, unknown_name
+from pgra.io import digest
+from pgra.memory.events import Entry
+from pgra.memory.label_arguments import LabelMemoryArguments
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import Lookup
+from pgra.memory.opening import OpenLookup, lookup_opener
+from pgra.types import Example, Json, Prediction
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What a user said of an input that is near.
+
+    Attributes:
+        entry: As the memory has it.
+        score: How near, as the look-up counts.
+        example: The same as a labelled example, named "memory-ID".
+    """
+
+    entry: Entry
+    score: float
+    example: Example
+
+    def as_json(self) -> dict[str, Json]:
+        """Give what predictions tell of it."""
+        told: dict[str, Json] = {"entry": self.entry.id, "score": round(self.score, 6)}
+        return {**told, "key": self.entry.key, "feedback": self.entry.feedback}
+
+
+class LabelMemory:
+    """The corrections of one task, and the look-up among them; a context, which closes the file.
+
+    Attributes:
+        num_entries: Corrections of the task, when it was opened.
+        num_others: Entries of other tasks, which are not used.
+    """
+
+    def __init__(
+        self,
+        log: FeedbackLog,
+        lookup: Lookup,
+        args: LabelMemoryArguments,
+        *,
+        task: str,
+        inputs: Sequence[str],
+        labels: Sequence[str] = (),
+    ) -> None:
+        """Read the task's entries.
+
+        Args:
+            log: The memory.
+            lookup: Of the same task.
+            args: The gate.
+            task: The task's name, under which its corrections were written.
+            inputs: Its inputs.
+            labels: Its labels; none where feedback may be any text.
+
+        Raises:
+            DataError: If an entry of the task is no labelled example of it; it is named.
+        """
+        self._log, self._lookup = log, lookup
+        self._most, self._gate = args.memory_matches, args.lookup().gate
+        self._inputs, self._labels = inputs, labels
+        entries = list(log.entries())
+        own = [entry for entry in entries if entry.task == task]
+        for entry in own:
+            self._read(entry)
+        self._digest = digest([[entry.key, entry.feedback] for entry in own])
+        self.num_entries, self.num_others = len(own), len(entries) - len(own)
+        _tell(log.path, task, own, entries)
+
+    @classmethod
+    def open(
+        cls,
+        args: LabelMemoryArguments,
+        *,
+        task: str,
+        inputs: Sequence[str],
+        labels: Sequence[str] = (),
+        device: str = "auto",
+        open_lookup: OpenLookup | None = None,
+    ) -> Self:
+        """Open a memory to read; see the constructor for what is refused.
+
+        Args:
+            args: Which memory, look-up and gate.
+            task: As the constructor's.
+            inputs: As the constructor's.
+            labels: As the constructor's.
+            device: Where the look-up's encoder runs.
+            open_lookup: The task's look-up where it has been loaded; None loads it.
+
+        Raises:
+            ArtifactError: If there is no such file, or it is damaged or no memory.
+            ModelError: If the look-up's encoder cannot be found or loaded.
+        """
+        log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
+        try:
+            if open_lookup is None:
+                open_lookup = lookup_opener(args.lookup(), device=device, task=task)
+            return cls(log, open_lookup(log), args, task=task, inputs=inputs, labels=labels)
+        except BaseException:
+            log.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._log.close()
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give all that decides what is recalled: the task's entries, the look-up and the gate."""
+        return {
+            "entries": self._digest,
+            **self._lookup.fingerprint,
+            "threshold": self._gate,
+            "matches": self._most,
+        }
+
+    def recall(self, fields: Mapping[str, str]) -> list[Correction]:
+        """Give the corrections that pass the gate for an input, the nearest first.
+
+        One of the very same text is given too: that input is what the user corrected.
+
+        Args:
+            fields: The task's inputs.
+
+        Raises:
+            DataError: If an entry that was written since is no labelled example of the task.
+        """
+        found = self._lookup.find(input_key(fields, self._inputs), self._most)
+        near = [match for match in found if match.score >= self._gate]
+        return [Correction(match.entry, match.score, self._read(match.entry)) for match in near]
+
+    def _read(self, entry: Entry) -> Example:
+        """Read an entry as a labelled example; every text on one line, as a prompt shows it."""
+        feedback = " ".join(entry.feedback.split())
+        if self._labels and feedback not in self._labels:
+            raise DataError(
+                f"{self._log.path}, entry {entry.id}: "
+                f"{unknown_name('label', _short(feedback), self._labels)} Mend it with pgra memory "
+                f"correct {entry.id} LABEL --memory {self._log.path}, or forget it"
+            )
+        fields = _read_key(entry.key, self._inputs)
+        if fields is None:
+            raise DataError(
+                f"{self._log.path}, entry {entry.id}: the key '{_short(entry.key)}' is no JSON "
+                f"object of the task's inputs {', '.join(self._inputs)}: forget it, and add one "
+                f"such as {json.dumps(dict.fromkeys(self._inputs, '...'))}"
+            )
+        return Example(f"memory-{entry.id}", fields, feedback)
+
+
+def _tell(path: Path, task: str, own: Sequence[Entry], entries: Sequence[Entry]) -> None:
+    others = Counter(entry.task for entry in entries if entry.task != task)
+    told = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
+    unused = f"; not used: {told}" if others else ""
+    say = logger.info if own else logger.warning
+    say("memory: %s holds %s corrections of task '%s'%s", path, f"{len(own):,}", task, unused)
+
+
+def input_key(fields: Mapping[str, str], inputs: Sequence[str]) -> str:
+    """Give an input as a memory's key: its text, or a JSON object where a task has several.
+
+    Args:
+        fields: The inputs by name.
+        inputs: Their names, in the task's order.
+    """
+    if len(inputs) == 1:
+        return fields[inputs[0]]
+    return json.dumps({name: fields[name] for name in inputs}, ensure_ascii=False)
+
+
+def _read_key(key: str, inputs: Sequence[str]) -> dict[str, str] | None:
+    """Read a key back; None if it is of another task."""
+    if len(inputs) == 1:
+        return {inputs[0]: " ".join(key.split())}
+    try:
+        told = json.loads(key)
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or set(told) != set(inputs):
+        return None
+    return {name: " ".join(str(told[name]).split()) for name in inputs}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
+
+
+def mix_labels(prediction: Prediction, found: Sequence[Correction], *, weight: float) -> Prediction:
+    """Mix a model's chances with the labels of near corrections.
+
+    p = (1 - weight) p_model + weight p_memory, as kNN-LM mixes an LM with its neighbors (Khandelwal
+    et al. 2020, section 2); p_memory is a label's share of the corrections. Above a half, those
+    that agree decide; below, a model that is sure enough does.
+
+    Args:
+        prediction: The model's; given back as it is where nothing is near.
+        found: Corrections that passed the gate.
+        weight: From 0 to 1.
+    """
+    if not found:
+        return prediction
+    counts = Counter(one.example.label for one in found)
+    scores = {
+        label: (1 - weight) * chance + weight * counts[label] / len(found)
+        for label, chance in prediction.scores.items()
+    }
+    return Prediction(prediction.example_id, max(scores, key=scores.__getitem__), scores)

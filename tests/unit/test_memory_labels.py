@@ -1,0 +1,165 @@
+"""Corrected labels: which are recalled, what they decide, and which entries are refused."""
+
+import json
+
+import pytest
+
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.memory.label_arguments import LabelMemoryArguments, PromptMemoryArguments
+from pgra.memory.labels import LabelMemory, input_key, mix_labels
+from pgra.memory.log import FeedbackLog
+from pgra.types import Prediction
+
+LABELS = ("negative", "positive")
+GOOD, NEAR, FAR = "A film so bad it is good.", "a film so bad it's good", "Two hours of rain."
+
+
+@pytest.fixture
+def path(tmp_path):
+    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
+        log.write(GOOD, "positive", task="sst2")
+        log.write(FAR, "positive", task="mr")
+    return tmp_path / "memory.sqlite"
+
+
+def opened(path, *, labels=LABELS, inputs=("text",), task="sst2", **changes):
+    args = LabelMemoryArguments(memory=str(path), **changes)
+    return LabelMemory.open(args, task=task, inputs=inputs, labels=labels, device="cpu")
+
+
+def recalled(path, text, **changes):
+    with opened(path, **changes) as memory:
+        return [(one.example.id, one.score) for one in memory.recall({"text": text})]
+
+
+def test_a_near_text_and_the_very_same_recall_a_correction_and_a_far_one_does_not(path):
+    assert recalled(path, GOOD) == [("memory-1", 0)]
+    assert recalled(path, NEAR) == [("memory-1", -2)]  # "it is" to "its": a space and an i less
+    assert recalled(path, NEAR, memory_threshold=-1) == []
+    assert recalled(path, FAR) == []
+    assert recalled(path, FAR, task="mr") == [("memory-2", 0)]
+
+
+def test_entries_of_other_tasks_are_counted_and_none_of_the_task_is_a_warning(path, caplog):
+    with opened(path) as memory:
+        assert (memory.num_entries, memory.num_others) == (1, 1)
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+    with opened(path, task="cr") as memory:
+        assert (memory.num_entries, memory.num_others) == (0, 2)
+        assert memory.recall({"text": GOOD}) == []
+    told = caplog.records[-1]
+    assert told.levelname == "WARNING"
+    assert "holds 0 corrections of task 'cr'; not used: 1 of 'mr', 1 of 'sst2'" in told.message
+
+
+def test_a_label_that_the_task_does_not_have_is_refused_by_name(path):
+    with FeedbackLog.open(path) as log:
+        log.write(NEAR, "positiv", task="sst2")
+    with pytest.raises(
+        DataError, match=r"entry 3: unknown label 'positiv'\. Did you mean 'positive'\?.* correct 3"
+    ):
+        opened(path)
+    with opened(path, labels=()):  # where answers are written, any is one
+        pass
+
+
+def test_the_order_of_writing_decides_nothing_but_of_one_text_the_last_word_counts(tmp_path):
+    pairs = [(GOOD, "positive"), (FAR, "negative")]
+    for name, told in (
+        ("one", pairs),
+        ("other", pairs[::-1]),
+        ("last", [*pairs, (GOOD, LABELS[0])]),
+    ):
+        with FeedbackLog.open(tmp_path / name) as log:
+            for key, label in told:
+                log.write(key, label, task="sst2")
+    found = {}
+    for name in ("one", "other", "last"):
+        with opened(tmp_path / name, memory_matches=2, memory_threshold=-100) as memory:
+            found[name] = [
+                (one.entry.key, one.entry.feedback, one.score)
+                for one in memory.recall({"text": NEAR})
+            ]
+    assert found["one"] == found["other"]
+    assert [pair[:2] for pair in found["one"]] == pairs
+    assert found["last"][0] == (GOOD, "negative", -2)
+
+
+def test_the_vectors_of_an_encoder_follow_what_is_written_and_forgotten(path, encoder_dir):
+    how = {"memory_lookup": "encoder", "memory_encoder": str(encoder_dir), "memory_threshold": 0.99}
+    with opened(path, **how) as memory, FeedbackLog.open(path) as log:
+        assert [one.score for one in memory.recall({"text": GOOD})] == [pytest.approx(1, abs=1e-2)]
+        new = log.write("the red sea and the boats", "negative", task="sst2")
+        (one,) = memory.recall({"text": "the red sea and the boats"})
+        assert (one.entry.id, one.example.label) == (new.id, "negative")
+        log.forget(new.id)
+        assert new.id not in [m.entry.id for m in memory.recall({"text": new.key})]
+
+
+@pytest.mark.parametrize("lookup", ["edit", "bm25"])
+def test_what_stands_between_angle_brackets_is_text(tmp_path, lookup):
+    key = "A <br> terrible <br> film"
+    with FeedbackLog.open(tmp_path / "m") as log:
+        log.write(key, "negative", task="sst2")
+    # BM25 of the only text: 0.115 a word that stands there once; all words, or all but one.
+    how = {"memory_lookup": lookup, "memory_threshold": -1 if lookup == "edit" else 0.6}
+    assert recalled(tmp_path / "m", key, **how)
+    assert not recalled(tmp_path / "m", "A <br> great <br> film", **how)
+
+
+def test_inputs_of_several_fields_are_keys_as_json(tmp_path):
+    fields = {"question": "Who?", "sentence": 'A "man"\n came.'}
+    key = input_key(fields, ("question", "sentence"))
+    assert json.loads(key) == fields
+    with FeedbackLog.open(tmp_path / "m") as log:
+        log.write(key, "yes", task="qnli")
+    args = {"inputs": ("question", "sentence"), "labels": ("no", "yes"), "task": "qnli"}
+    with opened(tmp_path / "m", **args) as memory:
+        (one,) = memory.recall(fields)
+    assert one.example.fields == {"question": "Who?", "sentence": 'A "man" came.'}
+    with FeedbackLog.open(tmp_path / "m") as log:
+        log.write("Who? A man came.", "yes", task="qnli")
+    with pytest.raises(DataError, match=r"entry 2: the key 'Who\? A man came\.' is no JSON object"):
+        opened(tmp_path / "m", **args)
+
+
+def test_a_missing_memory_is_told_and_not_made(tmp_path):
+    with pytest.raises(ArtifactError, match=r"there is no memory .*none\.sqlite"):
+        opened(tmp_path / "none.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def corrections(*labels):
+    class One:
+        def __init__(self, label):
+            self.example = self
+            self.label = label
+
+    return [One(label) for label in labels]
+
+
+def test_chances_are_mixed_with_the_shares_of_the_corrections():
+    sure = Prediction("a", "negative", {"negative": 0.9, "positive": 0.1})
+    mixed = mix_labels(sure, corrections("positive"), weight=0.6)
+    assert mixed.label == "positive"
+    assert mixed.scores == {"negative": pytest.approx(0.36), "positive": pytest.approx(0.64)}
+    weak = mix_labels(sure, corrections("positive"), weight=0.3)  # 0.63 against 0.37
+    assert (weak.label, weak.scores["positive"]) == ("negative", pytest.approx(0.37))
+    split = mix_labels(sure, corrections("positive", "negative"), weight=0.6)
+    assert split.scores == {"negative": pytest.approx(0.66), "positive": pytest.approx(0.34)}
+    assert mix_labels(sure, [], weight=1) is sure
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"memory_threshold": -1.5}, r"memory_threshold is -1\.5, and no memory is named"),
+        ({"memory": "m", "memory_threshold": 5}, "threshold is 5, and an edit distance counts"),
+        ({"memory_lookup": "faiss"}, "unknown lookup 'faiss'"),
+        ({"memory_matches": 0}, "memory_matches is 0: it must be at least 1"),
+        ({"memory_as": "note"}, "unknown memory_as 'note'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(values, told):
+    with pytest.raises(ConfigError, match=told):
+        PromptMemoryArguments(**values).check_named()
