@@ -37,6 +37,7 @@ commands:
   import     append the events of a jsonl file, all or none
   salvage    read what is left of a damaged memory into a new one
   gate       how often a look-up finds right and wrong feedback, on questions of known type
+  finetune   teach a small LM to do what clarifications ask for
   stream     the paper's experiment: a simulated user, with and without a memory
 
 examples:
@@ -241,6 +242,11 @@ def _stream(words: Sequence[str]) -> int:
     return code
 
 
+def _finetune(words: Sequence[str]) -> int:
+    code: int = import_module("pgra.commands.memory_finetune").main(words)
+    return code
+
+
 def _gate(words: Sequence[str]) -> int:
     code: int = import_module("pgra.commands.memory_gate").main(words)
     return code
@@ -256,5 +262,6 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "import": _import,
     "salvage": _salvage,
     "gate": _gate,
+    "finetune": _finetune,
     "stream": _stream,
 }
