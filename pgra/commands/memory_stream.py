@@ -15,6 +15,7 @@ from pgra.icl.opening import CompleterArguments, open_completer
 from pgra.memory.families import Family, load_family
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
+from pgra.memory.seen import check_unseen, read_seen
 from pgra.memory.steps import Step, make_stream, read_stream, read_words
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: read_questions(args, family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
+    _refuse_seen(lm, streams, family)
     quiet_libraries()
     open_lookup = lookup_opener(lookup, device=args.device)
     gate = choose_gate(dev, open_lookup) if dev is not None else None
@@ -130,6 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     say(write_report(folder, family, results, gate=gate).rstrip())
     say(f"\n{folder}: report.md, and a folder for each stream")
     return 0
+
+
+def _refuse_seen(lm: CompleterArguments, streams: dict[int, list[Step]], family: Family) -> None:
+    """Refuse to measure an LM on what `pgra memory finetune` taught it."""
+    seen = None if lm.is_remote else read_seen(lm.lm)
+    for steps in streams.values() if seen is not None else ():
+        check_unseen(seen, steps, family)
 
 
 def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Step]:

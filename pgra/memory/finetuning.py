@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.errors import ConfigError
@@ -66,9 +73,7 @@ class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
         """Give the mean loss over the answers' tokens of all sequences of a step."""
         labels = inputs["labels"]  # (B, T)
         learned = (labels != IGNORED).any(dim=0).nonzero().squeeze(1)  # (n,), none the first
-        outputs = model(
-            input_ids=inputs["input_ids"], logits_to_keep=learned - 1, use_cache=False
-        )
+        outputs = model(input_ids=inputs["input_ids"], logits_to_keep=learned - 1, use_cache=False)
         total = torch.nn.functional.cross_entropy(
             outputs.logits.float().flatten(0, 1),
             labels[:, learned].flatten(),
@@ -115,7 +120,9 @@ def finetune(
         args=_arguments(folder, settings),
         train_dataset=_InOrder(packs),
         data_collator=collate,
+        callbacks=[_Bar()],
     )
+    trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(folder, processes=1)
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
@@ -124,6 +131,29 @@ def finetune(
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(path)
     return folder / LM_FOLDER
+
+
+class _Bar(TrainerCallback):  # type: ignore[misc]
+    """Shows how far it is, and the loss; the Trainer's own bar prints its log between."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Open it where the run stands."""
+        self.bar = tqdm(
+            total=state.max_steps, initial=state.global_step, desc="finetune", unit="step"
+        )
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Go on by one."""
+        self.bar.update()
+
+    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+        """Show the mean loss since the last time."""
+        if "loss" in logs:
+            self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Close it."""
+        self.bar.close()
 
 
 class _InOrder(torch.utils.data.Dataset[Mapping[str, list[int]]]):
@@ -199,6 +229,7 @@ def _arguments(folder: Path, settings: FinetuneSettings) -> TrainingArguments:
         seed=settings.seed,
         report_to=["none"],
         remove_unused_columns=False,
+        disable_tqdm=True,  # for ours
         train_sampling_strategy="sequential",
         use_cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),

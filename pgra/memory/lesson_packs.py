@@ -35,8 +35,8 @@ class Packer:
     """Lays lessons side by side, as the prompter writes them.
 
     In a prompt the separator before the last answer is cut into tokens by itself, those before it
-    together with what follows ("\\n\\n" and "the", or "\\n", "\\n" and "the"). Half of the answers
-    are cut one way and half the other.
+    together with what follows: two line breaks may be one token there and two here. Half of the
+    answers are cut one way and half the other.
     """
 
     def __init__(self, tokenizer: Any, few_shot: FewShot, *, pack_tokens: int, seed: int) -> None:

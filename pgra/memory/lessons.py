@@ -8,6 +8,7 @@ made of syllables, so that only the clarification can tell.
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,11 @@ def _check_questions(path: Path, lessons: Lessons) -> None:
             )
 
 
-def measured_forms() -> list[str]:
+@cache
+def measured_forms() -> tuple[str, ...]:
     """Give the questions of all families of configs/memory without their words."""
     families = map(load_family, family_names())
-    return sorted({normalize_key(p.question) for family in families for p in family.phrasings})
+    return tuple({normalize_key(p.question): None for f in families for p in f.phrasings})
 
 
 def nearest_form(form: str, measured: Collection[str]) -> str | None:

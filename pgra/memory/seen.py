@@ -1,4 +1,4 @@
-"""What a fine-tuned LM has learned with, kept beside its weights: a stream with any of it is refused."""
+"""What a fine-tuned LM learned with, kept beside its weights: a stream with any is refused."""
 
 import json
 from collections.abc import Collection, Sequence
