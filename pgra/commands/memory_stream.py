@@ -137,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse_seen(lm: CompleterArguments, streams: dict[int, list[Step]], family: Family) -> None:
     """Refuse to measure an LM on what `pgra memory finetune` taught it."""
     seen = None if lm.is_remote else read_seen(lm.lm)
-    for steps in streams.values() if seen is not None else ():
+    if seen is None:
+        return
+    for steps in streams.values():
         check_unseen(seen, steps, family)
 
 

@@ -198,7 +198,7 @@ def freeze_layers(model: Any, count: int) -> None:
         raise ConfigError(f"frozen_layers is {count}, and the LM has {has}: one must be trained")
     if count and layers is not None:
         for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
-            part.requires_grad_(False)  # noqa: FBT003
+            part.requires_grad_(False)
 
 
 def _stacks(model: Any) -> Iterator[Any]:
