@@ -5,7 +5,7 @@ few, an answer is read with examples before it, as in a prompt.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,15 @@ class Packer:
     answers are cut one way and half the other.
     """
 
-    def __init__(self, tokenizer: Any, few_shot: FewShot, *, pack_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        few_shot: FewShot,
+        *,
+        pack_tokens: int,
+        seed: int,
+        lead_ids: Sequence[int] = (),
+    ) -> None:
         """Take what cuts and what writes.
 
         Args:
@@ -47,6 +55,7 @@ class Packer:
             few_shot: How questions and answers are written.
             pack_tokens: Most tokens of a sequence.
             seed: Of the cuts.
+            lead_ids: Tokens that open every input of the LM.
 
         Raises:
             ConfigError: If the tokenizer is a slow one.
@@ -57,7 +66,7 @@ class Packer:
                 "finetune an LM with a fast tokenizer"
             )
         self._tokenizer, self._few_shot, self._most = tokenizer, few_shot, pack_tokens
-        self._draw = random.Random(seed)
+        self._draw, self._lead = random.Random(seed), list(lead_ids)
         self._waiting: Pack | None = None
 
     def pack(self, next_lesson: Callable[[], Lesson]) -> Pack:
@@ -69,12 +78,12 @@ class Packer:
         Raises:
             ConfigError: If a lesson alone does not fit.
         """
-        ids: list[int] = []
-        labels: list[int] = []
+        ids = list(self._lead)
+        labels = [IGNORED] * len(ids)
         while True:
             one = self._waiting or self._cut(next_lesson())
             self._waiting = None
-            if len(one.input_ids) > self._most:
+            if len(self._lead) + len(one.input_ids) > self._most:
                 raise ConfigError(
                     f"pack_tokens is {self._most}, and a lesson has {len(one.input_ids)} tokens: "
                     "raise it"

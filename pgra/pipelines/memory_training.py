@@ -15,7 +15,7 @@ from pgra.memory.lessons import Lesson, Lessons, draw_lessons
 from pgra.memory.prompter import load_few_shot
 from pgra.memory.seen import Seen, read_seen
 from pgra.memory.steps import Words
-from pgra.models.loading import find_model, load_config, load_tokenizer
+from pgra.models.causal_lm import CausalLM
 from pgra.types import Json
 
 RUN_FILE = "run.json"
@@ -66,12 +66,13 @@ def train_lm(
         ConfigError: If the LM holds no such sequence, or a lesson does not fit one.
         ModelError: If the LM cannot be loaded.
     """
-    source = find_model(lm)
-    window = getattr(load_config(source), "max_position_embeddings", pack_tokens)
-    if pack_tokens > window:
-        raise ConfigError(f"pack_tokens is {pack_tokens}, and '{lm}' holds {window}: lower it")
+    opened = CausalLM.from_name(lm, device="cpu")  # its weights are not loaded for this
+    if pack_tokens > opened.window:
+        raise ConfigError(
+            f"pack_tokens is {pack_tokens}, and '{lm}' holds {opened.window}: lower it"
+        )
     asked: dict[str, Json] = {
-        "lm": source.identity,
+        "lm": opened.source.identity,
         "courses": digest([_told(course) for course in courses])[:12],
         "pack_tokens": pack_tokens,
         **asdict(settings),
@@ -80,10 +81,16 @@ def train_lm(
         _check_run(folder, asked)
         done = read_seen(str(folder / LM_FOLDER))
         if done is None:
-            tokenizer = load_tokenizer(source)
-            drawn = _draw(courses, tokenizer, pack_tokens=pack_tokens, settings=settings)
+            drawn = _draw(courses, opened, pack_tokens=pack_tokens, settings=settings)
             done = drawn.seen
-            finetune(source, tokenizer, drawn.packs, settings=settings, seen=done, folder=folder)
+            finetune(
+                opened.source,
+                opened.tokenizer,
+                drawn.packs,
+                settings=settings,
+                seen=done,
+                folder=folder,
+            )
     return TrainedLM(folder / LM_FOLDER, len(done.words), len(done.forms))
 
 
@@ -112,7 +119,7 @@ class _Drawn:
 
 
 def _draw(
-    courses: Sequence[Course], tokenizer: Any, *, pack_tokens: int, settings: FinetuneSettings
+    courses: Sequence[Course], lm: CausalLM, *, pack_tokens: int, settings: FinetuneSettings
 ) -> _Drawn:
     """Draw as many sequences as are learned, the courses' in turn."""
     words: set[str] = set()
@@ -120,7 +127,13 @@ def _draw(
 
     def packs_of(course: Course) -> Iterator[Pack]:
         few_shot = load_few_shot(course.lessons.family.prompt)
-        packer = Packer(tokenizer, few_shot, pack_tokens=pack_tokens, seed=settings.seed)
+        packer = Packer(
+            lm.tokenizer,
+            few_shot,
+            pack_tokens=pack_tokens,
+            seed=settings.seed,
+            lead_ids=lm.lead_ids,
+        )
         draw = draw_lessons(course.lessons, course.words, seed=settings.seed)
 
         def next_lesson() -> Lesson:

@@ -192,18 +192,27 @@ def test_answers_alone_are_learned_and_the_text_is_the_prompters(lm):
     )
 
 
-def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it(lm):
-    tokenizer, _ = packer(lm)
-    lesson = Lesson(Shown("what of < a > ?", "the synonym for a is b"), "what of", "a")
-    alone = tokenizer(FEW_SHOT.write("what of < a > ?", num_own=0)).input_ids
+def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # Joins line breaks only where nothing follows them, as GPT-2's rules do.
+    vocab = {token: place for place, token in enumerate(["?", "ĊĊ", "Ċ", "###", "x", "Ġx"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")], unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    lesson = Lesson(Shown("x", "x"), "x", "x")
+    alone = tokenizer(FEW_SHOT.write("x", num_own=0)).input_ids
     whole = tokenizer(FEW_SHOT.show(lesson.shown)).input_ids
+    assert whole[: len(alone)] != alone
     found = set()
     for seed in range(8):
-        packs = Packer(tokenizer, FEW_SHOT, pack_tokens=len(whole) + 5, seed=seed)
+        packs = Packer(tokenizer, FEW_SHOT, pack_tokens=len(whole) + 2, seed=seed, lead_ids=[9])
         ids = packs.pack(lambda: lesson).input_ids
-        found.add("cut" if ids[: len(alone)] == alone else "whole")
-    assert found <= {"cut", "whole"}
-    assert "cut" in found
+        assert ids.pop(0) == 9
+        found.add("cut" if ids[: len(alone)] == alone else "whole" if ids == whole else "other")
+    assert found == {"cut", "whole"}
 
 
 def test_a_sequence_is_never_longer_than_asked_and_a_lesson_never_cut(lm):
