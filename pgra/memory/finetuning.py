@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.errors import ConfigError
+from pgra.errors import ModelError
 from pgra.io import sync_folder
 from pgra.memory.lesson_packs import IGNORED, Pack
 from pgra.memory.seen import Seen
@@ -110,8 +110,7 @@ def finetune(
         The LM's folder, which --lm takes.
 
     Raises:
-        ConfigError: If more layers are frozen than there are.
-        ModelError: If the LM cannot be loaded.
+        ModelError: If the LM cannot be loaded, or its layers are not found.
     """
     model = load_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=torch.float32)
     freeze_layers(model, settings.frozen_layers)
@@ -187,18 +186,18 @@ def freeze_layers(model: Any, count: int) -> None:
 
     Args:
         model: A causal LM.
-        count: Of its layers; 0 trains everything, embeddings too.
+        count: Of its layers, fewer than it has; 0 trains everything, embeddings too.
 
     Raises:
-        ConfigError: If it has not so many, or none would be left to train.
+        ModelError: If its layers do not stand in one list.
     """
+    if not count:
+        return
     layers = next(_stacks(model), None)
-    if count and (layers is None or count >= len(layers)):
-        has = 0 if layers is None else len(layers)
-        raise ConfigError(f"frozen_layers is {count}, and the LM has {has}: one must be trained")
-    if count and layers is not None:
-        for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
-            part.requires_grad_(False)
+    if layers is None:
+        raise ModelError("the LM's layers do not stand in one list: leave --frozen_layers out")
+    for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
+        part.requires_grad_(False)
 
 
 def _stacks(model: Any) -> Iterator[Any]:

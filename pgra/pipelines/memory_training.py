@@ -63,7 +63,8 @@ def train_lm(
 
     Raises:
         ArtifactError: If the folder is of another run.
-        ConfigError: If the LM holds no such sequence, or a lesson does not fit one.
+        ConfigError: If the LM holds no such sequence or has not so many layers, or a lesson does
+            not fit a sequence.
         ModelError: If the LM cannot be loaded.
     """
     opened = CausalLM.from_name(lm, device="cpu")  # its weights are not loaded for this
@@ -71,27 +72,31 @@ def train_lm(
         raise ConfigError(
             f"pack_tokens is {pack_tokens}, and '{lm}' holds {opened.window}: lower it"
         )
+    depth = opened.config.num_hidden_layers
+    if settings.frozen_layers >= depth:
+        raise ConfigError(
+            f"frozen_layers is {settings.frozen_layers}, and '{lm}' has {depth}: leave one to train"
+        )
     asked: dict[str, Json] = {
         "lm": opened.source.identity,
         "courses": digest([_told(course) for course in courses])[:12],
         "pack_tokens": pack_tokens,
         **asdict(settings),
     }
+    done = read_seen(str(folder / LM_FOLDER))
+    drawn = _draw(courses, opened, pack_tokens=pack_tokens, settings=settings)
     with lock_folder(folder):
         _check_run(folder, asked)
-        done = read_seen(str(folder / LM_FOLDER))
         if done is None:
-            drawn = _draw(courses, opened, pack_tokens=pack_tokens, settings=settings)
-            done = drawn.seen
             finetune(
                 opened.source,
                 opened.tokenizer,
                 drawn.packs,
                 settings=settings,
-                seen=done,
+                seen=drawn.seen,
                 folder=folder,
             )
-    return TrainedLM(folder / LM_FOLDER, len(done.words), len(done.forms))
+    return TrainedLM(folder / LM_FOLDER, len(drawn.seen.words), len(drawn.seen.forms))
 
 
 def _told(course: Course) -> Json:

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from pgra.checks import config_root
+from pgra.cli import main
 from pgra.commands.memory_finetune import FinetuneArguments, read_courses
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.memory.families import family_names, load_family
 from pgra.memory.finetuning import FinetuneSettings, collate, freeze_layers
 from pgra.memory.keys import MAX_DISTANCE, find_collisions, normalize_key
@@ -300,14 +301,53 @@ def find_folder(lm):
     return Path(lm)
 
 
-def test_more_frozen_layers_than_there_are_is_refused(lm):
+def test_first_layers_and_embeddings_are_frozen(lm):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(lm)
     freeze_layers(model, 0)
     assert all(part.requires_grad for part in model.parameters())
-    with pytest.raises(ConfigError, match="frozen_layers is 2, and the LM has 2: one must be"):
-        freeze_layers(model, 2)
     freeze_layers(model, 1)
-    assert not all(part.requires_grad for part in model.parameters())
-    assert any(part.requires_grad for part in model.parameters())
+    moving = {name for name, part in model.named_parameters() if part.requires_grad}
+    assert all(".layers.1." in name or name == "model.norm.weight" for name in moving)
+    assert any(".layers.1." in name for name in moving)
+    model.config.num_hidden_layers = 7
+    with pytest.raises(ModelError, match="do not stand in one list: leave --frozen_layers out"):
+        freeze_layers(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--lessons", "lexcal"), "unknown lessons 'lexcal'"),
+        (("--words", "none.jsonl"), "none.jsonl does not exist"),
+        (("--held_out", "none.jsonl"), "none.jsonl does not exist"),
+        (("--max_steps", "0"), "max_steps is 0"),
+        (("--learning_rate", "2"), "learning_rate is 2: between 0 and 1"),
+        (("--device", "tpu"), "device is 'tpu': auto or cpu"),
+        (("--frozen_layers", "2"), "frozen_layers is 2, and '"),
+        (("--pack_tokens", "9"), "pack_tokens is 9, and a lesson has"),
+        (("--pack_tokens", "99999"), "pack_tokens is 99999, and '"),
+        (("--lm", "no/such"), "no/such"),
+    ],
+)
+def test_a_users_error_is_one_line_and_leaves_nothing(
+    lm, tmp_path, monkeypatch, capsys, flags, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["memory", "finetune", "--lm", lm, *flags]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_is_not_asked_of_an_lm_that_learned_with_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    step = make_stream(LEXICAL.family, LEXICAL.words, num_steps=1, seed=0)[0]
+    told = {"type": step.kind, "word": step.word, "question": step.question}
+    told |= {"feedback": step.feedback, "expected_answer": step.expected[0]}
+    (tmp_path / "s.jsonl").write_text(json.dumps(told) + "\n")
+    (tmp_path / "lm").mkdir()
+    Seen({step.word}, ()).write(tmp_path / "lm")
+    assert main(["memory", "stream", "--stream", "s.jsonl", "--lm", "lm"]) == 2
+    assert f"was fine-tuned with the word '{step.word}'" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"s.jsonl", "lm"}
