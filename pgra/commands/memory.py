@@ -38,6 +38,7 @@ commands:
   import     append the events of a jsonl file, all or none
   salvage    read what is left of a damaged memory into a new one
   gate       how often a look-up finds right and wrong feedback, on questions of known type
+  finetune   teach a small LM to do what clarifications ask for
   stream     the paper's experiment: a simulated user, with and without a memory
   chat       ask an LM, see what it understood and which memory it used, correct it, ask again
   web        the same as a page in your browser
@@ -240,6 +241,7 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "import": _import,
     "salvage": _salvage,
     "gate": _command("gate"),
+    "finetune": _command("finetune"),
     "stream": _command("stream"),
     "chat": _command("chat"),
     "web": _command("web"),

@@ -15,6 +15,7 @@ from pgra.icl.opening import CompleterArguments, open_kept_completer
 from pgra.memory.families import Family, load_family
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
+from pgra.memory.seen import check_unseen, read_seen
 from pgra.memory.steps import Step, make_stream, read_stream, read_words
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: read_questions(args, family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
+    _refuse_seen(lm, streams, family)
     quiet_libraries()
     if args.prefix == "kate":
         few_shot = _choose_examples(args, lookup, few_shot, streams.values())
@@ -184,6 +186,15 @@ def _choose_examples(
     )
     questions = [step.question for steps in streams for step in steps]
     return choose_examples(few_shot, pool, questions, likeness, count=count, root=root)
+
+
+def _refuse_seen(lm: CompleterArguments, streams: dict[int, list[Step]], family: Family) -> None:
+    """Refuse to measure an LM on what `pgra memory finetune` taught it."""
+    seen = None if lm.is_remote else read_seen(lm.lm)
+    if seen is None:
+        return
+    for steps in streams.values():
+        check_unseen(seen, steps, family)
 
 
 def read_questions(args: StreamArguments, family: Family, seed: int) -> list[Step]:

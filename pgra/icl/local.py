@@ -115,8 +115,10 @@ class LocalCompleter:
             raise ValueError(f"max_new_tokens is {max_new_tokens}, stop is {stop!r}")
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
-        with packed_for(self.lm.model, sum(map(len, ids))):
-            if self._reader.reader.fault is None:
+        is_sound = self._reader.reader.fault is None
+        unread = self._reader.count_unread(ids) if is_sound else sum(map(len, ids))
+        with packed_for(self.lm.model, unread):
+            if is_sound:
                 written = GreedyDecoder(self._reader).write(
                     ids,
                     max_new_tokens=max_new_tokens,

@@ -18,6 +18,7 @@ from pgra.memory.situations import judge_situation
 from pgra.memory.steps import Step, is_answered
 from pgra.memory.systems import Asked, System
 
+_LEAST_AHEAD = 2  # where a correction changes every prompt
 Draws = npt.NDArray[np.float64]
 
 
@@ -111,18 +112,21 @@ class Simulation:
             DataError: If a question does not fit the LM's window.
         """
         draws = np.random.default_rng(self.seed).random(len(steps))
-        size = self.num_ahead if system.keeps_prompts else 1
+        least = self.num_ahead if system.keeps_prompts else min(_LEAST_AHEAD, self.num_ahead)
+        size = least
         answers: dict[str, Completion] = {}
         for place, step in enumerate(steps):
             asked = system.ask(step)
             if asked.prompt not in answers:
                 ahead = [system.ask(later).prompt for later in steps[place + 1 : place + size]]
+                size = min(2 * size, self.num_ahead)  # unless a correction comes before
                 answers = self._answer([asked.prompt, *ahead], answers)
             taken = self._judge(
                 step, asked, answers[asked.prompt], number=place + 1, draw=draws[place]
             )
             if taken.clarified:
                 system.learn(step)
+                size = least
             yield taken
             if advance is not None:
                 advance(1)

@@ -18,7 +18,7 @@ from pgra.errors import ModelError
 from pgra.models.batching import token_budget_batches
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
-from pgra.models.prefix_groups import group_by_prefix
+from pgra.models.prefix_groups import LEAST_SHARED, group_by_prefix
 from pgra.models.reading import KeptPrompts, PromptReader, join
 
 logger = logging.getLogger(__name__)
@@ -113,15 +113,37 @@ class BatchReader:
         parts = (batch.rows[:half], batch.rows[half:])
         return [kept for rows in parts for kept in self.read(prompts, Batch(rows, batch.shared))]
 
+    def count_unread(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Count the tokens that reading these prompts now would take."""
+        batches = self.batches(prompts)
+        own = sum(len(prompts[row]) - len(batch.shared) for batch in batches for row in batch.rows)
+        shared = {batch.shared for batch in batches if batch.shared}
+        return own + sum(len(one) - self._count_known(one) for one in shared)
+
     def _read_shared(self, shared: tuple[int, ...]) -> KeptPrompts | None:
         if not shared:
             return None
         if self._behind is None or self._shared != shared:
+            known = self._count_known(shared)
+            begun = self._behind.cut(known) if self._behind is not None and known else None
             self._behind = None  # gone before the next is read
-            self._behind = self.reader.read([shared])
+            is_known = begun is not None and known == len(shared)
+            self._behind = begun if is_known else self.reader.read([shared], behind=begun)
             self._shared = shared
-            self.num_tokens += len(shared)
+            self.num_tokens += len(shared) - known
         return self._behind
+
+    def _count_known(self, shared: Sequence[int]) -> int:
+        """Count the tokens at its start that the last shared beginning started with too.
+
+        A prompt that grows from call to call is so read once.
+        """
+        if self._behind is None:
+            return 0
+        pairs = zip(self._shared, shared, strict=False)
+        most = min(len(self._shared), len(shared))
+        joint = next((i for i, (one, other) in enumerate(pairs) if one != other), most)
+        return joint if joint >= LEAST_SHARED else 0
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ class KeptPrompts:
         sizes = (part[0, :, :1].nbytes for layer in self.layers for part in layer)
         return max(1, sum(sizes))
 
+    def cut(self, length: int) -> "KeptPrompts":
+        """Give the one prompt's first tokens, to read others behind; its logits say nothing."""
+        layers = [(keys[:, :, :length], values[:, :, :length]) for keys, values in self.layers]
+        return KeptPrompts(layers, torch.tensor([length]), self.logits)
+
     def take(self, places: Sequence[int]) -> "KeptPrompts":
         """Give some of the prompts, in this order, some perhaps more than once."""
         if list(places) == list(range(len(self))):

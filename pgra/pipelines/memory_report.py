@@ -7,11 +7,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pgra.evaluation.statistics import Spread, mean_sd_interval
 from pgra.io import write_aside, write_text
 from pgra.memory.families import Family
 from pgra.memory.gate import GateReport
 from pgra.memory.measures import correlate, running_accuracy
-from pgra.pipelines.memory_stream import StreamResult
+from pgra.pipelines.memory_compare import compare_systems
+from pgra.pipelines.memory_stream import StreamResult, Variant
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,13 @@ def render_report(
         lines.append(_row(f"{_TITLES[system]}, paper (GPT-3)", *cells))
     if family.situations is not None:
         lines += ["", *_correlation_lines(groups)]
-    lines += ["", *_lookup_lines(groups), *_gate_lines(gate), *_collision_lines(results)]
+    lines += [
+        "",
+        *_claim_lines(results),
+        *_lookup_lines(groups),
+        *_gate_lines(gate),
+        *_collision_lines(results),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -76,18 +84,30 @@ def _by_variant(results: Sequence[StreamResult]) -> list[list[StreamResult]]:
 
 
 def _title(group: Sequence[StreamResult]) -> str:
-    variant = group[0].variant
-    told = "" if variant.system == "no-mem" else f", p = {variant.probability:g}"
     seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
-    return f"{_TITLES[variant.system]}{told}{seeds}"
+    return f"{_name(group[0].variant)}{seeds}"
+
+
+def _name(variant: Variant) -> str:
+    told = "" if variant.system == "no-mem" else f", p = {variant.probability:g}"
+    return f"{_TITLES[variant.system]}{told}"
 
 
 def _cells(group: Sequence[StreamResult], kinds: Sequence[str]) -> list[str]:
     by_type = [_mean(group, "understood_by_type", kind) for kind in kinds]
     names = ("understood", "understood_area", "understood_last_100", "answered")
     tokens = fmean(float(str(one.metrics["prompt_tokens"])) for one in group)
-    numbers = [*by_type, *(_mean(group, name) for name in names)]
-    return [*map(_number, numbers), f"{tokens:,.0f}"]
+    return [
+        *map(_number, by_type),
+        *(_with_sd(group, name) for name in names),
+        f"{tokens:,.0f}",
+    ]
+
+
+def _with_sd(group: Sequence[StreamResult], name: str) -> str:
+    """Write a measure's mean, and behind that of several seeds their standard deviation."""
+    spread = mean_sd_interval([float(str(one.metrics[name])) for one in group])
+    return _number(spread.mean) + ("" if spread.sd is None else f" ± {_number(spread.sd)}")
 
 
 def _mean(group: Sequence[StreamResult], *names: str) -> float | None:
@@ -98,6 +118,28 @@ def _mean(group: Sequence[StreamResult], *names: str) -> float | None:
             value = None if value is None else value.get(name)
         values += [] if value is None else [float(value)]
     return fmean(values) if values else None
+
+
+def _claim_lines(results: Sequence[StreamResult]) -> list[str]:
+    rows = [
+        _row(
+            f"{_name(one.better)} - {_name(one.worse)}",
+            _gap(one.final),
+            _gap(one.area),
+            f"{one.p_value:.2g}",
+            f"{one.cost:.2f}",
+        )
+        for one in compare_systems(results)
+    ]
+    if not rows:
+        return []
+    head = _row("understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio")
+    return [head, "|:--|" + "--:|" * 4, *rows, ""]
+
+
+def _gap(spread: Spread) -> str:
+    """Write a gap; behind several seeds' mean their standard deviation."""
+    return f"{spread.mean:+.3f}" + ("" if spread.sd is None else f" ± {spread.sd:.3f}")
 
 
 def _lookup_lines(groups: Sequence[Sequence[StreamResult]]) -> list[str]:

@@ -100,6 +100,27 @@ def test_shared_beginnings_are_read_once(lm_dirs):
     assert local.num_tokens - before == sum(local.count_tokens(PROMPTS[5:]))
 
 
+def test_a_prompt_that_grows_is_read_once_and_answered_as_alone(lm_dirs):
+    local, alone = completer(lm_dirs["opt"]), completer(lm_dirs["opt"])
+    grown = SHARED
+    for more in ("", "A: red\n\n", "A: blue\n\n"):
+        grown += more
+        prompts = [grown + end for end in ("Q: one", "Q: two three")]
+        before, unread = local.num_tokens, local._reader.count_unread(local._tokenize(prompts))
+        told = local.complete(prompts, max_new_tokens=3, stop="\n\n\n")
+        assert local.num_tokens - before == unread
+        assert [c.text for c in told] == [
+            alone.complete([p], max_new_tokens=3, stop="\n\n\n")[0].text for p in prompts
+        ]
+        if more:
+            assert unread < alone.count_tokens([SHARED])[0]
+    cut = [SHARED[: len(SHARED) // 2] + end for end in ("X", "Y")]  # the control: less in common
+    told = local.complete(cut, max_new_tokens=3, stop="\n\n\n")
+    assert [c.text for c in told] == [
+        alone.complete([p], max_new_tokens=3, stop="\n\n\n")[0].text for p in cut
+    ]
+
+
 def test_what_is_kept_bounds_a_batch_however_short_its_own_tokens(lm_dirs):
     whole = completer(lm_dirs["opt"])
     ids = whole._tokenize(PROMPTS[:5])

@@ -1,0 +1,353 @@
+"""What a small LM is taught so that it can be corrected, and that none of it is measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from pgra.checks import config_root
+from pgra.cli import main
+from pgra.commands.memory_finetune import FinetuneArguments, read_courses
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
+from pgra.memory.families import family_names, load_family
+from pgra.memory.finetuning import FinetuneSettings, collate, freeze_layers
+from pgra.memory.keys import MAX_DISTANCE, find_collisions, normalize_key
+from pgra.memory.lesson_packs import IGNORED, Packer
+from pgra.memory.lessons import (
+    Lesson,
+    draw_lessons,
+    leave_out,
+    lesson_names,
+    load_lessons,
+    measured_forms,
+    nearest_form,
+    word_of,
+)
+from pgra.memory.prompter import Shown, load_few_shot
+from pgra.memory.seen import SEEN_FILE, Seen, check_unseen, read_seen
+from pgra.memory.steps import make_stream, read_words
+from pgra.models.loading import find_model, load_tokenizer
+from pgra.pipelines.memory_training import Course, train_lm
+
+LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
+
+
+def draw(lessons, count=400, *, seed=0, words=None):
+    next_lesson = draw_lessons(lessons, lessons.words if words is None else words, seed=seed)
+    return [next_lesson() for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", lesson_names())
+def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(name):
+    measured = [
+        normalize_key(way.question) for one in family_names() for way in load_family(one).phrasings
+    ]
+    forms = {lesson.form for lesson in draw(load_lessons(name))}
+    assert len(forms) > 100  # made-up ones are always others
+    assert not {form for form in forms if nearest_form(form, measured)}
+    assert nearest_form(measured[0] + "x", measured) == measured[0]  # the control
+    keys = [*forms, *measured_forms()]
+    near = find_collisions(keys, keys)
+    assert all(
+        (pair.first < len(forms)) == (pair.second < len(forms))
+        for pair in near
+        if pair.distance <= MAX_DISTANCE
+    )
+
+
+@pytest.mark.parametrize("lessons", [LEXICAL, SCRAMBLE], ids=["lexical", "scramble"])
+def test_answers_show_the_type_that_the_clarification_names(lessons):
+    family = lessons.family
+    drawn = [lesson.shown for lesson in draw(lessons)]
+    for shown in drawn:
+        (kind,) = [kind for kind in family.answers if family.is_understood(kind, shown.answer)]
+        named = [k for k, meant in lessons.meant.items() if meant in shown.feedback]
+        assert named == ([kind] if shown.feedback else [])
+    clarified = sum(bool(shown.feedback) for shown in drawn) / len(drawn)
+    assert 0.5 < clarified < 0.8
+
+
+def test_a_question_that_says_nothing_means_every_type_and_the_clarification_decides():
+    kinds = {}
+    for shown in (lesson.shown for lesson in draw(LEXICAL, 2000)):
+        if "tell me about <" in shown.question:
+            kinds.setdefault(shown.answer.split()[1], 0)
+    assert {"synonym", "antonym", "homonym", "definition"} <= set(kinds)
+
+
+def test_the_seed_decides_what_is_drawn():
+    assert draw(LEXICAL, 20) == draw(LEXICAL, 20)
+    assert draw(LEXICAL, 20) != draw(LEXICAL, 20, seed=1)
+
+
+def lessons_file(folder, **changes):
+    values = yaml.safe_load((config_root() / "memory_training" / "lexical.yaml").read_text())
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({**values, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vague": ["What is akin to < {word} > ?"]}, "edit distance of 5 of 'what is akin to'"),
+        ({"vague": ["< {word} > jaisa kya haai ?"]}, "of 'jaisa kya hai', which is measured"),
+        ({"vague": ["what of {word}"]}, "'what of {word}' lacks"),
+        ({"feedback": ["no"]}, "'no' lacks"),
+        ({"meant": {"syn": "a synonym"}}, "meant must name the types syn, ant"),
+        ({"more": 1}, "must have family, feedback, meant, questions, vague, words, and no more"),
+    ],
+)
+def test_lessons_that_are_measured_or_not_whole_are_refused(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        load_lessons(lessons_file(tmp_path, **changes))
+    assert load_lessons(lessons_file(tmp_path)).meant == LEXICAL.meant  # the control
+    with pytest.raises(ConfigError, match="unknown lessons 'lexcal'"):
+        load_lessons("lexcal")
+
+
+def test_words_of_measured_streams_are_left_out(tmp_path):
+    steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=20, seed=0)
+    stream = tmp_path / "stream.jsonl"
+    rows = [
+        {
+            "type": one.kind,
+            "word": one.word.upper(),  # letters of any case
+            "question": one.question,
+            "feedback": one.feedback,
+            "expected_answer": one.expected[0],
+        }
+        for one in steps
+    ]
+    stream.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = {word_of(step, LEXICAL.family) for step in steps}
+    (course,) = read_courses(FinetuneArguments(held_out=[str(stream)]))
+    seen = {lesson.word for lesson in draw(course.lessons, words=course.words)}
+    assert seen.isdisjoint(held_out)
+    assert not {lesson.word for lesson in draw(LEXICAL)}.isdisjoint(held_out)  # the control
+    check_unseen(Seen(seen, set()), steps, LEXICAL.family)
+    with pytest.raises(DataError, match="type '.*' is none of the family 'scramble'"):
+        read_courses(FinetuneArguments(lessons=["scramble"], held_out=[str(stream)]))
+    everything = {word for own in LEXICAL.words.values() for word in own}
+    with pytest.raises(DataError, match="no word of type 'syn' is left to learn with"):
+        leave_out(LEXICAL.words, everything)
+
+
+def test_a_scrambled_word_is_held_out_by_what_it_was():
+    steps = make_stream(SCRAMBLE.family, SCRAMBLE.words, num_steps=30, seed=0)
+    assert {word_of(step, SCRAMBLE.family) for step in steps} <= set(SCRAMBLE.words[""])
+    assert not any(step.word in SCRAMBLE.words[""] for step in steps)
+
+
+def test_word_lists_go_to_the_lessons_they_suit(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("stonework\nab\n")
+    (course,) = read_courses(FinetuneArguments(lessons=["scramble"], words=[str(words)]))
+    assert set(course.words[""]) == {*SCRAMBLE.words[""], "stonework"}
+    with pytest.raises(ConfigError, match="words.txt, which suits none of the lessons lexical"):
+        read_courses(FinetuneArguments(words=[str(words)]))
+    assert read_words(words, SCRAMBLE.family) == {"": {"stonework": ["stonework"]}}
+
+
+def test_a_stream_of_learned_words_or_questions_is_refused(tmp_path):
+    steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=5, seed=0)
+    check_unseen(Seen({"abacus"}, {"what of"}), steps, LEXICAL.family)  # the control
+    with pytest.raises(DataError, match=f"fine-tuned with the word '{steps[2].word}'"):
+        check_unseen(Seen({steps[2].word}, ()), steps, LEXICAL.family)
+    form = normalize_key(steps[0].question)
+    with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
+        check_unseen(Seen((), {form}), steps, LEXICAL.family)
+    assert read_seen("bundled:smollm2-135m") is None
+    Seen({"a"}, {"b"}).write(tmp_path)
+    assert read_seen(str(tmp_path)) == Seen(frozenset("a"), frozenset("b"))
+    (tmp_path / SEEN_FILE).write_text("{}")
+    with pytest.raises(ArtifactError, match="is damaged .*: run pgra memory finetune again"):
+        read_seen(str(tmp_path))
+
+
+FEW_SHOT = load_few_shot("lexical")
+
+
+@pytest.fixture(scope="module")
+def lm(lm_dirs):
+    return str(lm_dirs["llama"])
+
+
+def packer(lm, *, tokens=300, seed=0):
+    tokenizer = load_tokenizer(find_model(lm))
+    return tokenizer, Packer(tokenizer, FEW_SHOT, pack_tokens=tokens, seed=seed)
+
+
+def test_answers_alone_are_learned_and_the_text_is_the_prompters(lm):
+    tokenizer, packs = packer(lm, tokens=2000)
+    lessons = draw(LEXICAL, 50)
+    left = iter(lessons)
+    pack = packs.pack(lambda: next(left))
+    shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
+    assert tokenizer.decode(pack.input_ids) == "".join(FEW_SHOT.show(one.shown) for one in shown)
+    learned = tokenizer.decode([token for token in pack.labels if token != IGNORED])
+    assert learned == "".join(f"{one.shown.answer} END" for one in shown)
+    assert all(
+        label in (IGNORED, token) for token, label in zip(pack.input_ids, pack.labels, strict=True)
+    )
+
+
+def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # Joins line breaks only where nothing follows them, as GPT-2's rules do.
+    vocab = {token: place for place, token in enumerate(["?", "ĊĊ", "Ċ", "###", "x", "Ġx"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")], unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    lesson = Lesson(Shown("x", "x"), "x", "x")
+    alone = tokenizer(FEW_SHOT.write("x", num_own=0)).input_ids
+    whole = tokenizer(FEW_SHOT.show(lesson.shown)).input_ids
+    assert whole[: len(alone)] != alone
+    found = set()
+    for seed in range(8):
+        packs = Packer(tokenizer, FEW_SHOT, pack_tokens=len(whole) + 2, seed=seed, lead_ids=[9])
+        ids = packs.pack(lambda: lesson).input_ids
+        assert ids.pop(0) == 9
+        found.add("cut" if ids[: len(alone)] == alone else "whole" if ids == whole else "other")
+    assert found == {"cut", "whole"}
+
+
+def test_a_sequence_is_never_longer_than_asked_and_a_lesson_never_cut(lm):
+    _, packs = packer(lm, tokens=250)
+    drawn = draw_lessons(LEXICAL, LEXICAL.words, seed=0)
+    sizes = [len(packs.pack(drawn).input_ids) for _ in range(10)]
+    assert max(sizes) <= 250
+    assert min(sizes) > 100
+    with pytest.raises(ConfigError, match="pack_tokens is 9, and a lesson has .* tokens: raise it"):
+        packer(lm, tokens=9)[1].pack(drawn)
+
+
+def test_what_fills_a_shorter_sequence_is_not_learned():
+    rows = [{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}]
+    both = collate([*rows, {"input_ids": [8], "labels": [8]}])
+    assert both["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert both["labels"].tolist() == [[IGNORED, 6, 7], [8, IGNORED, IGNORED]]
+
+
+SETTINGS = FinetuneSettings(
+    max_steps=4,
+    packs_per_step=2,
+    learning_rate=1e-2,
+    frozen_layers=1,
+    bf16=False,
+    save_steps=2,
+    seed=0,
+    device="cpu",
+)
+COURSES = [Course(LEXICAL, LEXICAL.words), Course(SCRAMBLE, SCRAMBLE.words)]
+
+
+def train(lm, folder, **changes):
+    return train_lm(
+        lm, COURSES, pack_tokens=300, settings=replace(SETTINGS, **changes), folder=folder
+    )
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path, monkeypatch):
+    import torch
+
+    from pgra.memory import finetuning
+
+    whole = train(lm, tmp_path / "whole")
+    end = finetuning._Bar.on_step_end
+
+    def die(self, args, state, control, **more):
+        end(self, args, state, control, **more)
+        if state.global_step == 3:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning._Bar, "on_step_end", die)
+        with pytest.raises(Killed):
+            train(lm, tmp_path / "stopped")
+    assert not (tmp_path / "stopped" / "lm").exists()
+    again = train(lm, tmp_path / "stopped")
+    ours, others = weights(whole.folder), weights(again.folder)
+    assert all(torch.equal(ours[name], others[name]) for name in ours)
+    assert read_seen(str(whole.folder)) == read_seen(str(again.folder))
+    assert (again.num_words, again.num_questions) == (whole.num_words, whole.num_questions)
+    assert [p.name for p in sorted((tmp_path / "stopped").iterdir())] == [".lock", "lm", "run.json"]
+    start = weights(find_folder(lm))
+    frozen = {name for name in start if torch.equal(start[name], ours[name])}
+    assert any(".layers.0." in name for name in frozen)
+    assert not any(".layers.1.mlp" in name for name in frozen)
+    assert train(lm, tmp_path / "whole").folder == whole.folder  # done: nothing is trained
+    with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
+        train(lm, tmp_path / "whole", max_steps=5)
+
+
+def find_folder(lm):
+    from pathlib import Path
+
+    return Path(lm)
+
+
+def test_first_layers_and_embeddings_are_frozen(lm):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(lm)
+    freeze_layers(model, 0)
+    assert all(part.requires_grad for part in model.parameters())
+    freeze_layers(model, 1)
+    moving = {name for name, part in model.named_parameters() if part.requires_grad}
+    assert all(".layers.1." in name or name == "model.norm.weight" for name in moving)
+    assert any(".layers.1." in name for name in moving)
+    model.config.num_hidden_layers = 7
+    with pytest.raises(ModelError, match="do not stand in one list: leave --frozen_layers out"):
+        freeze_layers(model, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--lessons", "lexcal"), "unknown lessons 'lexcal'"),
+        (("--words", "none.jsonl"), "none.jsonl does not exist"),
+        (("--held_out", "none.jsonl"), "none.jsonl does not exist"),
+        (("--max_steps", "0"), "max_steps is 0"),
+        (("--learning_rate", "2"), "learning_rate is 2: between 0 and 1"),
+        (("--device", "tpu"), "device is 'tpu': auto or cpu"),
+        (("--frozen_layers", "2"), "frozen_layers is 2, and '"),
+        (("--pack_tokens", "9"), "pack_tokens is 9, and a lesson has"),
+        (("--pack_tokens", "99999"), "pack_tokens is 99999, and '"),
+        (("--lm", "no/such"), "no/such"),
+    ],
+)
+def test_a_users_error_is_one_line_and_leaves_nothing(
+    lm, tmp_path, monkeypatch, capsys, flags, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["memory", "finetune", "--lm", lm, *flags]) == 2
+    assert message in capsys.readouterr().err.strip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_is_not_asked_of_an_lm_that_learned_with_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    step = make_stream(LEXICAL.family, LEXICAL.words, num_steps=1, seed=0)[0]
+    told = {"type": step.kind, "word": step.word, "question": step.question}
+    told |= {"feedback": step.feedback, "expected_answer": step.expected[0]}
+    (tmp_path / "s.jsonl").write_text(json.dumps(told) + "\n")
+    (tmp_path / "lm").mkdir()
+    Seen({step.word}, ()).write(tmp_path / "lm")
+    assert main(["memory", "stream", "--stream", "s.jsonl", "--lm", "lm"]) == 2
+    assert f"was fine-tuned with the word '{step.word}'" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"s.jsonl", "lm"}
