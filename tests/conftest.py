@@ -4,9 +4,11 @@ What imports torch or transformers does so when it is called: under xdist the pr
 the tests loads this file too, before the others start, and needs none of it.
 """
 
+import functools
 import gc
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +59,33 @@ def quick_collections():
     They look at every object of torch and transformers, which takes longer than a tiny training.
     """
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_loading():
+    """Draw no random weights on the device without memory, where models are made to be loaded.
+
+    There they are no numbers at all, and not drawing them takes a fourth off loading a tiny model.
+    """
+    if "torch" not in sys.modules:  # no test of this session has models
+        yield
+        return
+    from torch.nn import init
+
+    drawn = {name: getattr(init, name) for name in ("normal_", "uniform_", "kaiming_uniform_")}
+
+    def only_with_memory(draw):
+        @functools.wraps(draw)
+        def fill(tensor, *args, **kwargs):
+            return tensor if tensor.is_meta else draw(tensor, *args, **kwargs)
+
+        return fill
+
+    for name, draw in drawn.items():
+        setattr(init, name, only_with_memory(draw))
+    yield
+    for name, draw in drawn.items():
+        setattr(init, name, draw)
 
 
 @pytest.fixture
