@@ -15,9 +15,6 @@ from pathlib import Path
 # Tiny models gain nothing from threads, and sums differ in their last digits with the number of
 # threads: subprocesses and fixtures must have as many as the tests.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Tests limit the size of files and kill processes: a subprocess that compiled a module just then
-# would leave half a .pyc in the environment, and break all that follow.
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 import numpy as np
 import pytest
@@ -32,6 +29,10 @@ from pgra.config import (
     RuntimeArguments,
 )
 from pgra.types import Example
+
+# Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
+# turns the collector on again.
+gc.disable()
 
 SENTENCES = [
     "The film is a warm and funny portrait of a family by the sea.",
@@ -59,6 +60,18 @@ def quick_collections():
     They look at every object of torch and transformers, which takes longer than a tiny training.
     """
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whole_bytecode():
+    """Write no .pyc from here on; those of the tests' own modules may be kept for the next time.
+
+    Tests limit the size of files and kill processes: what compiled a module just then would leave
+    half a .pyc in the environment, and break all that follow.
+    """
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
 
 
 @pytest.fixture(scope="session", autouse=True)
