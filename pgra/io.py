@@ -8,6 +8,7 @@ which fields it asks for; the first that differs is named in the error.
 import contextlib
 import datetime
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -173,6 +174,11 @@ def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
 
 def package_versions() -> dict[str, str]:
     """Give the versions of Python and of the packages that results depend on."""
+    return dict(_installed_versions())
+
+
+@functools.cache  # reading the packages' metadata takes longer than writing a small artefact
+def _installed_versions() -> Mapping[str, str]:
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -4,18 +4,17 @@ What imports torch or transformers does so when it is called: under xdist the pr
 the tests loads this file too, before the others start, and needs none of it.
 """
 
+import functools
 import gc
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 # Tiny models gain nothing from threads, and sums differ in their last digits with the number of
 # threads: subprocesses and fixtures must have as many as the tests.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Tests limit the size of files and kill processes: a subprocess that compiled a module just then
-# would leave half a .pyc in the environment, and break all that follow.
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 import numpy as np
 import pytest
@@ -30,6 +29,10 @@ from pgra.config import (
     RuntimeArguments,
 )
 from pgra.types import Example
+
+# Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
+# turns the collector on again.
+gc.disable()
 
 SENTENCES = [
     "The film is a warm and funny portrait of a family by the sea.",
@@ -57,6 +60,45 @@ def quick_collections():
     They look at every object of torch and transformers, which takes longer than a tiny training.
     """
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def whole_bytecode():
+    """Write no .pyc from here on; those of the tests' own modules may be kept for the next time.
+
+    Tests limit the size of files and kill processes: what compiled a module just then would leave
+    half a .pyc in the environment, and break all that follow.
+    """
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_loading():
+    """Draw no random weights on the device without memory, where models are made to be loaded.
+
+    There they are no numbers at all, and not drawing them takes a fourth off loading a tiny model.
+    """
+    if "torch" not in sys.modules:  # no test of this session has models
+        yield
+        return
+    from torch.nn import init
+
+    drawn = {name: getattr(init, name) for name in ("normal_", "uniform_", "kaiming_uniform_")}
+
+    def only_with_memory(draw):
+        @functools.wraps(draw)
+        def fill(tensor, *args, **kwargs):
+            return tensor if tensor.is_meta else draw(tensor, *args, **kwargs)
+
+        return fill
+
+    for name, draw in drawn.items():
+        setattr(init, name, only_with_memory(draw))
+    yield
+    for name, draw in drawn.items():
+        setattr(init, name, draw)
 
 
 @pytest.fixture

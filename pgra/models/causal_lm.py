@@ -98,7 +98,7 @@ class CausalLM:
             raise ModelError(
                 f"'{name}' is a {config.model_type}, not a causal LM: give a GPT, OPT, Llama, ..."
             )
-        tokenizer = load_tokenizer(source)
+        tokenizer = load_tokenizer(source, config)
         return cls(source, config, tokenizer, place, kind, quantization, device_map, with_head)
 
     @cached_property

@@ -120,7 +120,7 @@ class Encoder:
         pooling = resolve_pooling(source) if pooling == "auto" else pooling
         kind = choose_dtype(dtype, place)
         model = _load_model(source, pooling, kind).to(place).eval()
-        tokenizer = load_tokenizer(source)
+        tokenizer = load_tokenizer(source, model.config)
         if tokenizer.pad_token_id is None:
             raise ModelError(f"'{name}' has no padding token: it is no text encoder")
         length = max_tokens or own_length(sentence, model, tokenizer)

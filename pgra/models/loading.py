@@ -161,8 +161,12 @@ def load_config(source: ModelSource) -> Any:
     return _load(AutoConfig.from_pretrained, source)
 
 
-def load_tokenizer(source: ModelSource) -> Any:
+def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
     """Load a model's tokenizer.
+
+    Args:
+        source: The model.
+        config: Its configuration, where it was read already; None: it is read once more.
 
     Raises:
         ModelError: If it has none that works.
@@ -170,7 +174,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **source.kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(source.path, config=config, **source.kwargs)
     except hub_errors(ValueError, KeyError, TypeError, AttributeError) as error:
         reason = hub_reason(error)
         raise ModelError(f"cannot load the tokenizer of '{source.name}': {reason}") from error

@@ -108,7 +108,7 @@ def test_new_texts_get_what_the_test_set_got(bench, run):
 
 
 def test_new_texts_are_scored_by_the_similarity_that_the_run_fitted(bench):
-    changes = {"similarity": "whitened_cosine", "max_steps": 1}
+    changes = {"similarity": "whitened_cosine", "max_steps": 1, "max_dev_samples": 8}
     fitted = trained(bench, "fitted", **changes)
     row = bench.predictions("fitted")[3]
     (answer,) = answers(fitted, row["text"])  # alone, and without the training data
@@ -225,7 +225,7 @@ def test_a_plain_t5_searches_nothing(bench, plain, tmp_path):
     ],
 )
 def test_every_method_answers_with_its_own_stages(bench, name, flags):
-    run = trained(bench, name, **flags)
+    run = trained(bench, name, max_dev_samples=8, **flags)
     row = bench.predictions(name)[0]
     (found,) = answers(run, row["text"])
     for ours, theirs in zip(found["evidence"], row["evidence"], strict=True):
@@ -317,14 +317,15 @@ def test_a_run_that_was_killed_before_its_end_goes_on_and_then_answers(bench, pl
 
 
 def test_a_finished_run_says_how_to_add_attention(bench, run):
-    trained(bench, "without")
+    trained(bench, "without", max_dev_samples=8)
     assert "attention" not in bench.predictions("without")[0]["evidence"][0]
-    called = bench.train("without", evidence_attention=True)
+    called = bench.train("without", max_dev_samples=8, evidence_attention=True)
     assert called.code == 0, called.err
     assert "pgra evaluate --run" in called.err
     assert bench.evaluate("without", "--evidence_attention").code == 0
     assert "attention" in bench.predictions("without")[0]["evidence"][0]
-    assert "adds it" not in bench.train("without", evidence_attention=True).err
+    again = bench.train("without", max_dev_samples=8, evidence_attention=True)
+    assert "adds it" not in again.err
 
 
 def test_predict_is_a_command(run, capsys):
@@ -333,7 +334,8 @@ def test_predict_is_a_command(run, capsys):
 
 
 def test_a_run_with_exemplars_by_nearest_neighbor_finds_those_of_a_new_text(bench):
-    run = trained(bench, "nearest", exemplars="knn")
+    few = {"max_train_samples": 16, "max_dev_samples": 6, "max_test_samples": 4}
+    run = trained(bench, "nearest", exemplars="knn", **few)
     assert read_json(run / "reader" / "pgra.json")["prompt"]["prefix"] == ""
     assert "Follow the demonstrations" in (run / "prompt.txt").read_text()
     (warm, dull) = answers(run, *TEXTS)

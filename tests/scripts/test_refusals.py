@@ -38,8 +38,7 @@ def test_an_encoder_as_lm_is_refused_before_anything_is_encoded(bench):
     assert not (bench.artifacts / "indexes").exists()
 
 
-@pytest.mark.parametrize("what", ["corpus", "train", "task"])
-def test_a_run_is_not_measured_on_inputs_that_changed_since(bench, what):
+def test_a_run_is_not_measured_on_inputs_that_changed_since(bench):
     task = bench.root / "mine.yaml"
     text = (
         "labels: [negative, positive]\nprompt: 'Good?\\n{text}'\nreader_template: '{text} It was'\n"
@@ -48,15 +47,18 @@ def test_a_run_is_not_measured_on_inputs_that_changed_since(bench, what):
     assert bench.train("x", task=task).code == 0
     before = {p.name: p.read_bytes() for p in bench.run("x").iterdir() if p.is_file()}
     assert bench.evaluate("x").code == 0
-    if what == "corpus":
-        bench.corpus.write_text(bench.corpus.read_text() + "One more sentence stands here now.\n")
-    elif what == "train":
-        lines = bench.train_file.read_text().splitlines(keepends=True)
-        bench.train_file.write_text("".join(reversed(lines)))
-    else:
-        task.write_text(task.read_text().replace("Good?", "Is it good?"))
-    error = bench.evaluate("x").error
-    name = {"corpus": "corpus", "train": "dev|train|reranker", "task": "reranker"}[what]
-    assert re.search(f"was made with ({name}) .* changed since", error), error
-    after = {p.name: p.read_bytes() for p in bench.run("x").iterdir() if p.is_file()}
-    assert after["predictions.jsonl"] == before["predictions.jsonl"]
+    lines = bench.train_file.read_text().splitlines(keepends=True)
+    changes = {
+        "corpus": (bench.corpus, bench.corpus.read_text() + "One more sentence stands here now.\n"),
+        "dev|train|reranker": (bench.train_file, "".join(reversed(lines))),
+        "reranker": (task, task.read_text().replace("Good?", "Is it good?")),
+    }
+    for name, (path, changed) in changes.items():
+        kept = path.read_text()
+        path.write_text(changed)
+        error = bench.evaluate("x").error
+        assert re.search(f"was made with ({name}) .* changed since", error), error
+        after = {p.name: p.read_bytes() for p in bench.run("x").iterdir() if p.is_file()}
+        assert after["predictions.jsonl"] == before["predictions.jsonl"]
+        path.write_text(kept)
+    assert bench.evaluate("x").code == 0  # the control: as they were

@@ -85,31 +85,47 @@ def test_main_is_taken_where_it_has_safetensors_and_costs_one_request_when_cache
     assert requests == ["GET /api/models/some/opt/revision/main"]
 
 
-@pytest.mark.parametrize(
-    ("pulls", "files"),
-    [
-        ({}, CONVERTED),
-        ({1: {"author": BOT, "status": "closed"}}, CONVERTED),
-        ({1: {"author": "anyone", "status": "open"}}, CONVERTED),
-        ({1: {"author": BOT, "status": "open"}}, {**OLD, "README.md": b""}),
-        ({1: {"author": BOT, "status": "open"}}, {**OLD, "onnx/model.safetensors": b""}),
-    ],
-    ids=["none", "closed", "not the bot's", "without weights", "weights elsewhere"],
-)
-def test_no_safetensors_anywhere_names_the_ways_out(tmp_path, pulls, files):
-    told, _ = ask_commit(tmp_path, Repo({"main": OLD, "refs/pr/1": files}, pulls))
-    assert told.error.startswith("ModelError: model 'some/opt' has no safetensors, the only kind")
-    assert "some/opt@refs/pr/N" in told.error
-    assert "save_pretrained" in told.error
-    assert "\n" not in told.error
+def test_no_safetensors_anywhere_names_the_ways_out(tmp_path):
+    bots, closed = OPEN_REQUEST[1], {"author": BOT, "status": "closed"}
+    repos = {
+        "none": ({}, CONVERTED),
+        "closed": ({1: closed}, CONVERTED),
+        "not-the-bots": ({1: {**bots, "author": "anyone"}}, CONVERTED),
+        "without-weights": ({1: bots}, {**OLD, "README.md": b""}),
+        "weights-elsewhere": ({1: bots}, {**OLD, "onnx/model.safetensors": b""}),
+        "the-bots": ({1: bots}, CONVERTED),  # the control
+    }
+    hub = LoopbackHub(
+        {
+            f"models/some/{name}": Repo({"main": OLD, "refs/pr/1": files}, pulls)
+            for name, (pulls, files) in repos.items()
+        }
+    )
+    with hub.serve() as endpoint:
+        told = ask(tmp_path, endpoint, *(["commit", f"some/{name}"] for name in repos))
+    *refused, found = told.answers
+    assert found == commit_of(CONVERTED)
+    for name, answer in zip(repos, refused, strict=False):
+        error = answer["error"]
+        assert error.startswith(
+            f"ModelError: model 'some/{name}' has no safetensors, the only kind"
+        )
+        assert f"some/{name}@refs/pr/N" in error
+        assert "save_pretrained" in error
+        assert "\n" not in error
 
 
-@pytest.mark.parametrize("revision", ["refs/pr/7", "v1.0", commit_of(CONVERTED)])
-def test_a_revision_is_taken_as_it_is(tmp_path, revision):
-    name = "branch" if len(revision) == 40 else revision
-    repo = Repo({"main": {**CONVERTED, "README.md": b""}, name: CONVERTED})
-    told, _ = ask_commit(tmp_path, repo, f"some/opt@{revision}")
-    assert told.only == commit_of(CONVERTED)
+def test_a_revision_is_taken_as_it_is(tmp_path):
+    revisions = {
+        "refs/pr/7": CONVERTED,
+        "v1.0": {**CONVERTED, "a": b""},
+        "b": {**CONVERTED, "b": b""},
+    }
+    repo = Repo({"main": {**CONVERTED, "README.md": b""}, **revisions})
+    names = ["refs/pr/7", "v1.0", commit_of(revisions["b"])]
+    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
+        told = ask(tmp_path, endpoint, *(["commit", f"some/opt@{name}"] for name in names))
+    assert told.answers == [commit_of(files) for files in revisions.values()]
 
 
 def test_a_revision_without_safetensors_is_not_replaced_by_the_bots(tmp_path):

@@ -235,7 +235,8 @@ def test_a_factory_that_needs_more_passages_is_refused(corpus, encoder, tmp_path
 @pytest.mark.parametrize(("factory", "name"), [("IVF8,Flat", "nprobe"), ("HNSW8", "efSearch")])
 def test_an_approximate_index_finds_nearly_all(factory, name, encoder, tmp_path):
     corpus = make_corpus(tmp_path, TEXTS[:400])
-    counts = build(corpus, encoder, tmp_path / "i", factory=factory).manifest.counts
+    built = build(corpus, encoder, tmp_path / "i", factory=factory, shard_rows=150)
+    counts = built.manifest.counts
     assert set(counts["recall"]) == {"10", "150"}
     assert counts["recall"]["150"] >= 0.95
     assert set(counts["search"]) == {name}
@@ -254,7 +255,8 @@ def lossy(encoder, tmp_path_factory):
         if name != "first":  # what was encoded is there already
             shutil.copytree(root / "first", root / name)
             (root / name / "manifest.json").unlink()
-        counts = build(corpus, encoder, root / name, factory="PQ2x4", **kwargs).manifest.counts
+        kwargs = {"factory": "PQ2x4", "shard_rows": 150, **kwargs}
+        counts = build(corpus, encoder, root / name, **kwargs).manifest.counts
         return counts, (root / name / "index.faiss").read_bytes()
 
     return remake, remake("first")

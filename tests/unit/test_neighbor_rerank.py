@@ -1,7 +1,7 @@
 """The reranker with a prefix a query, against every whole prompt read alone by the LM."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -65,13 +65,20 @@ def run(reranker, queries=QUERIES, rows=ROWS):
     return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
 
 
-def states_by_hand(lm_dir, prompts):
-    lm, tokenizer = AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
+@cache
+def plain_lm(lm_dir):
+    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
+
+
+@cache
+def state_by_hand(lm_dir, prompt):
+    lm, tokenizer = plain_lm(lm_dir)
     with torch.no_grad():
-        return [
-            lm(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
-            for prompt in prompts
-        ]
+        return lm(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
+
+
+def states_by_hand(lm_dir, prompts):
+    return [state_by_hand(lm_dir, prompt) for prompt in prompts]
 
 
 def scores_by_hand(lm_dir, reranker, query, rows, *, cosine=False, prompt=None):

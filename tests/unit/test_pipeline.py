@@ -91,18 +91,18 @@ def test_a_second_look_reuses_what_is_there(args):
     assert not any(stored.reused for stored in cosine.evidence.values())
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args, similarity):
-    args = with_rerank(args, similarity=similarity)
-    staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
-    found = found_for(with_retriever(args, retriever="exhaustive"))
-    few = found_for(with_retriever(args, num_candidates=5))
-    for split in ("train", "dev", "test"):
-        ours, theirs = (f.evidence[split].candidates for f in (found, staged))
-        np.testing.assert_array_equal(ours.rows, theirs.rows)
-        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5)
-        control = few.evidence[split].candidates
-        assert (control.top(3).rows != ours.top(3).rows).any()
+def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
+    for similarity in SIMILARITIES:
+        args = with_rerank(args, similarity=similarity)
+        staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
+        found = found_for(with_retriever(args, retriever="exhaustive"))
+        few = found_for(with_retriever(args, num_candidates=5))
+        for split in ("train", "dev", "test"):
+            ours, theirs = (f.evidence[split].candidates for f in (found, staged))
+            np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
+            np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, err_msg=similarity)
+            control = few.evidence[split].candidates
+            assert (control.top(3).rows != ours.top(3).rows).any(), similarity
 
 
 def test_exhaustive_needs_no_first_stage_whatever_k_is(args, tmp_path):

@@ -1,5 +1,7 @@
 """The reranker against equations 1 to 3 of the paper, written down plainly."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -53,19 +55,28 @@ def candidates_of(rows):
 CANDIDATES = [[3, 0, 7, 11, 1], [2, 5, 0, 1, 10]]
 
 
+@cache
+def plain_lm(lm_dir):
+    return AutoModel.from_pretrained(lm_dir).eval(), AutoTokenizer.from_pretrained(lm_dir)
+
+
+@cache
+def state_by_hand(lm_dir, whole_prompt):
+    model, tokenizer = plain_lm(lm_dir)
+    ids = tokenizer(whole_prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        return model(input_ids=ids).last_hidden_state[0, -1]
+
+
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 def test_scores_are_those_of_the_papers_equations(lm_dir, corpus, tmp_path, similarity):
     ours, _, prompt = rerank(
         lm_dir, corpus, tmp_path, candidates_of(CANDIDATES), similarity=similarity
     )
-    tokenizer = AutoTokenizer.from_pretrained(lm_dir)
-    model = AutoModel.from_pretrained(lm_dir).eval()
 
     def state(text):
         body = f"Does the following sentence have a sentiment?\n{text}\nThe answer is"
-        ids = tokenizer(f"{prompt.prefix}\n\n{body}", return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            last = model(input_ids=ids).last_hidden_state[0, -1]
+        last = state_by_hand(lm_dir, f"{prompt.prefix}\n\n{body}")
         return last / last.norm() if similarity == "cosine" else last
 
     for line, query in enumerate(QUERIES):

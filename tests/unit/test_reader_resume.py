@@ -200,37 +200,42 @@ def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_killed_thrice_for_good(t5_dir, tmp_path, processes):
+def test_killed_thrice_for_good(t5_dir, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    size = {"per_device_train_batch_size": 2 // processes, "max_steps": 24}
-    done = script(t5_dir, whole, json.dumps(size), processes=processes)
-    assert done.returncode == 0, done.stderr[-2000:]
-    rank = processes - 1
+    train_long(t5_dir, whole, max_steps=24)
     # Of 45 batches; counted from where the run goes on.
-    for batch in random.Random(processes).sample(range(11, 16), 3):
-        told = {**size, "signal": int(signal.SIGKILL), "batch": batch, "rank": rank}
-        killed = script(t5_dir, broken, json.dumps(told), processes=processes)
-        assert killed.returncode != 0
+    for batch in random.Random(1).sample(range(11, 16), 3):
+        told = {"max_steps": 24, "signal": int(signal.SIGKILL), "batch": batch}
+        assert script(t5_dir, broken, json.dumps(told)).returncode == -signal.SIGKILL
         assert not (broken / "reader").exists()
-    done = script(t5_dir, broken, json.dumps(size), processes=processes)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert last_checkpoint(broken) is not None
+    train_long(t5_dir, broken, max_steps=24)
     assert run_files(broken) == run_files(whole)
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_stops_two_at_the_same_step(t5_dir, tmp_path):
+def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, tmp_path):
+    """What befalls one of them ends both, at the same step."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert script(t5_dir, whole, "{}", processes=2).returncode == 0
+    size = {"per_device_train_batch_size": 1, "max_steps": 24}
+
+    def both(folder, **told):
+        return script(t5_dir, folder, json.dumps({**size, **told}), processes=2)
+
+    done = both(whole)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for batch in random.Random(2).sample(range(11, 16), 2):
+        killed = both(broken, signal=int(signal.SIGKILL), batch=batch, rank=1)
+        assert killed.returncode != 0
+        assert not (broken / "reader").exists()
     for batch in (3, 9):
-        told = {"signal": int(signal.SIGTERM), "batch": batch, "rank": 1}
-        stopped = script(t5_dir, broken, json.dumps(told), processes=2)
+        stopped = both(broken, signal=int(signal.SIGTERM), batch=batch, rank=1)
         assert "stopped (SIGTERM) after step" in stopped.stdout, stopped.stderr[-2000:]
         assert stopped.stdout.count("STOPPED") == 2
         assert "exitcode  : 143" in stopped.stderr
-    late = script(t5_dir, broken, '{"max_train_minutes": 1e-9}', processes=2)
-    assert late.stdout.count("time is up") == 2
-    assert script(t5_dir, broken, "{}", processes=2).returncode == 0
+    assert both(broken, max_train_minutes=1e-9).stdout.count("time is up") == 2
+    done = both(broken)
+    assert done.returncode == 0, done.stderr[-2000:]
     assert run_files(broken) == run_files(whole)
 
 
