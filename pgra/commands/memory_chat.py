@@ -1,6 +1,7 @@
 """A person asks an LM with a memory, and corrects what it understood: `pgra memory chat`."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Self
 from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.memory_arguments import ChatArguments, MemoryArguments
+from pgra.data.textfile import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
 from pgra.icl.completion import Completer
 from pgra.icl.opening import CompleterArguments, open_kept_completer
@@ -130,6 +132,8 @@ class Opening:
 
 def read_lines() -> Iterator[str]:
     """Give what is typed, or what stands in a pipe, line by line."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if not sys.stdin.isatty():
         for line in sys.stdin:
             line = line.rstrip("\r\n")
@@ -181,6 +185,8 @@ class Talk:
                 say(f"! {visible(str(error))}")
 
     def _do(self, line: str) -> None:
+        if not is_utf8(line):
+            raise DataError("that line is not UTF-8: give plain text")
         if not line.strip():
             return
         if not line.startswith("/"):

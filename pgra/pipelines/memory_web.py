@@ -184,8 +184,8 @@ class MemoryPage:
             if not _is_of_this_page(request):
                 return PlainTextResponse("this form is of another page", 403)
             typed = await _read_form(request)
-            if typed is None:
-                return PlainTextResponse("that is more than a question and a correction", 413)
+            if isinstance(typed, Response):
+                return typed
             tab = self._tab(request)
             if tab is None:  # the server was started again, or the tab was long unused
                 return _go("/")
@@ -249,15 +249,15 @@ def _is_of_this_page(request: Request) -> bool:
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
-async def _read_form(request: Request) -> dict[str, str] | None:
-    """Give a form's fields, lines ending as ours do; None where it is too large, or no form."""
+async def _read_form(request: Request) -> dict[str, str] | Response:
+    """Give a form's fields, lines ending as ours do; a refusal where it is none of this page's."""
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > _MOST_BYTES:
-            return None
+            return PlainTextResponse("that is more than a question and a correction", 413)
     try:
         found = parse_qs(body.decode("ascii"), errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError:  # of the decoding too
-        return None
+        return PlainTextResponse("that is no form of this page", 400)
     return {name: values[-1].replace("\r\n", "\n") for name, values in found.items()}

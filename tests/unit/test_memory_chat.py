@@ -77,6 +77,7 @@ MISTAKES = [
     ("/forget", DataError, "name entries by their numbers, as /list shows them: /forget 7 9"),
     ("/forget x", DataError, "name entries by their numbers"),
     ("/forget 7", DataError, "has no entry 7 now"),
+    ("caf\udce9", DataError, "that line is not UTF-8: give plain text"),
     ("/corect x", ConfigError, "unknown command '/corect'. Did you mean '/correct'?"),
 ]
 

@@ -1,14 +1,20 @@
 """`pgra memory web`: the page over HTTP, and in a real browser."""
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -22,6 +28,7 @@ from pgra.icl.completion import Completion
 from pgra.memory.log import FeedbackLog
 from pgra.pipelines.memory_web import Desk, MemoryPage
 
+ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 BROWSER = next(
@@ -167,7 +174,7 @@ def test_another_page_or_name_may_not_send_forms_here(page):
     large = visitor.client.post(address, content=b"question=" + b"x" * 300_000)
     many = visitor.client.post(address, content=b"&a=1" * 9)
     odd = visitor.client.post(address, content=b"question=%FF")
-    assert [answer.status_code for answer in (large, many, odd)] == [413, 413, 413]
+    assert [answer.status_code for answer in (large, many, odd)] == [413, 400, 400]
 
 
 def test_a_page_asks_for_nothing_of_another_host(page):
@@ -222,6 +229,57 @@ def test_without_its_libraries_the_page_says_what_to_install(monkeypatch):
     told = "the page needs uvicorn: pip install 'pgra.web.', or use pgra memory chat"
     with pytest.raises(ConfigError, match=told):
         check_libraries()
+
+
+SERVER = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
+from pathlib import Path
+from following_lm import FollowingLM
+from pgra.cli import run
+from pgra.commands.memory_arguments import ChatArguments
+from pgra.commands.memory_web import WebArguments, listen, serve
+from pgra.commands.memory_chat import Opening
+from pgra.memory.families import load_family
+from pgra.memory.opening import LookupArguments, lookup_opener
+from pgra.memory.prompter import load_few_shot
+def main(argv):
+    lookup, web = LookupArguments(), WebArguments(port=0)
+    opening = Opening(
+        chat=ChatArguments(), lookup=lookup, lm="following", family=load_family("lexical"),
+        few_shot=load_few_shot("lexical"), completer=FollowingLM(),
+        open_lookup=lookup_opener(lookup),
+    )
+    with listen(web) as listener:
+        serve(Path(argv[0]), opening, web=web, listener=listener)
+    return 0
+sys.exit(run(main, sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_and_what_was_noted_stands(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == f"{path}: LM following; look-up edit, gate -5\n"
+    address = re.search(r"http://127.0.0.1:\d+/", process.stdout.readline()).group()
+    with urllib.request.urlopen(address) as page:
+        tab = page.url
+    for name, fields in (("ask", {"question": AKIN}), ("correct", {"turn": 1, "feedback": MEANT})):
+        body = urllib.parse.urlencode(fields).encode()
+        urllib.request.urlopen(f"{tab}/{name}", body).close()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+    with FeedbackLog.open(path, is_writable=False) as log:
+        log.verify()
+        assert [entry.feedback for entry in log.entries()] == [MEANT]
 
 
 @contextlib.contextmanager
