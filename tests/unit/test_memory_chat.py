@@ -120,8 +120,10 @@ def test_what_cannot_be_begun_is_one_line_and_makes_no_memory(
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
 
 
+# The pseudo-terminal is made the process's own, so that Ctrl-C in it is a signal.
 TERMINAL = f"""
-import sys
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from pathlib import Path
 from following_lm import conversation
@@ -155,7 +157,6 @@ def test_in_a_terminal_ctrl_c_and_ctrl_d_leave_and_what_was_noted_stands(tmp_pat
         stderr=inside,
         env=environment,
         start_new_session=True,
-        preexec_fn=own_terminal,
     )
     os.close(inside)
     read_until(terminal, b"> ")
@@ -171,14 +172,6 @@ def test_in_a_terminal_ctrl_c_and_ctrl_d_leave_and_what_was_noted_stands(tmp_pat
     with FeedbackLog.open(path, is_writable=False) as log:
         log.verify()
         assert [(entry.key, entry.feedback) for entry in log.entries()] == [(AKIN, MEANT)]
-
-
-def own_terminal():
-    """Make the pseudo-terminal the process's own, so that Ctrl-C in it is a signal."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @pytest.mark.slow

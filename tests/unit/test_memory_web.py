@@ -13,6 +13,7 @@ import time
 import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -20,12 +21,15 @@ import pytest
 import uvicorn
 from following_lm import FollowingLM, conversation
 from starlette.testclient import TestClient
+from test_conversation import Echo
 
 from pgra.cli import main
 from pgra.commands.memory_web import WebArguments, check_libraries, listen
 from pgra.errors import ArtifactError, ConfigError
 from pgra.icl.completion import Completion
+from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
+from pgra.memory.prompter import load_few_shot
 from pgra.pipelines.memory_web import Desk, MemoryPage
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +89,20 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     visitor.send("forget", entry="1")
     assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
     assert "In the memory: 0 entries" in visitor.shown()
+
+
+def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
+    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
+    page.state.desk.conversation = replace(
+        page.state.desk.conversation, family=family, few_shot=few_shot, completer=Echo()
+    )
+    visitor = Visitor(page)
+    visitor.send("ask", question="who wrote the odyssey?")
+    visitor.send("correct", turn="1", feedback="Homer")
+    assert "Answer Homer Memory Used entry 1, score 0.0000 Question who wrote" in visitor.shown()
+    assert "The right answer It is noted in the memory" in visitor.shown()
+    assert "Understood" not in visitor.shown()
+    assert "What you meant" not in visitor.shown()
 
 
 class Hostile(FollowingLM):
