@@ -13,7 +13,10 @@ SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exh
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-UNSEEDED = ("icl", "knn", "icl-fixed", "icl-knn", "icl-knn-mmr", "vote-knn", "vote-knn-mmr")
+UNSEEDED = (
+    *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
+    *("vote-farthest", "vote-knn", "vote-knn-mmr"),
+)
 """Nothing is trained, and a seed decides nothing, but for a random order of exemplars."""
 _TRAINED = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
