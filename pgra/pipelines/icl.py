@@ -123,9 +123,8 @@ def answer(
     if prompt_folder is not None:
         prompt_folder.mkdir(parents=True, exist_ok=True)
         write_text(prompt_folder / PROMPT_FILE, prompts[0][0] + "\n")
-    with _timed(icl, "answers"):
+    with _timed(icl, "answers"), _told_asked(icl.completer):
         answered = icl.decider.decide(icl.queries, prompts)
-    _tell_asked(icl.completer)
     return shown, answered
 
 
@@ -178,13 +177,19 @@ def _tell_leaks(chosen: Chosen) -> None:
         )
 
 
-def _tell_asked(completer: Completer) -> None:
-    if isinstance(completer, KeptCompleter):
-        logger.info(
-            "answers: the LM was asked %d prompts, %d were answered before (reused)",
-            completer.num_asked,
-            completer.num_found,
-        )
+@contextmanager
+def _told_asked(completer: Completer) -> Iterator[None]:
+    """Say how many prompts were asked meanwhile; several runs may share an LM."""
+    if not isinstance(completer, KeptCompleter):
+        yield
+        return
+    asked, found = completer.num_asked, completer.num_found
+    yield
+    logger.info(
+        "answers: the LM was asked %d prompts, %d were answered before (reused)",
+        completer.num_asked - asked,
+        completer.num_found - found,
+    )
 
 
 @contextmanager

@@ -148,6 +148,21 @@ def test_every_shipped_grid_runs_at_demo_size(ran, name):
         assert "seconds" in called.out
 
 
+def test_a_grid_of_kate_runs_at_demo_size_beside_the_papers_values(root):
+    words = ["kate_t3", "--demo", "--tasks", "sst2", "--seeds", "0", "--device", "cpu"]
+    words += ["--max_train_samples", "40", "--max_test_samples", "2"]
+    words += ["--output_dir", str(root / "kate"), "--artifacts_dir", str(root / "artifacts")]
+    called = call(ablate_main, words)
+    assert called.code == 0, called.out + called.err
+    title = read_json(root / "kate" / "grid.json")["title"]
+    header, rows = table_of(title, called.out)
+    assert header.split() == ["point", "sst2", "sst2", "(paper)"]
+    beside = {" ".join(row.split()[:-2]): row.split()[-1] for row in rows}
+    assert set(beside) == {"Random", "kNN (MiniLM)", "KATE (MiniLM)"}
+    assert beside["kNN (MiniLM)"] == "50.2"
+    assert beside["KATE (MiniLM)"] == "90.2"
+
+
 def papers_values(name):
     """Give what the paper prints for the rows of ours that it has."""
     if name not in OF_THE_PAPER:
