@@ -57,6 +57,10 @@ class StreamArguments:
         default_factory=lambda: [0.5],
         metadata={"help": "That a user who was misunderstood says what was meant."},
     )
+    grow_probabilities: list[float] | None = field(
+        default=None,
+        metadata={"help": "The same for grow, which costs most; default: as the others."},
+    )
     seeds: list[int] = field(
         default_factory=lambda: [0],
         metadata={"help": "Of the user's draws, and of the stream where it is made or shuffled."},
@@ -129,7 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.pipelines.memory_report import write_report
     from pgra.pipelines.memory_stream import Experiment, choose_gate, plan_variants, run_streams
 
-    plan = plan_variants(args.systems, args.clarification_probabilities, args.seeds)
+    plan = plan_variants(
+        args.systems,
+        args.clarification_probabilities,
+        args.seeds,
+        grow_probabilities=args.grow_probabilities,
+    )
     family = load_family(args.family)
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: read_questions(args, family, seed) for seed in args.seeds}

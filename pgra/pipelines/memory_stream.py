@@ -110,9 +110,19 @@ class StreamResult:
 
 
 def plan_variants(
-    systems: Sequence[str], probabilities: Sequence[float], seeds: Sequence[int]
+    systems: Sequence[str],
+    probabilities: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    grow_probabilities: Sequence[float] | None = None,
 ) -> list[Variant]:
     """List what is run, in order: without a memory first, which the others are compared with.
+
+    Args:
+        systems: Names of `SYSTEMS`.
+        probabilities: Of a clarification.
+        seeds: Of the draws.
+        grow_probabilities: Those of GROW-PROMPT, which costs most; None: the same.
 
     Raises:
         ConfigError: If a system is unknown, or a probability is none.
@@ -120,7 +130,9 @@ def plan_variants(
     for system in systems:
         if system not in SYSTEMS:
             raise ConfigError(f"systems names '{system}': known are {', '.join(SYSTEMS)}")
-    for value in probabilities:
+    of_grow = probabilities if grow_probabilities is None else grow_probabilities
+    by_system = {"no-mem": [0.0], "grow": of_grow, "mem": probabilities}
+    for value in (*probabilities, *of_grow):
         if not 0 < value <= 1:
             raise ConfigError(
                 f"clarification_probabilities has {value:g}: each is above 0 and at most 1"
@@ -128,8 +140,7 @@ def plan_variants(
     plan = []
     for seed in dict.fromkeys(seeds):
         for system in sorted(set(systems), key=SYSTEMS.index):
-            values = [0.0] if system == "no-mem" else list(dict.fromkeys(probabilities))
-            plan += [Variant(system, value, seed) for value in values]
+            plan += [Variant(system, p, seed) for p in dict.fromkeys(by_system[system])]
     return plan
 
 

@@ -230,6 +230,8 @@ def test_a_plan_runs_what_others_are_compared_with_first():
         *("no-mem-seed0", "grow-p0.5-seed0", "grow-p1-seed0", "mem-p0.5-seed0", "mem-p1-seed0")
     ]
     assert len(names) == 10
+    dear = plan_variants(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
+    assert [one.name for one in dear] == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
     with pytest.raises(ConfigError, match="names 'memory': known are no-mem, grow, mem"):
         plan_variants(["memory"], [1.0], [0])
     with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
