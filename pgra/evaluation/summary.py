@@ -214,7 +214,9 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
         notes.append("The average mixes metrics, as the paper's does.")
     notes.append(_bold_note(study))
     if study.group.missing:
-        notes.append(f"Missing: {len(study.group.missing)} run(s) of the grid.")
+        notes.append(
+            f"Missing: {len({one.folder for one in study.group.missing})} run(s) of the grid."
+        )
     if reference is not None:
         notes += _paper_notes(study, reference)
     told = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
