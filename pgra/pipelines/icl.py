@@ -23,7 +23,7 @@ from pgra.icl.completion import Completer
 from pgra.icl.deciding import Answered, Decider
 from pgra.icl.kept import KeptCompleter
 from pgra.icl.selection import Chosen, arrange
-from pgra.io import write_json, write_text
+from pgra.io import lock_folder, write_json, write_text
 from pgra.pipelines.icl_inputs import IclRun
 from pgra.pipelines.icl_opening import Icl, OpenLm, open_icl, open_lm
 from pgra.pipelines.icl_results import Shown, vote_all, write_run
@@ -85,16 +85,20 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
     choice = icl.run.selection.choice(icl.fixed, seed)
     identity = icl.identity(choice)
     check_writable(folder)
-    check_same_run(folder, identity)
-    if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
-        logger.info("run: %s is finished (reused)", folder)
-        return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
-    shown, answered = answer(icl, choice, seed, prompt_folder=folder)
-    write_json(folder / IDENTITY_FILE, identity)
-    write_json(folder / ARGUMENTS_FILE, icl.run.sections())
-    metrics = write_run(
-        folder, icl.run, icl.inputs, shown, answered, seed=seed, seconds=icl.seconds, made=identity
-    )
+    with lock_folder(folder):
+        check_same_run(folder, identity)
+        if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
+            logger.info("run: %s is finished (reused)", folder)
+            return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
+        shown, answered = answer(icl, choice, seed, prompt_folder=folder)
+        write_json(folder / IDENTITY_FILE, identity)
+        write_json(folder / ARGUMENTS_FILE, icl.run.sections())
+        metrics = write_run(
+            *(folder, icl.run, icl.inputs, shown, answered),
+            seed=seed,
+            seconds=icl.seconds,
+            made=identity,
+        )
     return Outcome(folder, metrics, reused=False)
 
 
