@@ -8,7 +8,11 @@ import functools
 import gc
 import json
 import os
+import resource
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +37,11 @@ from pgra.types import Example
 # Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
 # turns the collector on again.
 gc.disable()
+# Each artefact is synced to the disk, which takes longer than making a tiny one: where there is
+# memory that looks like a disk, and enough of it, the tests' folders lie there.
+_MEMORY = Path("/dev/shm")
+if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > 6 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 SENTENCES = [
     "The film is a warm and funny portrait of a family by the sea.",
@@ -172,6 +181,17 @@ def reader_inputs(tokenizer, verbalizer, items):
         for _, texts, _ in items
     ]
     return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
+
+
+@contextmanager
+def largest_file(limit: int) -> Iterator[None]:
+    """Let no file get longer than so many bytes: what writes meets a real refusal."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -70,8 +70,12 @@ def ask_commit(folder, repo, name="some/opt"):
 
 def test_weights_in_the_bots_pull_request_are_found_where_main_has_none(tmp_path):
     repo = Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST)
-    told, _ = ask_commit(tmp_path, repo)
-    assert told.only == commit_of(CONVERTED) != commit_of(OLD)
+    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
+        told = ask(tmp_path, endpoint, ["commit", "some/opt"], ["commit", "some/opt@main"])
+    found, refused = told.answers
+    assert found == commit_of(CONVERTED) != commit_of(OLD)
+    # A revision that was asked for is not replaced.
+    assert "model 'some/opt@main' has no safetensors" in refused["error"]
     assert "its main branch has no safetensors; those of the hub's bot are loaded" in told.log
     assert "(refs/pr/1)" in told.log
 
@@ -126,12 +130,6 @@ def test_a_revision_is_taken_as_it_is(tmp_path):
     with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
         told = ask(tmp_path, endpoint, *(["commit", f"some/opt@{name}"] for name in names))
     assert told.answers == [commit_of(files) for files in revisions.values()]
-
-
-def test_a_revision_without_safetensors_is_not_replaced_by_the_bots(tmp_path):
-    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST)
-    told, _ = ask_commit(tmp_path, repo, "some/opt@main")
-    assert "model 'some/opt@main' has no safetensors" in told.error
 
 
 def test_a_model_that_is_not_ours_to_read_is_refused_in_one_line(tmp_path):
