@@ -9,7 +9,7 @@ import time
 
 import pytest
 from conftest import write_jsonl
-from scripted import ROOT, Bench, contents, environment, finish, review_rows
+from scripted import ROOT, Bench, contents, environment, review_rows
 from tiny_models import build_t5
 
 PLAIN = {"num_evidence": 0, "max_segment_tokens": 64}
@@ -121,7 +121,7 @@ def test_an_empty_split(bench, split):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_at_any_time_of_training(bench, number):
     flags = {**PLAIN, "max_steps": 150, "eval_steps": 50}
-    finish(["train.py", *bench.argv("one", **flags)])
+    assert bench.train("one", **flags).code == 0
     words = ["train.py", *bench.argv("two", **flags)]
     process = subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
@@ -135,7 +135,7 @@ def test_a_signal_at_any_time_of_training(bench, number):
     assert process.returncode == 128 + number, told
     assert f"\npgra: stopped ({number.name}) after step" in told
     assert "Traceback" not in told
-    finish(words)
+    assert bench.train("two", **flags).code == 0
     assert bench.predictions("two") == bench.predictions("one")
     for name in ("losses.jsonl", "reader/model.safetensors"):
         assert (bench.run("two") / name).read_bytes() == (bench.run("one") / name).read_bytes()
