@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
 _DOTS_PER_INCH = 150
+_MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 
 
@@ -68,6 +69,7 @@ def render_report(
         lines += ["", *_correlation_lines(groups)]
     lines += [
         "",
+        *_running_lines(groups),
         *_claim_lines(results),
         *_lookup_lines(groups),
         *_gate_lines(gate),
@@ -118,6 +120,23 @@ def _mean(group: Sequence[StreamResult], *names: str) -> float | None:
             value = None if value is None else value.get(name)
         values += [] if value is None else [float(value)]
     return fmean(values) if values else None
+
+
+def _running_lines(groups: Sequence[Sequence[StreamResult]]) -> list[str]:
+    """Write the paper's figure 6 in numbers: accuracy of all steps up to some."""
+    length = len(groups[0][0].taken)
+    marks = [mark for mark in _MARKS if mark < length] + [length]
+    rows = []
+    for group in groups:
+        means = _mean_running(group, "understood")
+        rows.append(_row(_title(group), *(_number(means[mark - 1]) for mark in marks)))
+    head = _row("understood, steps up to", *map(str, marks))
+    return [head, "|:--|" + "--:|" * len(marks), *rows, ""]
+
+
+def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
+    lines = [running_accuracy([getattr(t, name) for t in one.taken]) for one in group]
+    return [fmean(values) for values in zip(*lines, strict=False)]
 
 
 def _claim_lines(results: Sequence[StreamResult]) -> list[str]:
@@ -215,8 +234,7 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     for group in _by_variant(results):
         for axes, name in ((left, "understood"), (right, "answered")):
-            lines = [running_accuracy([getattr(t, name) for t in one.taken]) for one in group]
-            mean = [fmean(values) for values in zip(*lines, strict=False)]
+            mean = _mean_running(group, name)
             axes.plot(range(1, len(mean) + 1), mean, label=_title(group))
     for axes, name in ((left, "understanding"), (right, "answer")):
         axes.set(title=f"running accuracy of the {name}", xlabel="step", ylim=(0, 1))

@@ -99,6 +99,10 @@ def test_a_report_tells_gaps_and_what_seeds_differ_by(taken):
     text = render_report(FAMILY, results, gate=None)
     assert "| MEM-PROMPT, p = 1 - NO-MEM | +0.375 ± 0.177 |" in text
     assert "| 0.12 ± 0.18 |" in text  # NO-MEM's 0.25 and 0
+    assert "| understood, steps up to | 4 |" in text
+    longer = render_report(FAMILY, [result([*taken] * 10, "grow", [0, 1] * 20)], gate=None)
+    assert "| understood, steps up to | 25 | 40 |" in longer
+    assert "| GROW-PROMPT, p = 1 | 0.48 | 0.50 |" in longer
     alone = render_report(FAMILY, results[:1], gate=None)
     assert " ± " not in alone
     assert "McNemar" not in alone
