@@ -1,10 +1,12 @@
 """A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
+import contextlib
 import re
 
 from pgra.icl.completion import Completion
 from pgra.memory.conversation import Conversation
 from pgra.memory.families import load_family
+from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.prompter import load_few_shot
 
@@ -69,3 +71,19 @@ def conversation(log):
         lookup=EditLookup(log),
         threshold=-5.0,
     )
+
+
+@contextlib.contextmanager
+def open_page(path):
+    """Give the page's application, with its desk and the memory's path."""
+    from pgra.pipelines.memory_web import Desk, MemoryPage
+
+    with contextlib.closing(Desk(lambda: conversation(FeedbackLog.open(path)))) as desk:
+        app = MemoryPage(desk, "memory.sqlite: LM <following>").app(["127.0.0.1"])
+        app.state.desk, app.state.path = desk, path
+        yield app
+
+
+def entries(app):
+    with FeedbackLog.open(app.state.path, is_writable=False) as log:
+        return [(entry.key, entry.feedback) for entry in log.entries()]

@@ -46,6 +46,7 @@ def test_every_folder_of_configs_is_known_to_a_test():
     kept = {path.parent.name for path in config_root().rglob("*.yaml")}
     assert kept <= {
         *("ablations", "experiments", "generation", "memory", "memory_prompts"),
+        "memory_training",
         *("profiles", "reference", "tasks"),
     }
     assert {path.stem for path in (config_root() / "profiles").glob("*.yaml")} == set(PROFILES)

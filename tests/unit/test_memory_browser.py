@@ -1,0 +1,140 @@
+"""`pgra memory web`: the page in a real browser."""
+
+import contextlib
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+from following_lm import FollowingLM, entries, open_page
+
+AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
+HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture
+def page(tmp_path):
+    with open_page(tmp_path / "memory.sqlite") as app:
+        yield app
+
+
+@contextlib.contextmanager
+def served(app):
+    """Serve the page on a port of this machine; give its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def browser():
+    """Open a browser that looks for nothing outside."""
+    from playwright.sync_api import sync_playwright
+
+    quiet = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
+    quiet += ["disable-background-networking", "disable-component-update"]
+    with sync_playwright() as tools:
+        opened = tools.chromium.launch(
+            executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
+        )
+        yield opened
+        opened.close()
+
+
+def focused(tab):
+    return tab.evaluate("document.activeElement.id || document.activeElement.innerText")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(page):
+    with served(page) as address, browser() as opened:
+        asked, said = [], []
+        context = opened.new_context(viewport={"width": 390, "height": 800})
+        context.on("request", lambda request: asked.append(request.url))
+        tab, other = context.new_page(), context.new_page()
+        tab.on("dialog", lambda dialog: said.append(dialog.message))
+        tab.goto(address)
+        assert focused(tab) == "question"
+        tab.keyboard.type(AKIN)
+        tab.keyboard.press("Enter")
+        tab.get_by_text("the homonym for pretty is").wait_for()
+        assert focused(tab) == "answer"
+        tab.keyboard.press("Tab")  # what the LM read
+        tab.keyboard.press("Tab")
+        assert focused(tab) == "feedback"
+        tab.keyboard.type(f"{MEANT} <script>alert(1)</script>")
+        tab.keyboard.press("Tab")
+        assert focused(tab) == "Note and ask again"
+        tab.keyboard.press("Enter")
+        tab.get_by_text("Noted as entry 1, and asked again.").wait_for()
+        assert tab.get_by_text("the synonym for pretty is").count() == 1
+        assert tab.locator("blockquote").first.inner_text().endswith("<script>alert(1)</script>")
+        other.goto(address)
+        other.get_by_label("Question", exact=True).fill("what is akin to < fast > ?")
+        other.get_by_role("button", name="Ask", exact=True).click()
+        other.get_by_text("the synonym for fast is").wait_for()
+        other.get_by_label("What you meant").fill("x" * 2001)
+        other.get_by_label("What you meant").press("Control+Enter")
+        assert "2,001 characters" in other.get_by_role("alert").inner_text()
+        assert focused(other) == "feedback"
+        assert other.get_by_label("What you meant").input_value() == "x" * 2001
+        other.get_by_role("button", name="Forget entry 1").press("Enter")
+        other.get_by_text("In the memory: 0 entries").wait_for()
+        widths = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert widths[0] <= widths[1]  # nothing stands out of a narrow window
+    assert said == []
+    assert entries(page) == []
+    assert asked
+    assert all(place.startswith(address) for place in asked)
+
+
+TWICE = """
+const told = document.getElementById("busy"), button = document.querySelector("form button");
+new MutationObserver(() => sessionStorage.told = told.textContent).observe(told, {childList: true});
+button.click();
+setTimeout(() => button.click(), 50);
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
+def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
+    class Slow(FollowingLM):
+        def _go_on(self, prompt):
+            time.sleep(0.5)
+            return super()._go_on(prompt)
+
+    page.state.desk.conversation.completer = Slow()
+    with served(page) as address, browser() as opened:
+        tab, sent = opened.new_page(), []
+        tab.on("request", lambda request: sent.append(request.method))
+        tab.goto(address)
+        tab.get_by_label("Question", exact=True).fill(AKIN)
+        tab.evaluate(TWICE)
+        tab.get_by_text("the homonym for pretty is").wait_for()
+        assert tab.evaluate("sessionStorage.told") == "Asking the language model…"
+        assert sent.count("POST") == 1
+        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+        tab.go_back()
+        assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
+        plain, sent[:] = opened.new_page(), []  # the control: without the script
+        plain.on("request", lambda request: sent.append(request.method))
+        plain.route("**/memory.js", lambda route: route.abort())
+        plain.goto(address)
+        plain.get_by_label("Question", exact=True).fill(AKIN)
+        plain.evaluate(TWICE)
+        plain.get_by_text("the homonym for pretty is").first.wait_for()
+        assert sent.count("POST") == 2
