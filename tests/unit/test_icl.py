@@ -15,6 +15,7 @@ from pgra.evaluation.comparable import check_comparable, row_names
 from pgra.evaluation.runs import load_collection
 from pgra.icl.arguments import IclArguments, SelectionArguments
 from pgra.icl.opening import CompleterArguments
+from pgra.io import lock_folder
 from pgra.pipelines.icl import run_icl, run_icl_seeds
 from pgra.pipelines.icl_inputs import IclRun
 from pgra.pipelines.icl_scoring import run as run_system
@@ -147,6 +148,13 @@ def test_runs_stand_in_one_report(run, tmp_path):
         "icl-knn num_exemplars=3",
         "vote-knn",
     ]
+
+
+def test_two_jobs_do_not_share_a_run_folder(run):
+    with lock_folder(run.folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
+        run_icl(run)
+    assert not (run.folder / "metrics.json").exists()
+    assert (run_icl(run).folder / "metrics.json").is_file()  # the control: nobody holds it
 
 
 def test_the_vote_needs_no_lm_and_follows_the_nearest(run):
