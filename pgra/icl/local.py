@@ -31,7 +31,7 @@ def _nothing(_: int) -> None:
 class LocalCompleter:
     """An LM of transformers, in this process."""
 
-    def __init__(self, lm: CausalLM, *, batch_tokens: int = 512) -> None:
+    def __init__(self, lm: CausalLM, *, batch_tokens: int = 1024) -> None:
         """Take an LM.
 
         Args:
@@ -51,7 +51,7 @@ class LocalCompleter:
         device: str = "auto",
         quantization: str = "none",
         device_map: str = "none",
-        batch_tokens: int = 512,
+        batch_tokens: int = 1024,
     ) -> Self:
         """Find an LM by hub id, folder or `bundled:NAME`; see `CausalLM.from_name`.
 

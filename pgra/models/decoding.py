@@ -27,7 +27,7 @@ IsDone = Callable[[Sequence[int]], bool]
 """Told the tokens written so far, says whether they are enough."""
 
 _KEPT_BYTES = 1 << 29  # keys and values on a CPU
-_KEPT_SHARE = 0.3  # of what is free on a GPU; each step copies them
+_KEPT_SHARE = 0.3  # of what is free on a GPU; they are copied when others join them
 _HEADROOM = 64  # tokens that may follow a prompt, where a batch of prompts is cut
 _DONE_SHARE = 4  # one in so many must be done before the others are moved together
 
@@ -57,7 +57,7 @@ class BatchReader:
     """
 
     lm: CausalLM
-    batch_tokens: int = 512
+    batch_tokens: int = 1024
     kept_bytes: int | None = None
     num_tokens: int = field(default=0, init=False)
 
@@ -200,7 +200,7 @@ class GreedyDecoder:
             begun = [writing] if writing else []
             while queue and _fits(begun, queue[0], prompts, max_new_tokens, room):
                 begun += self._begin(prompts, queue.popleft(), answers)
-            writing = _gather(begun)
+            writing = _gather(begun, max_new_tokens)
             least = len(writing.rows) // 2 if writing and queue else 0
             while writing and len(writing.rows) > least:
                 tokens = [answers.written[row][-1] for row in writing.rows]
@@ -294,8 +294,8 @@ def _fits(
     return count * longest <= room
 
 
-def _gather(begun: Sequence[_Writing]) -> _Writing | None:
+def _gather(begun: Sequence[_Writing], room: int) -> _Writing | None:
     if not begun:
         return None
     rows = [row for writing in begun for row in writing.rows]
-    return _Writing(rows, join([writing.kept for writing in begun]))
+    return _Writing(rows, join([writing.kept for writing in begun], room=room))

@@ -1,8 +1,8 @@
 """Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
 
 torch multiplies float32 by MKL, which lays a weight out anew in every call. oneDNN takes weights
-laid out beforehand, and does what follows a product (a GELU, T5's gated activation, the residual
-sum) while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is
+laid out beforehand, and does what follows a product (a GELU, a gated activation, the residual sum)
+while it writes the result. `benchmarks/reader.py` tells what share of the matrix rate is
 reached. Inductor does the same when it freezes a model, after minutes of compiling.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUActivation, GELUTanh
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
 from pgra.processes import machine_memory
 
@@ -20,6 +20,10 @@ Forward = Callable[..., Tensor]
 MANY_TOKENS = 4096
 """Packing takes as long as reading some hundred tokens."""
 _SHARE = 0.25  # of the machine's memory, for the packed copies
+_ACTIVATIONS = {  # as oneDNN names them
+    **{SiLUActivation: ("swish", ""), nn.SiLU: ("swish", "")},
+    **{GELUTanh: ("gelu", "tanh"), GELUActivation: ("gelu", "none")},
+}
 
 
 def packed_for(module: nn.Module, num_tokens: int) -> AbstractContextManager[None]:
@@ -49,11 +53,9 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
     """
     found: list[tuple[Any, Forward]] = []
     if torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu"):  # type: ignore[no-untyped-call]
-        gated = [part for part in module.modules() if _is_gated(part)]
-        bent = [part for part in module.modules() if _is_bent(part)]
-        inside = {inner for part in (*gated, *bent) for inner in part.modules()}
-        found += [(part, _gated(part)) for part in gated]
-        found += [(part, _bent(part)) for part in bent]
+        for is_one, fuse in ((_is_gated, _gated), (_is_bent, _bent), (_is_opened, _opened)):
+            found += [(part, fuse(part)) for part in module.modules() if is_one(part)]
+        inside = {inner for part, _ in found for inner in part.modules()}
         found += [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
     for part, forward in found:
         part.forward = forward
@@ -92,6 +94,21 @@ def _is_bent(part: Any) -> bool:
     return type(inner["intermediate_act_fn"]) is GELUActivation and _is_plain(inner["dense"])
 
 
+def _is_opened(part: Any) -> bool:
+    """Say whether it is the feed-forward layer of a Llama, by its parts and what they give."""
+    inner, names = dict(part.named_children()), ("gate_proj", "up_proj", "down_proj", "act_fn")
+    if inner.keys() != {*names} or "forward" in vars(part):
+        return False
+    *layers, act = (inner[name] for name in names)
+    if type(act) not in _ACTIVATIONS or not all(map(_is_plain, layers)):
+        return False
+    probe = torch.linspace(-1, 1, 2 * layers[0].in_features).view(2, -1)
+    with torch.inference_mode():
+        plain: Tensor = part(probe)
+        expected = layers[2](act(layers[0](probe)) * layers[1](probe))
+    return torch.equal(plain, expected)
+
+
 def _bent(part: Any) -> Forward:
     weight, bias = _pack(part.dense), part.dense.bias
     multiply = torch.ops.mkldnn._linear_pointwise
@@ -102,6 +119,21 @@ def _linear(layer: Any) -> Forward:
     weight, bias = _pack(layer), layer.bias
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda input: multiply(input, weight, bias, "none", [], "")
+
+
+def _opened(part: Any) -> Forward:
+    """Give down (act(gate x) * up x)."""
+    layers = (part.gate_proj, part.up_proj, part.down_proj)
+    (gate, up, down), (opens, lifts, ends) = map(_pack, layers), (layer.bias for layer in layers)
+    multiply, (act, how) = torch.ops.mkldnn._linear_pointwise, _ACTIVATIONS[type(part.act_fn)]
+
+    def forward(x: Tensor) -> Tensor:
+        opened = multiply(x, gate, opens, act, [], how)
+        passed = multiply.binary(x, opened, up, lifts, "mul")
+        output: Tensor = multiply(passed, down, ends, "none", [], "")
+        return output
+
+    return forward
 
 
 def _gated(layer: Any) -> Forward:

@@ -9,7 +9,7 @@ whatever an LM's attention makes of that.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,16 +30,19 @@ class KeptPrompts:
     """Prompts that were read, R of them.
 
     Attributes:
-        layers: Each layer's keys and values, (R, heads, S, width) each.
+        layers: Each layer's keys and values, (R, heads, S + room, width) each.
         lengths: Tokens of each, (R,) int64, on the CPU.
         logits: Of what follows each, (R, V) float32.
-        is_right: Whether a prompt's tokens are the last of its row, and not the first.
+        is_right: Whether a prompt's tokens are the last of its row's S, and not the first.
+        room: Columns behind the tokens that nothing stands in yet: what is written goes there, and
+            nothing is copied for it.
     """
 
     layers: list[tuple[Tensor, Tensor]]
     lengths: Tensor
     logits: Tensor
     is_right: bool = False
+    room: int = 0
 
     def __len__(self) -> int:
         """Count the prompts."""
@@ -48,7 +51,7 @@ class KeptPrompts:
     @property
     def longest(self) -> int:
         """Give S, the tokens of a row."""
-        return int(self.layers[0][0].shape[2])
+        return int(self.layers[0][0].shape[2]) - self.room
 
     @property
     def token_bytes(self) -> int:
@@ -71,38 +74,50 @@ class KeptPrompts:
             for keys, values in self.layers
         ]
         logits = self.logits[chosen.to(self.logits.device)]
-        return KeptPrompts(layers, self.lengths[chosen], logits, self.is_right)
+        return KeptPrompts(layers, self.lengths[chosen], logits, self.is_right, self.room)
 
 
-def join(blocks: Sequence[KeptPrompts]) -> KeptPrompts:
-    """Lay prompts of several blocks side by side, against the right edge."""
-    if len(blocks) == 1 and (blocks[0].is_right or _has_no_padding(blocks[0])):
-        only = blocks[0]
+def join(blocks: Sequence[KeptPrompts], *, room: int = 0) -> KeptPrompts:
+    """Lay prompts of several blocks side by side, against the right edge.
+
+    Args:
+        blocks: Prompts; those of a single block stay where they are, if they can.
+        room: Columns to keep free behind them, for as many tokens of each.
+    """
+    only = blocks[0] if len(blocks) == 1 else None
+    if only is not None and only.is_right:
+        return only
+    if only is not None and not room and _has_no_padding(only):
         return KeptPrompts(only.layers, only.lengths, only.logits, is_right=True)
     longest = max(int(block.lengths.max()) for block in blocks)
     layers = []
     for number in range(len(blocks[0].layers)):
-        keys = _join([block.layers[number][0] for block in blocks], blocks, longest)
-        values = _join([block.layers[number][1] for block in blocks], blocks, longest)
+        keys, values = (
+            _join([block.layers[number][which] for block in blocks], blocks, longest, room)
+            for which in (0, 1)
+        )
         layers.append((keys, values))
     lengths = torch.cat([block.lengths for block in blocks])
-    return KeptPrompts(layers, lengths, torch.cat([b.logits for b in blocks]), is_right=True)
+    logits = torch.cat([block.logits for block in blocks])
+    return KeptPrompts(layers, lengths, logits, is_right=True, room=room)
 
 
 def _has_no_padding(block: KeptPrompts) -> bool:
     return bool((block.lengths == block.longest).all())
 
 
-def _join(parts: Sequence[Tensor], blocks: Sequence[KeptPrompts], longest: int) -> Tensor:
-    """Join one layer's keys, or its values: (R, heads, `longest`, width)."""
+def _join(
+    parts: Sequence[Tensor], blocks: Sequence[KeptPrompts], longest: int, room: int
+) -> Tensor:
+    """Join one layer's keys, or its values: (R, heads, `longest` + `room`, width)."""
     count = sum(map(len, blocks))
     heads, width = parts[0].shape[1], parts[0].shape[3]
-    joined = parts[0].new_zeros(count, heads, longest, width)
+    joined = parts[0].new_zeros(count, heads, longest + room, width)
     row = 0
     for part, block in zip(parts, blocks, strict=True):
         for place, length in enumerate(block.lengths.tolist()):
-            end = part.shape[2] if block.is_right else length
-            joined[row, :, longest - length :] = part[place, :, end - length : end]
+            end = block.longest if block.is_right else length
+            joined[row, :, longest - length : longest] = part[place, :, end - length : end]
             row += 1
     return joined
 
@@ -153,10 +168,12 @@ class PromptReader:
 
     @torch.inference_mode()
     def step(self, kept: KeptPrompts, tokens: Sequence[int]) -> KeptPrompts:
-        """Write one token behind each of R prompts, joined."""
+        """Write one token behind each of R prompts, joined; their room is used up by it."""
         logits, cache = self._go_on(kept, [[token] for token in tokens])
-        layers = _layers(cache, kept.longest + 1)
-        return KeptPrompts(layers, kept.lengths + 1, logits[:, 0], is_right=True)
+        layers, room = _layers(cache, kept.longest + 1), 0
+        if kept.room:
+            layers, room = kept.layers, kept.room - 1
+        return KeptPrompts(layers, kept.lengths + 1, logits[:, 0], is_right=True, room=room)
 
     def _go_on(self, kept: KeptPrompts, tokens: Sequence[Sequence[int]]) -> tuple[Tensor, Any]:
         if not kept.is_right:
@@ -165,7 +182,7 @@ class PromptReader:
         ids = torch.tensor([[*own, *[0] * (width - len(own))] for own in tokens])
         columns = torch.arange(width).expand_as(ids)
         mask = torch.arange(kept.longest + width) >= (kept.longest - kept.lengths)[:, None]
-        cache = _cache(kept.layers, len(kept))
+        cache = _cache(kept.layers, len(kept), room=kept.room, new=width)
         logits = self._run(ids, kept.lengths[:, None] + columns, cache, columns, mask=mask.long())
         return logits, cache
 
@@ -232,7 +249,8 @@ class PromptReader:
         longer, token = [*start, *other], start[-1]
         try:
             begun = self.read([start[:-1]])
-            kept = join([self.read([start, longer], behind=begun), self.read([other])])
+            blocks = [self.read([start, longer], behind=begun), self.read([other])]
+            kept = join(blocks, room=1)
             found = self.step(kept, [token] * 3).logits
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
@@ -244,8 +262,12 @@ class PromptReader:
         return "it gives other chances than for each prompt alone"
 
 
-def _cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
+def _cache(
+    layers: Sequence[tuple[Tensor, Tensor]], rows: int, *, room: int = 0, new: int = 0
+) -> Any:
     """Give a stock cache that holds so many rows; a single row stands for all of them.
+
+    Of `room` columns at the layers' end that are free, `new` tokens take theirs, if they suffice.
 
     Made without the LM's configuration, so that layers whose attention looks back only so far
     keep all tokens too: rows of different lengths lose other ones, and the LM's mask hides them.
@@ -257,8 +279,28 @@ def _cache(layers: Sequence[tuple[Tensor, Tensor]], rows: int) -> Any:
         keys, values = (part.expand(rows, -1, -1, -1) for part in pair)
         # Set, where `update` would copy them; the copy behind which new ones are laid is enough.
         cache.update(keys[:, :, :0], values[:, :, :0], place)
-        cache.layers[place].keys, cache.layers[place].values = keys, values
+        layer, used = cache.layers[place], keys.shape[2] - room
+        layer.keys, layer.values = keys[:, :, :used], values[:, :, :used]
+        if 0 < new <= room:
+            layer.update = partial(_fill, layer, keys, values)
     return cache
+
+
+def _fill(
+    layer: Any,
+    keys: Tensor,
+    values: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    *_: Any,
+    **__: Any,
+) -> tuple[Tensor, Tensor]:
+    """Update a cache's layer within tensors that have room, where its own way copies all of it."""
+    start = layer.keys.shape[2]
+    end = start + new_keys.shape[2]
+    keys[:, :, start:end], values[:, :, start:end] = new_keys, new_values
+    layer.keys, layer.values = keys[:, :, :end], values[:, :, :end]
+    return layer.keys, layer.values
 
 
 def _layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 from conftest import LM_KINDS, SENTENCES
 from tiny_models import _lively, build_lm
 from transformers import (
@@ -20,6 +21,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.icl.local import LocalCompleter
 from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.one_by_one import chance_alone, next_logits, write_alone
+from pgra.models.reading import join
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
@@ -156,6 +158,25 @@ def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] < len(ids)
     assert sum(seen) >= sum(len(tokens) - 1 for tokens in written)
+
+
+def test_what_is_written_goes_into_the_room_and_nothing_is_copied(lm_dirs):
+    local = completer(lm_dirs["llama"])
+    reader, ids = local._reader.reader, local._tokenize(PROMPTS[:3])
+    blocks = [reader.read(ids[:2]), reader.read(ids[2:])]
+    tight, roomy = join(blocks), join(blocks, room=2)
+    places = []
+    for tokens in ([3, 4, 5], [6, 7, 8], [9, 3, 4]):
+        tight, roomy = (reader.step(kept, tokens) for kept in (tight, roomy))
+        torch.testing.assert_close(roomy.logits, tight.logits, atol=1e-5, rtol=1e-5)
+        places.append(roomy.layers[0][0].data_ptr())
+    assert places[0] == places[1] != places[2]  # the third has no room
+    assert (roomy.room, roomy.longest) == (0, tight.longest)
+    left = join(blocks, room=2).take([2, 0])
+    assert (left.room, left.longest) == (2, join(blocks).longest)
+    torch.testing.assert_close(
+        reader.go_on(left, [[3], [4]]), reader.go_on(join(blocks).take([2, 0]), [[3], [4]])
+    )
 
 
 def test_text_ends_before_the_stop_string(lm_dirs):

@@ -1,7 +1,8 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from pgra.models.fid import FusionReader
 from pgra.models.prepack import MANY_TOKENS, packed_for, packed_linears
@@ -84,6 +85,41 @@ def test_an_encoders_layers_bend_while_they_multiply_and_give_the_same(encoder_d
         assert "forward" not in vars(model.encoder.layer[0].intermediate)
         other = model(input_ids=ids).last_hidden_state
     assert (other - plain).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh", "gelu"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_llamas_layers_open_while_they_multiply_and_give_the_same(act, bias):
+    torch.manual_seed(3)
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = LlamaConfig(**size, vocab_size=50, num_hidden_layers=2, hidden_act=act, mlp_bias=bias)
+    model = AutoModel.from_config(config).eval()
+    for part in model.parameters():  # biases begin at 0, and weights so small that nothing bends
+        torch.nn.init.normal_(part, std=0.5)
+    ids = torch.arange(3, 27).view(3, 8)
+    with torch.inference_mode():
+        plain = model(input_ids=ids).last_hidden_state
+    with packed_linears(model):
+        assert "forward" in vars(model.layers[0].mlp)
+        packed = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
+    assert "forward" not in vars(model.layers[0].mlp)
+
+
+def test_a_layer_of_the_same_parts_that_does_something_else_is_not_taken_for_a_llamas():
+    class Halved(LlamaMLP):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+    config = LlamaConfig(hidden_size=32, intermediate_size=12, vocab_size=50)
+    x = torch.randn(3, 32)
+    for kind, is_known in ((LlamaMLP, True), (Halved, False)):
+        layer = kind(config)
+        with torch.inference_mode():
+            plain = layer(x)
+        with packed_linears(layer):
+            assert ("forward" in vars(layer)) == is_known
+            torch.testing.assert_close(layer(x), plain, atol=1e-6, rtol=1e-5)
 
 
 def test_layers_are_packed_only_for_many_tokens_and_where_memory_holds_the_copies(
