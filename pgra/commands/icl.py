@@ -18,6 +18,7 @@ EXAMPLE = """examples:
   pgra icl --task sst2 --decide_by vote --num_exemplars 5
   pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
   pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
+  accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
   pgra report runs/ --baseline icl-random
 
 Vectors, neighbors and answers are kept in --artifacts_dir: what was stopped goes on, and another
@@ -49,7 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     from pgra.pipelines.icl import run_icl, run_icl_seeds
     from pgra.pipelines.icl_inputs import IclRun
+    from pgra.processes import join_processes
 
+    processes = join_processes(icl.device)
     run = IclRun(data=data, completer=completer, selection=selection, icl=icl, memory=memory)
-    say(show_summary(run_icl_seeds(run, seeds)) if seeds else show_metrics(run_icl(run)))
+    if seeds:
+        shown = show_summary(run_icl_seeds(run, seeds, processes))
+    else:
+        shown = show_metrics(run_icl(run, processes=processes))
+    if processes.worker.is_main:
+        say(shown)
     return 0

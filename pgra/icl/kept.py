@@ -1,13 +1,16 @@
 """A local LM whose answers are kept on disk: a run that was stopped does not ask again.
 
-What a remote LM answers is kept by itself (`pgra.icl.remote`), in the same file.
+What a remote LM answers is kept by itself (`pgra.icl.remote`), in the same file. Several processes
+share prompts out, and read from that file what the others were answered.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from pgra.errors import ArtifactError
 from pgra.icl.answers_cache import Answer, AnswersCache, answer_key
 from pgra.icl.completion import Advance, Completer, Completion
+from pgra.processes import Processes
 from pgra.types import Json
 
 _LOCAL = "local:"
@@ -20,18 +23,26 @@ class KeptCompleter:
 
     Attributes:
         inner: The LM.
-        num_asked: Prompts that it was asked so far.
+        num_asked: Prompts that it was asked so far, by all processes.
         num_found: Prompts whose answers were there.
     """
 
-    def __init__(self, inner: Completer, answers: AnswersCache) -> None:
+    def __init__(
+        self,
+        inner: Completer,
+        answers: AnswersCache,
+        processes: Processes = Processes(),  # noqa: B008 (frozen)
+    ) -> None:
         """Keep the answers of an LM.
 
         Args:
             inner: The LM.
             answers: Where they are kept.
+            processes: Who asks the same prompts in the same order, each an LM of its own; each is
+                asked its share.
         """
         self.inner, self.window, self._answers = inner, inner.window, answers
+        self._processes = processes
         self.num_asked = self.num_found = 0
 
     @property
@@ -95,12 +106,16 @@ class KeptCompleter:
         self.num_asked += len(new)
         if advance is not None:
             advance(len(keys) - len(new))
+        self._processes.barrier()  # all have looked: they share the same prompts out
+        worker = self._processes.worker
+        mine = worker.share(new)
+        tell = _tell_of_all(advance, len(new), worker.world)
         start, size = 0, _FIRST
-        while start < len(new):
-            part, began = new[start : start + size], time.monotonic()
+        while start < len(mine):
+            part, began = mine[start : start + size], time.monotonic()
             told = {
                 key: answer
-                for prompt, answers in zip(part, ask(part, advance), strict=True)
+                for prompt, answers in zip(part, ask(part, tell), strict=True)
                 for key, answer in zip(keys[prompt], answers, strict=True)
             }
             self._answers.keep_all(told, model=str(lm.get("lm", "")))
@@ -108,4 +123,32 @@ class KeptCompleter:
             start += size
             if time.monotonic() - began < _SECONDS / 2:
                 size = min(_MOST, 2 * size)
+        self._processes.barrier()
+        if len(mine) < len(new):
+            known.update(self._find_others([key for prompt in new for key in keys[prompt]]))
         return [[known[key] for key in keys[prompt]] for prompt in prompts]
+
+    def _find_others(self, keys: Sequence[str]) -> dict[str, Answer]:
+        """Read what all processes were answered."""
+        found = self._answers.find(keys)
+        if missing := sum(key not in found for key in keys):
+            raise ArtifactError(
+                f"{self._answers.path} lacks {missing} answers that other processes were given: "
+                "all of them must see one --artifacts_dir"
+            )
+        return found
+
+
+def _tell_of_all(advance: Advance | None, total: int, world: int) -> Advance | None:
+    """Tell of the others' prompts as if they were as far as this process."""
+    if advance is None or world == 1:
+        return advance
+    left = total
+
+    def tell(count: int) -> None:
+        nonlocal left
+        step = min(left, count * world)
+        left -= step
+        advance(step)
+
+    return tell

@@ -14,6 +14,7 @@ from pgra.config import DEVICE_MAPS, DTYPES, QUANTIZATIONS
 from pgra.errors import ConfigError
 from pgra.icl.completion import Completer
 from pgra.icl.spending import Prices, TokenCounter
+from pgra.processes import Processes
 
 REMOTE = "openai:"
 _WINDOW = 2048  # tokens of an endpoint's LM that nobody told
@@ -38,7 +39,7 @@ class CompleterArguments:
         "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
     )
     lm_batch_tokens: int = _arg(
-        512, "Tokens in one LM batch on a CPU; a GPU takes 16 times as many."
+        1024, "Tokens in one LM batch on a CPU; a GPU takes 16 times as many."
     )
     lm_window: int | None = _arg(
         None,
@@ -128,19 +129,39 @@ def open_completer(args: CompleterArguments, *, artifacts: Path, device: str = "
 
 
 def open_kept_completer(
-    args: CompleterArguments, *, artifacts: Path, device: str = "auto"
+    args: CompleterArguments,
+    *,
+    artifacts: Path,
+    device: str = "auto",
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
 ) -> Completer:
     """Open an LM that is not asked twice what it has answered; see `open_completer`.
 
     Its answers are kept in `artifacts/answers`, those of an endpoint by its own completer.
+
+    Args:
+        args: Which, and how it is asked.
+        artifacts: Where answers are kept.
+        device: Where an LM runs that is here.
+        processes: Who share the prompts out, each with an LM of its own.
+
+    Raises:
+        ConfigError: As `open_completer`; also if several processes would ask an endpoint.
+        ModelError: As `open_completer`.
     """
+    if args.is_remote and processes.worker.world > 1:
+        raise ConfigError(
+            f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "
+            f"{processes.worker.world}: start it alone; --max_parallel_calls says how many calls "
+            "are under way"
+        )
     from pgra.icl.answers_cache import AnswersCache
     from pgra.icl.kept import KeptCompleter
 
     completer = open_completer(args, artifacts=artifacts, device=device)
     if args.is_remote:
         return completer
-    return KeptCompleter(completer, AnswersCache(artifacts / "answers"))
+    return KeptCompleter(completer, AnswersCache(artifacts / "answers"), processes)
 
 
 def _open_local(args: CompleterArguments, device: str) -> Completer:

@@ -11,7 +11,7 @@ was stopped goes on where it was.
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from pgra.errors import ConfigError
@@ -30,6 +30,7 @@ from pgra.pipelines.icl_results import Shown, vote_all, write_run
 from pgra.pipelines.run import Outcome
 from pgra.pipelines.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, check_same_run, check_writable
 from pgra.pipelines.seeds import Summary, seed_folder, series_folder, sum_up
+from pgra.processes import Processes
 from pgra.types import Example
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,17 @@ logger = logging.getLogger(__name__)
 PROMPT_FILE = "prompt.txt"
 
 
-def run_icl(run: IclRun, lm: OpenLm = open_lm) -> Outcome:
+def run_icl(
+    run: IclRun,
+    lm: OpenLm = open_lm,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> Outcome:
     """Let an LM decide a task's queries behind exemplars, or take up what is there.
 
     Args:
         run: Everything.
         lm: Opens the LM, where several runs share it.
+        processes: Who share the prompts out; the main one writes.
 
     Raises:
         ArtifactError: If the folder holds another run, or something kept is damaged.
@@ -51,15 +57,21 @@ def run_icl(run: IclRun, lm: OpenLm = open_lm) -> Outcome:
         ModelError: If a model cannot be used.
     """
     check_writable(run.folder)
-    return _run_once(open_icl(run, lm=lm), run.selection.exemplar_seed, run.folder)
+    icl = open_icl(run, lm=lm, processes=processes)
+    return _run_once(icl, run.selection.exemplar_seed, run.folder)
 
 
-def run_icl_seeds(run: IclRun, seeds: Sequence[int]) -> Summary:
+def run_icl_seeds(
+    run: IclRun,
+    seeds: Sequence[int],
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> Summary:
     """Run with each of some exemplar seeds: the paper's five draws of its baseline.
 
     Args:
         run: What they share; the folder may hold `{seed}`.
         seeds: Different ones.
+        processes: As of `run_icl`.
 
     Raises:
         ArtifactError: As `run_icl`; also if the folder of several runs is a run itself.
@@ -73,33 +85,39 @@ def run_icl_seeds(run: IclRun, seeds: Sequence[int]) -> Summary:
     pattern = str(run.folder)
     root = series_folder(pattern, seeds)
     check_writable(root)
-    icl = open_icl(run)
+    icl = open_icl(run, processes=processes)
     outcomes: dict[int, Outcome] = {}
     for seed in seeds:
         logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(seeds))
         outcomes[seed] = _run_once(icl, seed, seed_folder(pattern, seed))
-    return sum_up(outcomes, root, "exemplar seeds: draws of the exemplars, and their order")
+    meaning = "exemplar seeds: draws of the exemplars, and their order"
+    return sum_up(outcomes, root, meaning, processes)
 
 
 def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
     choice = icl.run.selection.choice(icl.fixed, seed)
     identity = icl.identity(choice)
     check_writable(folder)
-    with lock_folder(folder):
+    is_main = icl.processes.worker.is_main
+    with lock_folder(folder) if is_main else nullcontext():
         check_same_run(folder, identity)
-        if (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file():
+        is_finished = (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file()
+        icl.processes.barrier()  # all have looked before the main process writes
+        if is_finished:
             logger.info("run: %s is finished (reused)", folder)
             return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
-        shown, answered = answer(icl, choice, seed, prompt_folder=folder)
-        write_json(folder / IDENTITY_FILE, identity)
-        write_json(folder / ARGUMENTS_FILE, icl.run.sections())
-        metrics = write_run(
-            *(folder, icl.run, icl.inputs, shown, answered),
-            seed=seed,
-            seconds=icl.seconds,
-            made=identity,
-        )
-    return Outcome(folder, metrics, reused=False)
+        shown, answered = answer(icl, choice, seed, prompt_folder=folder if is_main else None)
+        if is_main:
+            write_json(folder / IDENTITY_FILE, identity)
+            write_json(folder / ARGUMENTS_FILE, icl.run.sections())
+            write_run(
+                *(folder, icl.run, icl.inputs, shown, answered),
+                seed=seed,
+                seconds=icl.seconds,
+                made=identity,
+            )
+        icl.processes.barrier()
+    return Outcome(folder, read_object(folder / METRICS_FILE), reused=False)
 
 
 def answer(
@@ -114,7 +132,7 @@ def answer(
         prompt_folder: Where the first query's prompt is written, before the LM is asked.
     """
     with _timed(icl, "exemplars"):
-        chosen = icl.pool.choose(icl.queries, choice, icl.likeness)
+        chosen = icl.pool.choose(icl.queries, choice, icl.likeness, icl.processes)
     _tell_leaks(chosen)
     if icl.decider is None or icl.completer is None:
         return Shown.whole(chosen), vote_all(icl.inputs, chosen)

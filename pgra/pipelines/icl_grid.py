@@ -29,7 +29,7 @@ class SharedLm:
     _asked: Mapping[str, Json] | None = None
     _completer: Completer | None = None
 
-    def open(self, run: IclRun) -> Completer:
+    def open(self, run: IclRun, processes: Processes) -> Completer:
         """Open a run's LM, or give the one that is open.
 
         Raises:
@@ -42,7 +42,7 @@ class SharedLm:
         }
         if self._completer is None or self._asked != asked:
             self._completer = None  # so that two LMs are never in memory together
-            self._completer, self._asked = open_lm(run), asked
+            self._completer, self._asked = open_lm(run, processes), asked
         return self._completer
 
 
@@ -95,13 +95,13 @@ class IclGridRun:
             return self.point.values.get(name)
         return asdict(getattr(self.run, argument_sections("icl")[name]))[name]
 
-    def make(self, processes: Processes) -> Outcome:  # noqa: ARG002 (icl is one process)
+    def make(self, processes: Processes) -> Outcome:
         """Make it, or take it up.
 
         Raises:
             PgraError: As `run_icl`.
         """
-        return run_icl(self.run, self.lm.open)
+        return run_icl(self.run, self.lm.open, processes)
 
     def drop_reader(self) -> None:
         """Do nothing: there is none."""

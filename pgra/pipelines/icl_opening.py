@@ -15,9 +15,10 @@ from pgra.icl.opening import open_kept_completer
 from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
 from pgra.pipelines.icl_memory import Recalled, recall_all
+from pgra.processes import Processes
 from pgra.types import Example, Json
 
-OpenLm = Callable[[IclRun], Completer]
+OpenLm = Callable[[IclRun, Processes], Completer]
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 
 
@@ -35,6 +36,7 @@ class Icl:
         decider: What asks it; None likewise.
         fixed: Rows of the pool that a file names.
         seconds: Wall-clock time by stage.
+        processes: Who share the prompts out; the main one writes.
     """
 
     run: IclRun
@@ -46,6 +48,7 @@ class Icl:
     decider: Decider | None = None
     fixed: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+    processes: Processes = Processes()  # noqa: RUF009 (frozen)
 
     @property
     def queries(self) -> Sequence[Example]:
@@ -77,22 +80,31 @@ class Icl:
         return named
 
 
-def open_lm(run: IclRun) -> Completer:
+def open_lm(run: IclRun, processes: Processes = Processes()) -> Completer:  # noqa: B008 (frozen)
     """Open the LM that answers, with the answers it gave before.
 
     Raises:
         PgraError: As `run_icl`.
     """
-    return open_kept_completer(run.completer, artifacts=run.artifacts, device=run.icl.device)
+    return open_kept_completer(
+        run.completer, artifacts=run.artifacts, device=run.icl.device, processes=processes
+    )
 
 
-def open_icl(run: IclRun, inputs: IclInputs | None = None, *, lm: OpenLm = open_lm) -> Icl:
+def open_icl(
+    run: IclRun,
+    inputs: IclInputs | None = None,
+    *,
+    lm: OpenLm = open_lm,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> Icl:
     """Open pool, comparison, memory and LM; weights are loaded when they are first needed.
 
     Args:
         run: Everything.
         inputs: Pool and queries; None reads the run's own.
         lm: Opens the LM, where several runs share it.
+        processes: Who share the prompts out.
 
     Raises:
         PgraError: As `run_icl`.
@@ -102,14 +114,16 @@ def open_icl(run: IclRun, inputs: IclInputs | None = None, *, lm: OpenLm = open_
     root = run.artifacts / "neighbors" / inputs.task.name
     pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
     pool.check(run.selection.count)
-    icl = Icl(run, inputs, pool, open_likeness(run, inputs), recall_all(run, inputs))
+    likeness, recalled = open_likeness(run, inputs), recall_all(run, inputs)
+    icl = Icl(run, inputs, pool, likeness, recalled, processes=processes)
     if run.selection.exemplar_file is not None:
         path = Path(run.selection.exemplar_file).expanduser()
         icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
     if run.icl.decide_by == "vote":
         return icl
-    completer = lm(run)
-    return replace(icl, completer=completer, decider=_open_decider(run, inputs, completer))
+    completer = lm(run, processes)
+    decider = _open_decider(run, inputs, completer, progress=processes.worker.is_main)
+    return replace(icl, completer=completer, decider=decider)
 
 
 def _settle(run: IclRun, inputs: IclInputs) -> IclRun:
@@ -148,7 +162,9 @@ def _refuse_labels(run: IclRun, task: str) -> None:
             )
 
 
-def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decider:
+def _open_decider(
+    run: IclRun, inputs: IclInputs, completer: Completer, *, progress: bool
+) -> Decider:
     args, task = run.icl, inputs.task
     if isinstance(task, GenerationTask):
         return TextWriter(
@@ -156,12 +172,12 @@ def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decid
             LineFormat(task.frame, {}),
             max_new_tokens=args.max_new_tokens or task.max_new_tokens,
             stop=task.stop,
-            progress=True,
+            progress=progress,
         )
     how = task_format(task, args.prompt_format or "task")
     if args.decide_by == "generation":
         most = args.max_new_tokens or _WRITTEN_TOKENS
-        return WordWriter(completer, how, most, progress=True, words=how.words)
+        return WordWriter(completer, how, most, progress=progress, words=how.words)
     if args.max_new_tokens is not None:
         raise ConfigError(
             f"max_new_tokens is {args.max_new_tokens}, and label words are scored, not written: "
@@ -174,5 +190,5 @@ def _open_decider(run: IclRun, inputs: IclInputs, completer: Completer) -> Decid
         task.inputs,
         calibrated=args.calibrate,
         length_normalize=args.length_normalize,
-        progress=True,
+        progress=progress,
     )

@@ -75,7 +75,7 @@ def test_only_what_draws_is_run_with_every_seed(write, tmp_path):
 def test_a_grid_opens_its_lm_once_and_is_taken_up(write, ablate, tmp_path, monkeypatch):
     opened = []
     real = icl_grid.open_lm
-    monkeypatch.setattr(icl_grid, "open_lm", lambda run: opened.append(run) or real(run))
+    monkeypatch.setattr(icl_grid, "open_lm", lambda run, of: opened.append(run) or real(run, of))
     path = write(baseline={"exemplars": "random"})
     code, out, err = ablate(path)
     assert code == 0, err
@@ -101,7 +101,7 @@ def test_another_lm_is_opened_anew(write, ablate, monkeypatch, lm_dirs):
     opened = []
     real = icl_grid.open_lm
     monkeypatch.setattr(
-        icl_grid, "open_lm", lambda run: opened.append(run.completer.lm) or real(run)
+        icl_grid, "open_lm", lambda run, of: opened.append(run.completer.lm) or real(run, of)
     )
     lms = [str(lm_dirs["gpt2"]), str(lm_dirs["opt"])]
     points = [{"name": f"LM {i}", "lm": lm} for i, lm in enumerate(lms)]

@@ -1,10 +1,19 @@
-"""A local LM's answers are kept: none is asked twice, and a stop loses one batch at the most."""
+"""A local LM's answers are kept: none is asked twice, and a stop loses one batch at the most.
+
+Several processes ask each prompt once among them; here they are threads, each with its own LM.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
+from pgra.errors import ArtifactError
 from pgra.icl.answers_cache import AnswersCache
 from pgra.icl.completion import Completion
 from pgra.icl.kept import KeptCompleter
+from pgra.processes import Processes
+from pgra.types import Worker
 
 PROMPTS = [f"prompt {i}" for i in range(100)]
 
@@ -71,3 +80,45 @@ def test_another_word_lm_or_parameter_is_asked(answers):
     other = Counted("two")
     KeptCompleter(other, answers).score(["a"], [" x"])
     assert other.asked == ["a"]
+
+
+def all_ask(lms, caches, prompts=PROMPTS, told=None):
+    barrier = Barrier(len(lms), timeout=20)
+
+    def ask(rank):
+        processes = Processes(Worker(rank, len(lms)), barrier.wait)
+        advance = told.append if told is not None and rank == 0 else None
+        return KeptCompleter(lms[rank], caches[rank], processes).score(
+            prompts, [" x", " yy"], advance=advance
+        )
+
+    with ThreadPoolExecutor(len(lms)) as pool:
+        return list(pool.map(ask, range(len(lms))))
+
+
+def test_processes_share_the_prompts_out_and_all_get_all_answers(answers):
+    KeptCompleter(Counted(), answers).score(PROMPTS[:7], [" x", " yy"])
+    lms, told = [Counted(), Counted(), Counted()], []
+    found = all_ask(lms, [answers] * 3, [*PROMPTS, *PROMPTS[:9]], told)
+    assert [len(lm.asked) for lm in lms] == [31, 31, 31]
+    assert sorted(prompt for lm in lms for prompt in lm.asked) == sorted(PROMPTS[7:])
+    assert found == [Counted().score([*PROMPTS, *PROMPTS[:9]], [" x", " yy"])] * 3
+    assert told == [7]  # of what was there; this LM tells of none
+
+
+def test_the_bar_of_several_processes_ends_at_all_prompts(answers):
+    class Telling(Counted):
+        def score(self, prompts, words, *, advance=None):
+            for _ in prompts if advance else ():
+                advance(1)
+            return super().score(prompts, words)
+
+    told = []
+    all_ask([Telling(), Telling(), Telling()], [answers] * 3, told=told)
+    assert told == [0, *[3] * 33, 1]
+
+
+def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
+    caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
+    with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
+        all_ask([Counted(), Counted()], caches)
