@@ -47,10 +47,3 @@ def test_two_processes_answer_as_one(argv, tmp_path):
         assert [line["prediction"] for line in one] == [line["prediction"] for line in two]
     again = finish([*LAUNCH, "icl", *argv("two", "--seeds", "0", "1")])
     assert again.count(" is finished (reused)") == 2
-
-
-@pytest.mark.slow
-def test_an_endpoint_is_asked_by_one_process(argv):
-    words = [*LAUNCH, "icl", *argv("far", "--lm", "openai:some-model")]
-    with pytest.raises(AssertionError, match="which one process asks, and there are 2"):
-        finish(words)

@@ -4,9 +4,16 @@ import pytest
 
 from pgra.errors import ConfigError, ModelError
 from pgra.icl.local import LocalCompleter
-from pgra.icl.opening import CompleterArguments, open_completer, open_counter
+from pgra.icl.opening import (
+    CompleterArguments,
+    open_completer,
+    open_counter,
+    open_kept_completer,
+)
 from pgra.icl.remote import RemoteCompleter
 from pgra.icl.spending import Prices
+from pgra.processes import Processes
+from pgra.types import Worker
 
 URL = "http://127.0.0.1:9/v1"
 
@@ -39,6 +46,16 @@ def test_a_prefix_opens_an_endpoint_that_keeps_its_answers_among_the_artifacts(t
     assert list(tmp_path.iterdir()) == []  # nothing was asked yet
     untold = CompleterArguments(lm="openai:m", base_url=URL)
     assert open_completer(untold, artifacts=tmp_path).window == 2047
+
+
+def test_an_endpoint_is_asked_by_one_process(tmp_path, lm_dirs):
+    pair = Processes(Worker(1, 2))
+    far = CompleterArguments(lm="openai:m", base_url=URL)
+    with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
+        open_kept_completer(far, artifacts=tmp_path, processes=pair)
+    open_kept_completer(far, artifacts=tmp_path)  # the controls: one, and an LM that is here
+    here = CompleterArguments(lm=str(lm_dirs["gpt2"]))
+    open_kept_completer(here, artifacts=tmp_path, device="cpu", processes=pair)
 
 
 def test_a_tokenizer_counts_an_endpoints_prompts(lm_dirs, tmp_path):
