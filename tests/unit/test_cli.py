@@ -80,6 +80,15 @@ def test_a_real_file_in_the_way_is_one_line(tmp_path, capsys):
     assert f"{tmp_path / 'file' / 'x'}: a part of the path is a file" in capsys.readouterr().err
 
 
+def test_kernels_are_bounded_unless_the_user_says_how_many(monkeypatch):
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    seen = []
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    run(lambda _: seen.extend(os.environ[name] for name in names) or 0)
+    assert seen == ["128", "7"]
+
+
 def test_help_names_every_command(capsys):
     assert main([]) == main(["--help"]) == 0
     told = capsys.readouterr().out
