@@ -88,6 +88,8 @@ class Grid:
         share: Whether points take up each other's products.
         show: "seconds" to show what each stage took.
         command: What makes its runs, of `COMMANDS`.
+        has_task_folders: Whether each task's runs have a folder of their own: of a file with
+            several tasks always, so that all may follow where one was run first.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Grid:
     share: bool = True
     show: str | None = None
     command: str = COMMANDS[0]
+    has_task_folders: bool = False
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
         """Give what stands beneath `--profile` and `--config`, the later over the earlier."""
@@ -150,6 +153,7 @@ def read_grid(
     given = {**values.get("grid", {}), **(axes or {})}
     points = _points(path, values.get("points") or [{}], given, values.get("labels", {}))
     names = dict.fromkeys(name for point in points for name in point.values)
+    tasks = tuple(str(task) for task in values.get("tasks") or ())
     grid = Grid(
         name=path.stem,
         origin=str(path),
@@ -158,7 +162,8 @@ def read_grid(
         axes=tuple(names),
         points=points,
         base=values.get("base", {}),
-        tasks=tuple(str(task) for task in values.get("tasks") or ()),
+        tasks=tasks,
+        has_task_folders=len(tasks) > 1,
         by_task=values.get("by_task", {}),
         labels=values.get("labels", {}),
         seeds=_seeds(values.get("seeds")),
@@ -174,7 +179,8 @@ def read_grid(
 
 def with_tasks(grid: Grid, tasks: Sequence[str]) -> Grid:
     """Give the same grid over other tasks."""
-    return replace(grid, tasks=tuple(tasks))
+    is_apart = grid.has_task_folders or len(tasks) > 1
+    return replace(grid, tasks=tuple(tasks), has_task_folders=is_apart)
 
 
 def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:

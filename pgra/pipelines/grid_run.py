@@ -80,7 +80,7 @@ def cells(grid: Grid, root: Path) -> Iterator[tuple[str | None, Point, Path]]:
         root: Folder of all its runs.
     """
     for task in grid.tasks or (None,):
-        parent = root / task_folder(task) if len(grid.tasks) > 1 and task else root
+        parent = root / task_folder(task) if grid.has_task_folders and task else root
         for point in grid.points:
             yield task, point, parent / point.folder
 

@@ -11,8 +11,9 @@ from pgra.cli import main
 from pgra.commands.ablate import GridArguments, _root, resolve_point
 from pgra.errors import ArtifactError
 from pgra.pipelines.ablate import grid_record, in_order, make_runs, write_grid
-from pgra.pipelines.grid import read_grid
+from pgra.pipelines.grid import read_grid, with_tasks
 from pgra.pipelines.grid_costs import foresee
+from pgra.pipelines.grid_run import cells
 from pgra.pipelines.pgra import find_evidence, read_task
 from pgra.rerank import PromptedReranker
 
@@ -186,6 +187,8 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
         ("sst2/max_steps=2/seed-0", "sst2"),
         ("mr/max_steps=2/seed-0", "mr"),
     ]
+    only = list(cells(with_tasks(grid, ["mr"]), tmp_path))  # all may follow where one was first
+    assert [folder for *_, folder in only] == [runs[1].folder.parent]
     assert [run.training.learning_rate for run in runs] == [8e-5, 1e-4]
     assert [run.training.max_steps for run in runs] == [2, 2]  # the axis wins
     points = grid_record(grid, runs, tmp_path)["points"]
