@@ -106,8 +106,15 @@ class FewShot:
         return re.sub(rf"\b{re.escape(self.end)}\b", self.end.lower(), line)
 
     def read_output(self, text: str) -> str:
-        """Cut what an LM wrote to its answer: up to the end's word or the separator."""
-        for stop in (self.end, self.separator.strip()):
+        """Cut what an LM wrote to its answer: up to the end's word or the separator.
+
+        Separators that it begins with are passed over: small LMs write the prompt's last once more.
+        """
+        core = self.separator.strip()
+        text = text.lstrip()
+        while core and text.startswith(core):
+            text = text[len(core) :].lstrip()
+        for stop in (self.end, core):
             text = text.split(stop, 1)[0] if stop else text
         return " ".join(text.split())
 

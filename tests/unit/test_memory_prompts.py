@@ -84,6 +84,8 @@ def test_an_output_is_cut_where_the_answer_ends():
     few_shot = load_few_shot("lexical")
     assert few_shot.read_output(" the antonym \n is x END ### more") == "the antonym is x"
     assert few_shot.read_output("the antonym is x ### q") == "the antonym is x"
+    assert few_shot.read_output("\n###\n\n### the antonym is x ###") == "the antonym is x"
+    assert few_shot.read_output("\n###\n\n") == ""
     assert few_shot.read_output("the WEEKEND") == "the WEEK"  # as the LM's own stop would
 
 
