@@ -129,7 +129,7 @@ class RecallingErrors:
     others, so that a prompt has as many whatever is in the memory (Madaan et al. 2022, App. D.3).
     """
 
-    keeps_prompts = True
+    keeps_prompts = False  # a new error is among the nearest of many questions, of all at first
 
     def __init__(
         self, few_shot: FewShot, log: FeedbackLog, lookup: Lookup, *, num_remembered: int
