@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pgra.errors import ModelError
 from pgra.models.causal_lm import CausalLM
+from pgra.models.last_layer import LastLayer
 from pgra.models.lm_head import LMHead
 from pgra.models.one_by_one import next_logits
 
@@ -128,6 +129,7 @@ class PromptReader:
     def __init__(self, lm: CausalLM) -> None:
         """Take an LM that has its head; its weights are loaded when it first reads."""
         self.lm = lm
+        self._is_trimmed = True  # whether the last layer works on last tokens only
 
     @torch.inference_mode()
     def read(
@@ -220,9 +222,16 @@ class PromptReader:
             columns, places = torch.unique(wanted, return_inverse=True)
             logits: Tensor = self.lm.whole(**inputs, logits_to_keep=columns.to(device)).logits
             return logits[rows.to(logits.device), places.to(logits.device)].float()
-        hidden = self.lm.model(**inputs).last_hidden_state
+        # Flat places of the tokens whose states are wanted; where all are, nothing is left out.
+        ends = (rows * ids.shape[1] + wanted).flatten() if wanted.shape[1] < ids.shape[1] else None
+        with self._last.only_at(ends if self._is_trimmed else None):
+            hidden = self.lm.model(**inputs).last_hidden_state
         states = hidden[rows.to(hidden.device), wanted.to(hidden.device)]  # (R, W, H)
         return self._head.logits(states)
+
+    @cached_property
+    def _last(self) -> LastLayer:
+        return LastLayer(self.lm.model)
 
     @cached_property
     def _head(self) -> LMHead | None:
@@ -243,18 +252,28 @@ class PromptReader:
         """Say why prompts cannot be read side by side with this LM; None if they can.
 
         Two prompts are read behind their common beginning, joined, and gone on with, and the
-        outcome compared with each alone and whole.
+        outcome compared with each alone and whole; also with a whole last layer, if part of it
+        gives something else.
         """
+        fault = self._find_fault()
+        if fault is not None:
+            self._is_trimmed = False
+            fault = self._find_fault()
+        return fault
+
+    def _find_fault(self) -> str | None:
         start, other = (self.lm.lead_ids + ids for ids in self.lm.tokenize(_PROBES))
         longer, token = [*start, *other], start[-1]
         try:
             begun = self.read([start[:-1]])
             blocks = [self.read([start, longer], behind=begun), self.read([other])]
             kept = join(blocks, room=1)
-            found = self.step(kept, [token] * 3).logits
+            found = torch.cat([kept.logits, self.step(kept, [token] * 3).logits])
         except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
-        alone = [next_logits(self.lm, [*ids, token])[-1] for ids in (start, longer, other)]
+        texts = (start, longer, other)
+        whole = [*texts, *([*ids, token] for ids in texts)]
+        alone = [next_logits(self.lm, ids)[-1] for ids in whole]
         truth = torch.stack(alone).to(found.device)
         slack = self.lm.tolerance * float(truth.abs().max())
         if torch.allclose(found, truth, rtol=0, atol=slack):

@@ -20,6 +20,7 @@ from transformers import (
 from pgra.errors import ConfigError, ModelError
 from pgra.icl.local import LocalCompleter
 from pgra.models.decoding import BatchReader, GreedyDecoder
+from pgra.models.last_layer import LastLayer
 from pgra.models.one_by_one import chance_alone, next_logits, write_alone
 from pgra.models.reading import join
 
@@ -177,6 +178,35 @@ def test_what_is_written_goes_into_the_room_and_nothing_is_copied(lm_dirs):
     torch.testing.assert_close(
         reader.go_on(left, [[3], [4]]), reader.go_on(join(blocks).take([2, 0]), [[3], [4]])
     )
+
+
+def test_the_last_layer_works_on_last_tokens_only_unless_that_changes_something(
+    lm_dirs, monkeypatch
+):
+    local = completer(lm_dirs["llama"])
+    reader, ids = local._reader.reader, local._tokenize(PROMPTS[:3])
+    assert reader.fault is None
+    seen = []
+    for layer in local.lm.model.layers:
+        count = lambda _, args: seen.append(args[0].shape[:-1].numel())  # noqa: E731
+        layer.mlp.down_proj.register_forward_pre_hook(count)
+    trimmed = reader.read(ids)
+    assert seen[-1] == 3 < seen[0] == 3 * max(map(len, ids))
+    reader._is_trimmed = False
+    whole = reader.read(ids)
+    assert seen[-1] == seen[0]
+    torch.testing.assert_close(trimmed.logits, whole.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(trimmed.layers[-1], whole.layers[-1])
+    # An LM whose last layer looks at other tokens there is read whole, and is no fault.
+    other = completer(lm_dirs["llama"])._reader.reader
+    monkeypatch.setattr(other._last, "only_at", lambda ends: only_first(other, ends))
+    assert other.fault is None
+    assert not other._is_trimmed
+
+
+def only_first(reader, ends):
+    """The last layer where it is not wanted."""
+    return LastLayer.only_at(reader._last, None if ends is None else ends * 0)
 
 
 def test_text_ends_before_the_stop_string(lm_dirs):
