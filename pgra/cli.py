@@ -116,7 +116,7 @@ def _bound_kernels() -> None:
     """Let oneDNN keep fewer kernels, and torch fewer of oneDNN's; read when torch is loaded.
 
     Each keeps 1,024, one for every number of tokens that a layer was given, near a megabyte each:
-    after hours of texts of all lengths a small LM in bfloat16 took 8 GB.
+    after half an hour of texts of all lengths a small LM in bfloat16 took 8 GB.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, _NUM_KERNELS)

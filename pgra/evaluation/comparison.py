@@ -68,6 +68,8 @@ class Comparison:
         better: In how many shared seeds the row is better.
         shared: How many seeds both have.
         welch: Welch's t-test over seeds; None where a side that is trained has one seed only.
+        has_noise: Whether a seed changes anything on either side; where none does, `welch` is 0 or
+            1 and tells no more than the difference.
     """
 
     gap: PairedDifference
@@ -76,6 +78,7 @@ class Comparison:
     better: int
     shared: int
     welch: float | None
+    has_noise: bool
 
     @property
     def is_win(self) -> bool:
@@ -262,7 +265,7 @@ def _compare_row(
             _mcnemar(*sides[task]),
             adjusted[task],
             *_won(*sides[task]),
-            _over_seeds(results[row, task].runs, results[baseline, task].runs),
+            *_over_seeds(results[row, task].runs, results[baseline, task].runs),
         )
         for task in places
     }
@@ -272,7 +275,7 @@ def _compare_row(
     pairs = [(results[row, task].runs, results[baseline, task].runs) for task in places]
     overall = average_gaps([gaps[task] for task in places]).summarise()
     won = _won_on_average(list(sides.values()))
-    return found, Comparison(overall, None, overall.p, *won, _average_over_seeds(pairs))
+    return found, Comparison(overall, None, overall.p, *won, *_average_over_seeds(pairs))
 
 
 _Pair = tuple[Sequence[Run], Sequence[Run]]
@@ -332,19 +335,24 @@ def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
     return sum(x.value > y.value for x, y in pairs), len(pairs)
 
 
-def _over_seeds(a: Sequence[Run], b: Sequence[Run]) -> float | None:
-    return welch(*(_values(side) for side in (a, b)))
+def _over_seeds(a: Sequence[Run], b: Sequence[Run]) -> tuple[float | None, bool]:
+    return _test_seeds(_values(a), _values(b))
 
 
-def _average_over_seeds(sides: Sequence[_Pair]) -> float | None:
+def _average_over_seeds(sides: Sequence[_Pair]) -> tuple[float | None, bool]:
     """Test the averages over tasks, seed by seed, where all tasks have the same seeds."""
     values = []
     for own in zip(*sides, strict=True):
         if any(_seeds(runs) != _seeds(own[0]) for runs in own):
-            return None
+            return None, False
         by_task = zip(*(_values(runs) for runs in own), strict=True)
         values.append([sum(told) / len(told) for told in by_task])
-    return welch(*values)
+    return _test_seeds(*values)
+
+
+def _test_seeds(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, bool]:
+    """Give Welch's p, and whether there is any spread that it could go by."""
+    return welch(a, b), any(max(side) - min(side) >= _LAST_DIGIT for side in (a, b))
 
 
 def _values(runs: Sequence[Run]) -> list[float]:

@@ -175,8 +175,7 @@ def _test_cells(found: Comparison | None) -> list[Cell]:
         Cell(f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"),
         *(_p_cell(p) for p in (gap.p, found.mcnemar, found.holm)),
         Cell(told_seeds(found)),
-        # Exactly 0 or 1: no seed changes anything on either side, so there is nothing to test.
-        _NOTHING if found.welch in (0.0, 1.0) else _p_cell(found.welch),
+        _p_cell(found.welch) if found.has_noise else _NOTHING,
     ]
 
 

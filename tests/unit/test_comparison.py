@@ -4,6 +4,7 @@ from planted_runs import places, plant, plant_grid
 from pgra.errors import ConfigError
 from pgra.evaluation.comparison import compare_runs
 from pgra.evaluation.runs import Group, load_collection, load_run
+from pgra.evaluation.summary import detail_table
 
 BOTH = places(500, 0.06, 1)
 ONLY_FID = [i for i in range(500) if i not in set(BOTH)]
@@ -78,6 +79,21 @@ def test_a_gap_within_the_noise_of_training_is_no_win(tmp_path):
     assert (found.better, found.shared) == (3, 3)
     assert found.welch > 0.05
     assert not found.is_win
+
+
+def test_equal_means_are_told_from_seeds_that_change_nothing(tmp_path):
+    """Both have p = 1 by Welch; only where seeds differ does it say anything, and is shown."""
+    shown = {}
+    for kind, ours, theirs in (("equal", (10, 20), (20, 10)), ("still", (10, 10), (10, 10))):
+        for seed in (0, 1):
+            plant(tmp_path / kind / f"f{seed}", system="fid", seed=seed, wrong=range(theirs[seed]))
+            plant(tmp_path / kind / f"p{seed}", seed=seed, wrong=range(ours[seed]))
+        study = compare_runs(load_collection([tmp_path / kind]).groups[0])
+        found = study.comparisons["pgra", "sst2"]
+        table = detail_table(study)
+        place = table.columns.index("seeds p")
+        shown[kind] = (found.welch, found.has_noise, table.rows[-1][place].text)
+    assert shown == {"equal": (1.0, True, "1.000"), "still": (1.0, False, "")}
 
 
 def test_one_seed_is_no_win_but_what_has_no_seeds_may_be(tmp_path):
