@@ -1,5 +1,6 @@
 """The `pgra` command, and what all scripts share: one line and exit code 2 for a user's error."""
 
+import ctypes
 import errno
 import logging
 import os
@@ -15,6 +16,8 @@ from pgra.errors import ConfigError, PgraError, Stopped, unknown_name
 Main = Callable[[Sequence[str] | None], int]
 
 _NUM_KERNELS = "128"  # an LM's forward has a handful of shapes, the same in all layers
+_MALLOC_NAMES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _OS_ERRORS = {
     errno.ENOSPC: "the disk is full: make room, or choose another folder, and run it again",
     errno.EDQUOT: "your disk quota is used up: make room and run it again",
@@ -77,6 +80,7 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     """
     _configure_logging()
     _bound_kernels()
+    _keep_freed_memory()
     try:
         return main(argv)
     except PgraError as error:
@@ -120,6 +124,18 @@ def _bound_kernels() -> None:
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, _NUM_KERNELS)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep up to a gigabyte that was freed, unless the user tells it what to do.
+
+    As it comes, it gives back what two tensors leave, and the next layer's are new pages again,
+    which the system must clear.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
+    if mallopt is not None and not any(name in os.environ for name in _MALLOC_NAMES):
+        mallopt(_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most it takes; it no longer finds its own
 
 
 def _configure_logging() -> None:

@@ -19,7 +19,7 @@ from pgra.models.batching import token_budget_batches
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
 from pgra.models.prefix_groups import LEAST_SHARED, group_by_prefix
-from pgra.models.reading import KeptPrompts, PromptReader, join
+from pgra.models.reading import KeptPrompts, PromptReader, Shelf, join
 
 logger = logging.getLogger(__name__)
 
@@ -195,12 +195,15 @@ class GreedyDecoder:
         answers = _Answers(self.reader.lm, len(prompts), max_new_tokens, is_done, advance)
         room = self.reader.room
         queue = deque(self.reader.batches(prompts))
+        longest = max(map(len, prompts), default=0) + max_new_tokens
+        shelf = Shelf(min(room, len(prompts) * longest))
         writing: _Writing | None = None
         while queue or writing:
             begun = [writing] if writing else []
             while queue and _fits(begun, queue[0], prompts, max_new_tokens, room):
                 begun += self._begin(prompts, queue.popleft(), answers)
-            writing = _gather(begun, max_new_tokens)
+            writing = _gather(begun, max_new_tokens, shelf)
+            del begun  # what was read stands on the shelf
             least = len(writing.rows) // 2 if writing and queue else 0
             while writing and len(writing.rows) > least:
                 tokens = [answers.written[row][-1] for row in writing.rows]
@@ -252,14 +255,14 @@ class _Answers:
 
         Args:
             writing: Prompts.
-            share: Only if at least one in so many is done, for the others are copied; None always.
+            share: Only if at least one in so many is done, for the others are moved; None always.
         """
         left = [place for place, row in enumerate(writing.rows) if not self._is_whole[row]]
         if not left:
             return None
         if share is not None and (len(writing.rows) - len(left)) * share < len(writing.rows):
             return writing
-        return _Writing([writing.rows[place] for place in left], writing.kept.take(left))
+        return _Writing([writing.rows[place] for place in left], writing.kept.keep(left))
 
 
 def likeliest(logits: Tensor, lm: CausalLM) -> list[int]:
@@ -294,8 +297,8 @@ def _fits(
     return count * longest <= room
 
 
-def _gather(begun: Sequence[_Writing], room: int) -> _Writing | None:
+def _gather(begun: Sequence[_Writing], room: int, shelf: Shelf) -> _Writing | None:
     if not begun:
         return None
     rows = [row for writing in begun for row in writing.rows]
-    return _Writing(rows, join([writing.kept for writing in begun], room=room))
+    return _Writing(rows, join([writing.kept for writing in begun], room=room, shelf=shelf))

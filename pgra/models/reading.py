@@ -7,6 +7,7 @@ whatever an LM's attention makes of that.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -74,16 +75,68 @@ class KeptPrompts:
             (keys[chosen.to(keys.device)], values[chosen.to(values.device)])
             for keys, values in self.layers
         ]
+        return self._chosen(layers, chosen)
+
+    @torch.inference_mode()
+    def keep(self, places: Sequence[int]) -> "KeptPrompts":
+        """Give some of the prompts, in rising order, moved together within the same memory.
+
+        What they were taken out of says nothing afterwards.
+        """
+        for tensor in (tensor for layer in self.layers for tensor in layer):
+            for to, place in enumerate(places):
+                if to != place:
+                    tensor[to] = tensor[place]
+        count = len(places)
+        layers = [(keys[:count], values[:count]) for keys, values in self.layers]
+        return self._chosen(layers, torch.tensor(places, dtype=torch.long))
+
+    def _chosen(self, layers: list[tuple[Tensor, Tensor]], chosen: Tensor) -> "KeptPrompts":
         logits = self.logits[chosen.to(self.logits.device)]
         return KeptPrompts(layers, self.lengths[chosen], logits, self.is_right, self.room)
 
 
-def join(blocks: Sequence[KeptPrompts], *, room: int = 0) -> KeptPrompts:
+class Shelf:
+    """Memory that prompts are joined in again and again.
+
+    Tensors that come and go, each a bit larger than the last, would leave holes that nothing fits.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        """Take as much as so many tokens need, when it is first used."""
+        self._num_tokens = num_tokens
+        self._flat: dict[tuple[int, int], Tensor] = {}
+
+    def lay(self, place: tuple[int, int], parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        """Give memory of a shape, not set; parts that stand in it are replaced by copies.
+
+        Args:
+            place: Which layer, and whether keys or values.
+            parts: What will be copied into it, (r, heads, S, width) each.
+            shape: (R, heads, S, width).
+        """
+        flat, needed = self._flat.get(place), math.prod(shape)
+        if flat is None or flat.numel() < needed:
+            size = max(needed, self._num_tokens * shape[1] * shape[3])
+            flat = self._flat[place] = parts[0].new_empty(size)
+        start = flat.untyped_storage().data_ptr()
+        for i, part in enumerate(parts):
+            if part.untyped_storage().data_ptr() == start:
+                parts[i] = part.clone()
+        return flat[:needed].view(shape)
+
+
+@torch.inference_mode()
+def join(
+    blocks: Sequence[KeptPrompts], *, room: int = 0, shelf: Shelf | None = None
+) -> KeptPrompts:
     """Lay prompts of several blocks side by side, against the right edge.
 
     Args:
         blocks: Prompts; those of a single block stay where they are, if they can.
         room: Columns to keep free behind them, for as many tokens of each.
+        shelf: Where to lay them; what was laid there before says nothing afterwards. None takes new
+            memory.
     """
     only = blocks[0] if len(blocks) == 1 else None
     if only is not None and only.is_right:
@@ -94,8 +147,7 @@ def join(blocks: Sequence[KeptPrompts], *, room: int = 0) -> KeptPrompts:
     layers = []
     for number in range(len(blocks[0].layers)):
         keys, values = (
-            _join([block.layers[number][which] for block in blocks], blocks, longest, room)
-            for which in (0, 1)
+            _join((number, which), blocks, longest, room, shelf or Shelf(0)) for which in (0, 1)
         )
         layers.append((keys, values))
     lengths = torch.cat([block.lengths for block in blocks])
@@ -108,17 +160,20 @@ def _has_no_padding(block: KeptPrompts) -> bool:
 
 
 def _join(
-    parts: Sequence[Tensor], blocks: Sequence[KeptPrompts], longest: int, room: int
+    place: tuple[int, int], blocks: Sequence[KeptPrompts], longest: int, room: int, shelf: Shelf
 ) -> Tensor:
     """Join one layer's keys, or its values: (R, heads, `longest` + `room`, width)."""
-    count = sum(map(len, blocks))
-    heads, width = parts[0].shape[1], parts[0].shape[3]
-    joined = parts[0].new_zeros(count, heads, longest + room, width)
+    number, which = place
+    parts = [block.layers[number][which] for block in blocks]
+    _, heads, _, width = parts[0].shape
+    shape = (sum(map(len, blocks)), heads, longest + room, width)
+    joined = shelf.lay(place, parts, shape)
     row = 0
     for part, block in zip(parts, blocks, strict=True):
-        for place, length in enumerate(block.lengths.tolist()):
+        for own, length in zip(part, block.lengths.tolist(), strict=True):
             end = block.longest if block.is_right else length
-            joined[row, :, longest - length : longest] = part[place, :, end - length : end]
+            joined[row, :, : longest - length] = 0  # hidden, but what is hidden must be finite
+            joined[row, :, longest - length : longest] = own[:, end - length : end]
             row += 1
     return joined
 

@@ -22,7 +22,7 @@ from pgra.icl.local import LocalCompleter
 from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.last_layer import LastLayer
 from pgra.models.one_by_one import chance_alone, next_logits, write_alone
-from pgra.models.reading import join
+from pgra.models.reading import Shelf, join
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
@@ -177,6 +177,32 @@ def test_what_is_written_goes_into_the_room_and_nothing_is_copied(lm_dirs):
     assert (left.room, left.longest) == (2, join(blocks).longest)
     torch.testing.assert_close(
         reader.go_on(left, [[3], [4]]), reader.go_on(join(blocks).take([2, 0]), [[3], [4]])
+    )
+
+
+def test_prompts_joined_on_a_shelf_again_and_again_are_those_of_new_memory(lm_dirs):
+    local = completer(lm_dirs["llama"])
+    reader, ids = local._reader.reader, local._tokenize(PROMPTS[:4])
+    first, second = ([reader.read(ids[:2]), reader.read([ids[2]])], [reader.read([ids[3]])])
+    shelf = Shelf(4 * (max(map(len, ids)) + 6))
+    laid, plain = join(first, room=3, shelf=shelf), join(first, room=3)
+    place = laid.layers[0][0].data_ptr()
+    laid, plain = reader.step(laid, [3, 4, 5]), reader.step(plain, [3, 4, 5])
+    laid, plain = laid.keep([0, 2]), plain.take([0, 2])  # moved, and copied
+    for one, other in zip(laid.layers, plain.layers, strict=True):
+        used = [[part[:, :, : laid.longest] for part in layer] for layer in (one, other)]
+        torch.testing.assert_close(*used)
+    laid = join([*second, laid], room=3, shelf=shelf)
+    plain = join([*second, plain], room=3)
+    assert laid.layers[0][0].data_ptr() == place != plain.layers[0][0].data_ptr()
+    assert laid.lengths.tolist() == plain.lengths.tolist()
+    ends = [reader.step(kept, [6, 7, 8]) for kept in (laid, plain)]
+    torch.testing.assert_close(ends[0].logits, ends[1].logits)
+    assert not torch.allclose(ends[0].logits[1], ends[0].logits[2])
+    # More than a shelf holds takes a larger one.
+    torch.testing.assert_close(
+        reader.go_on(join([*first, *second], shelf=Shelf(1)), [[3]] * 4),
+        reader.go_on(join([*first, *second]), [[3]] * 4),
     )
 
 
