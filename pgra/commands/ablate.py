@@ -16,7 +16,9 @@ from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
     from pgra.pipelines.grid import Grid, Point
+    from pgra.pipelines.grid_run import AnyRun
     from pgra.pipelines.icl_inputs import IclRun
+    from pgra.processes import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
 DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
@@ -83,13 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
     """Run a grid of train.py."""
-    from pgra.pipelines.ablate import make_runs, run_grid, write_grid
-    from pgra.processes import join_processes
+    from pgra.pipelines.ablate import make_runs
 
-    on_cpu = "--device=cpu" in rest or ("--device", "cpu") in pairwise(rest)
-    processes = join_processes("cpu" if on_cpu else "auto")
+    processes = _join(rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
-    words = [*rest, "--use_cpu"] if on_cpu else rest
+    words = [*rest, "--use_cpu"] if _is_on_cpu(rest) else rest
     runs = make_runs(
         grid, seeds, root, lambda task, point: resolve_point(grid, task, point, words, root)
     )
@@ -99,24 +99,18 @@ def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
             told = describe_costs(grid, runs)
         say(told)
         return 0
-    if processes.worker.is_main:
-        write_grid(grid, runs, root)
-    processes.barrier()
-    failures = run_grid(runs, processes, drop_readers=how.drop_readers)
-    if processes.worker.is_main:
-        show_results(grid, runs, failures, root)
-    return 1 if failures else 0
+    return _make_all(grid, runs, root, processes, drop_readers=how.drop_readers)
 
 
 def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
-    """Run a grid of `pgra icl`, in one process."""
-    from pgra.pipelines.ablate import run_grid, write_grid
+    """Run a grid of `pgra icl`."""
     from pgra.pipelines.icl_grid import make_icl_runs
 
     if how.drop_readers:
         raise ConfigError(
             f"drop_readers deletes readers, and the grid '{grid.name}' trains none: leave it out"
         )
+    processes = _join(rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     runs = make_icl_runs(
         grid, seeds, root, lambda task, point: resolve_icl_point(grid, task, point, rest, root)
@@ -127,9 +121,36 @@ def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> 
             told = describe_prompts(grid, runs)
         say(told)
         return 0
-    write_grid(grid, runs, root)
-    failures = run_grid(runs)
-    show_results(grid, runs, failures, root)
+    return _make_all(grid, runs, root, processes)
+
+
+def _is_on_cpu(rest: Sequence[str]) -> bool:
+    return "--device=cpu" in rest or ("--device", "cpu") in pairwise(rest)
+
+
+def _join(rest: Sequence[str]) -> "Processes":
+    from pgra.processes import join_processes
+
+    return join_processes("cpu" if _is_on_cpu(rest) else "auto")
+
+
+def _make_all(
+    grid: "Grid",
+    runs: Sequence["AnyRun"],
+    root: Path,
+    processes: "Processes",
+    *,
+    drop_readers: bool = False,
+) -> int:
+    """Make a grid's runs, and show what came of them."""
+    from pgra.pipelines.ablate import run_grid, write_grid
+
+    if processes.worker.is_main:
+        write_grid(grid, runs, root)
+    processes.barrier()
+    failures = run_grid(runs, processes, drop_readers=drop_readers)
+    if processes.worker.is_main:
+        show_results(grid, runs, failures, root)
     return 1 if failures else 0
 
 

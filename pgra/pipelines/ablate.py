@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pgra.config import READER_SYSTEMS, PgraArguments
-from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import read_object
 from pgra.io import write_json
@@ -170,6 +170,9 @@ def run_grid(
 ) -> list[Failure]:
     """Make all runs; one that fails does not stop the others.
 
+    In several processes only what all refuse alike is passed over, arguments and data: anything
+    else may be the failure of one alone, for which the others would wait.
+
     Args:
         runs: In any order.
         processes: Who shares the work.
@@ -178,6 +181,9 @@ def run_grid(
 
     Returns:
         Those that failed.
+
+    Raises:
+        PgraError: In several processes, as a run says.
     """
     failures = []
     for number, run in enumerate(in_order(runs), 1):
@@ -185,6 +191,8 @@ def run_grid(
         try:
             run.make(processes)
         except PgraError as error:
+            if processes.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
+                raise
             logger.error("ablate: %s failed: %s", run.name, error)
             failures.append(Failure(run, " ".join(str(error).split())))
             continue

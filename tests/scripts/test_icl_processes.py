@@ -1,13 +1,17 @@
 """`pgra icl` in several processes says what it says in one, and asks no prompt twice."""
 
 import re
+import subprocess
+import sys
 
 import pytest
+import yaml
 from conftest import write_jsonl
-from scripted import call, finish, review_rows
+from scripted import ROOT, call, environment, finish, review_rows
 
 from pgra.commands.icl import main
 from pgra.evaluation.run_files import read_lines
+from pgra.io import lock_folder
 
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pgra"]
 
@@ -47,3 +51,49 @@ def test_two_processes_answer_as_one(argv, tmp_path):
         assert [line["prediction"] for line in one] == [line["prediction"] for line in two]
     again = finish([*LAUNCH, "icl", *argv("two", "--seeds", "0", "1")])
     assert again.count(" is finished (reused)") == 2
+
+
+@pytest.fixture
+def grid(tmp_path, lm_dirs, encoder_dir):
+    """Give the words that run a grid of two points in a folder of a name."""
+    points = [{"name": "drawn", "exemplars": "random"}, {"name": "near", "exemplars": "knn"}]
+    base = {
+        "task": "sst2",
+        "train_file": str(write_jsonl(tmp_path / "train.jsonl", review_rows(40))),
+        "test_file": str(write_jsonl(tmp_path / "test.jsonl", review_rows(12, start=20))),
+        "lm": str(lm_dirs["gpt2"]),
+        "encoder": str(encoder_dir),
+        "num_exemplars": 3,
+    }
+    file = tmp_path / "two.yaml"
+    told = {"command": "icl", "seeds": [0], "base": base, "points": points}
+    file.write_text(yaml.safe_dump(told))
+
+    def of(name):
+        places = ["--output_dir", tmp_path / "runs" / name, "--artifacts_dir", tmp_path / name]
+        return ["ablate", file, *places, "--device", "cpu"]
+
+    return lambda name: [str(word) for word in of(name)]
+
+
+@pytest.mark.slow
+def test_a_grid_in_two_processes_is_one_of_one_and_a_held_folder_ends_both(grid, tmp_path):
+    assert finish([*LAUNCH, *grid("two")]).count("the LM was asked 12 prompts") == 2
+    finish(["-m", "pgra", *grid("one")])
+    for point in ("drawn", "near"):
+        files = (tmp_path / "runs" / n / point / "seed-0/predictions.jsonl" for n in ("one", "two"))
+        one, two = ([line["prediction"] for line in read_lines(file)] for file in files)
+        assert one == two
+        assert len(one) == 12
+    with lock_folder(tmp_path / "runs" / "held" / "drawn" / "seed-0"):
+        held = subprocess.run(
+            [sys.executable, *LAUNCH, *grid("held")],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert held.returncode != 0  # not waited for: only the main process holds folders
+    assert "seed-0 is in use by another pgra job" in held.stderr

@@ -150,13 +150,16 @@ def read_until(terminal, wanted):
 def ended_by(terminal, key, process):
     """Press a key until the process ends.
 
-    Ctrl-C between the prompt and the first wait for a key is seen by Python with the next key only.
+    Ctrl-C while Python is not yet waiting for a key is seen with another one only.
     """
     try:
         for _ in range(30):
             os.write(terminal, key)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(timeout=2)
+                return process.wait(timeout=1)
+            if key == b"\x03":
+                os.write(terminal, b"x")
+                read_until(terminal, b"x")
     finally:
         process.kill()
         process.wait()
@@ -182,7 +185,9 @@ def test_in_a_terminal_ctrl_c_and_ctrl_d_leave_and_what_was_noted_stands(tmp_pat
     assert "entry 1, score 0.0000 (gate -5), used" in told
     assert "! nothing was asked yet" in told
     assert "the synonym for pretty is" in told
-    os.write(terminal, b"half a correct" if code else b"")
+    if code:
+        os.write(terminal, b"half a correct")
+        read_until(terminal, b"half a correct")
     assert ended_by(terminal, last, process) == code
     os.close(terminal)
     with FeedbackLog.open(path, is_writable=False) as log:
