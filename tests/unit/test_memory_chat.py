@@ -123,7 +123,8 @@ def test_what_cannot_be_begun_is_one_line_and_makes_no_memory(
 
 # The pseudo-terminal is made the process's own, so that Ctrl-C in it is a signal.
 TERMINAL = f"""
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from pathlib import Path
