@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 NUM_SHARDS = 80  # of two rows; an index that grows has as many before
 
 JOBS = """
-import json, os, random, signal, sys, time
+import json, os, random, signal, statistics, sys, time
+from itertools import pairwise
 from pathlib import Path
 import torch
 from pgra.config import CorpusArguments, RetrieverArguments
@@ -59,12 +60,16 @@ def finish(job, folder):
 def shards(folder):
     return {p.name: [p.stat().st_mtime_ns, p.stat().st_ino] for p in folder.glob("vectors-*.json")}
 
+def pace(folder):  # seconds that a shard takes
+    times = sorted(p.stat().st_mtime_ns for p in folder.glob("vectors-*.json"))[first:]
+    return statistics.median(b - a for a, b in pairwise(times)) / 1e9
+
 def kill(job, folder, number):
     process = fork(job, folder)
     record = folder / f"vectors-{number:05d}.json"
     while not record.exists() and os.waitpid(process, os.WNOHANG) == (0, 0):
         time.sleep(0.0005)
-    time.sleep(draw.random() * 0.01)
+    time.sleep(draw.random() * pace(root / "whole"))
     os.kill(process, signal.SIGKILL)
     status = os.waitpid(process, 0)[1]
     assert status == signal.SIGKILL, f"it ended with {status} before the kill behind {number}"
@@ -126,7 +131,7 @@ def test_kills_lose_no_shard_and_repeat_none(job, first, kills, encoder_dir, tmp
     assert len(seen[-1]) == first + NUM_SHARDS
     for before, after in pairwise(seen):
         assert {name: after.get(name) for name in before} == before  # neither lost nor made again
-    assert len({len(shards) for shards in seen}) > kills / 4  # went on; a fast run makes several
+    assert len({len(shards) for shards in seen}) > kills / 2  # each run went on
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert half_written(killed) == []
     assert sums(killed) == sums(whole)
