@@ -144,11 +144,10 @@ def join(
     if only is not None and not room and _has_no_padding(only):
         return KeptPrompts(only.layers, only.lengths, only.logits, is_right=True)
     longest = max(int(block.lengths.max()) for block in blocks)
+    shelf = shelf or Shelf(0)
     layers = []
     for number in range(len(blocks[0].layers)):
-        keys, values = (
-            _join((number, which), blocks, longest, room, shelf or Shelf(0)) for which in (0, 1)
-        )
+        keys, values = (_join((number, which), blocks, longest, room, shelf) for which in (0, 1))
         layers.append((keys, values))
     lengths = torch.cat([block.lengths for block in blocks])
     logits = torch.cat([block.logits for block in blocks])
