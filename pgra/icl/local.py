@@ -10,10 +10,11 @@ from typing import Self
 
 from pgra.errors import ConfigError, ModelError
 from pgra.icl.completion import Advance, Completion
+from pgra.models.attention_blocks import in_blocks
 from pgra.models.causal_lm import CausalLM
 from pgra.models.decoding import BatchReader, GreedyDecoder
 from pgra.models.one_by_one import chance_alone, write_alone
-from pgra.models.prepack import packed_for
+from pgra.models.prepack import Packer
 from pgra.models.word_chances import word_chances
 from pgra.types import Json
 
@@ -31,7 +32,7 @@ def _nothing(_: int) -> None:
 class LocalCompleter:
     """An LM of transformers, in this process."""
 
-    def __init__(self, lm: CausalLM, *, batch_tokens: int = 1024) -> None:
+    def __init__(self, lm: CausalLM, *, batch_tokens: int = 2048) -> None:
         """Take an LM.
 
         Args:
@@ -51,7 +52,7 @@ class LocalCompleter:
         device: str = "auto",
         quantization: str = "none",
         device_map: str = "none",
-        batch_tokens: int = 1024,
+        batch_tokens: int = 2048,
     ) -> Self:
         """Find an LM by hub id, folder or `bundled:NAME`; see `CausalLM.from_name`.
 
@@ -117,7 +118,7 @@ class LocalCompleter:
         self._check_room(prompts, ids, max_new_tokens)
         is_sound = self._reader.reader.fault is None
         unread = self._reader.count_unread(ids) if is_sound else sum(map(len, ids))
-        with packed_for(self.lm.model, unread):
+        with self._packer.packed(unread), in_blocks(self.lm.whole):
             if is_sound:
                 written = GreedyDecoder(self._reader).write(
                     ids,
@@ -164,7 +165,7 @@ class LocalCompleter:
         self._check_room(prompts, ids, max((len(w) for row in behind for w in row), default=0))
         told = advance or _nothing
         scores: list[list[float]] = [[] for _ in ids]
-        with packed_for(self.lm.model, sum(map(len, ids))):
+        with self._packer.packed(sum(map(len, ids))), in_blocks(self.lm.whole):
             if self._reader.reader.fault is not None:
                 for row, own in enumerate(ids):
                     scores[row] = [chance_alone(self.lm, own, word) for word in behind[row]]
@@ -220,6 +221,10 @@ class LocalCompleter:
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+    @cached_property
+    def _packer(self) -> Packer:
+        return Packer(self.lm.whole)
 
     @cached_property
     def _ends(self) -> frozenset[int]:

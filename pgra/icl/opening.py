@@ -39,7 +39,7 @@ class CompleterArguments:
         "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
     )
     lm_batch_tokens: int = _arg(
-        1024, "Tokens in one LM batch on a CPU; a GPU takes 16 times as many."
+        2048, "Tokens in one LM batch on a CPU; a GPU takes 16 times as many."
     )
     lm_window: int | None = _arg(
         None,

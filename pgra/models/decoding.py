@@ -9,17 +9,18 @@ are there as the memory for keys and values takes. Those that are done leave, an
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pgra.errors import ModelError
-from pgra.models.batching import token_budget_batches
 from pgra.models.causal_lm import CausalLM
 from pgra.models.loading import batch_budget
 from pgra.models.prefix_groups import LEAST_SHARED, group_by_prefix
 from pgra.models.reading import KeptPrompts, PromptReader, Shelf, join
+from pgra.models.segments import GroupCost, group_by_length
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +58,14 @@ class BatchReader:
     """
 
     lm: CausalLM
-    batch_tokens: int = 1024
+    batch_tokens: int = 2048
     kept_bytes: int | None = None
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.reader = PromptReader(self.lm)
-        self._budget = batch_budget(self.batch_tokens, self.lm.device)
+        most = batch_budget(self.batch_tokens, self.lm.device)
+        self._cost = replace(GroupCost.on(self.lm.device), max_tokens=most)
         self._shared: tuple[int, ...] = ()
         self._behind: KeptPrompts | None = None
 
@@ -78,15 +80,18 @@ class BatchReader:
     def batches(self, prompts: Sequence[Sequence[int]]) -> list[Batch]:
         """Cut prompts into batches: those that begin alike together, each kind longest first.
 
-        However short what prompts have of their own, each one's keys and values are whole.
+        The cuts fall where padding and calls together cost least. However short what prompts have
+        of their own, each one's keys and values are whole.
         """
         found, room = [], self.room if len(prompts) > 1 else 0
         for group in group_by_prefix(prompts):
             shared = tuple(prompts[group.rows[0]][: group.num_shared])
-            own = [len(prompts[row]) - len(shared) for row in group.rows]
-            rows = max(1, room // (len(shared) + max(own) + _HEADROOM))
-            for places in token_budget_batches(own, self._budget, max_rows=rows):
-                found.append(Batch([group.rows[place] for place in places], shared))
+            own = np.array([len(prompts[row]) - len(shared) for row in group.rows])
+            most = max(1, room // (len(shared) + int(own.max()) + _HEADROOM))
+            batches = group_by_length(own, self._cost)
+            for places in sorted(batches, key=lambda places: -own[places].max()):
+                rows = [group.rows[place] for place in reversed(places)]
+                found += [Batch(rows[i : i + most], shared) for i in range(0, len(rows), most)]
         return found
 
     def read(self, prompts: Sequence[Sequence[int]], batch: Batch) -> list[KeptPrompts]:

@@ -22,15 +22,13 @@ _STATE_ROWS = 1 << 10
 
 @dataclass(frozen=True)
 class LMHead:
-    """Weights that turn states into logits.
+    """The layer that turns states into logits.
 
     Attributes:
-        weight: (V, H), in the LM's dtype.
-        bias: (V,), or None.
+        layer: Its weight is (V, H), in the LM's dtype.
     """
 
-    weight: Tensor
-    bias: Tensor | None = None
+    layer: torch.nn.Linear
 
     @classmethod
     def of(cls, lm: CausalLM) -> Self:
@@ -49,7 +47,7 @@ class LMHead:
             raise ModelError(
                 f"'{name}' has no plain head ({type(layer).__name__}): its words cannot be scored"
             )
-        head = cls(layer.weight, layer.bias)
+        head = cls(layer)
         ids = lm.tokenize([_PROBE])[0]
         with torch.inference_mode():
             told = lm.whole(input_ids=torch.tensor([ids], device=lm.device)).logits[0, -1].float()
@@ -62,19 +60,25 @@ class LMHead:
             )
         return head
 
-    def logits(self, states: Tensor, tokens: Tensor | slice = slice(None)) -> Tensor:
+    def logits(self, states: Tensor, tokens: Tensor | slice | None = None) -> Tensor:
         """Give logits of some tokens.
 
         Args:
             states: (n, H).
-            tokens: (t,) int64, or a slice of the vocabulary.
+            tokens: (t,) int64, or a slice of the vocabulary; None for all of it.
 
         Returns:
             (n, t) float32, on the head's device. In half precision a logit would be rounded by
             more than labels differ.
         """
-        bias = None if self.bias is None else self.bias[tokens].float()
-        return F.linear(states.to(self.weight.device).float(), self.weight[tokens].float(), bias)
+        weight, bias = self.layer.weight, self.layer.bias
+        states = states.to(weight.device).float()
+        if tokens is None and weight.dtype is torch.float32:
+            logits: Tensor = self.layer(states)  # it may hold a packed copy
+            return logits
+        chosen = slice(None) if tokens is None else tokens
+        shift = None if bias is None else bias[chosen].float()
+        return F.linear(states, weight[chosen].float(), shift)
 
     @torch.inference_mode()
     def log_chances(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -87,7 +91,7 @@ class LMHead:
         Returns:
             (n, t) float32, on the CPU.
         """
-        chosen = torch.tensor(tokens, device=self.weight.device)
+        chosen = torch.tensor(tokens, device=self.layer.weight.device)
         found = [
             (self.logits(part, chosen) - self._total(part)).cpu()
             for part in torch.split(states, _STATE_ROWS)
@@ -98,6 +102,6 @@ class LMHead:
         """Give the log of the sum of all tokens' exponentials, (n, 1)."""
         parts = [
             self.logits(states, slice(start, start + _VOCABULARY_ROWS)).logsumexp(1, keepdim=True)
-            for start in range(0, len(self.weight), _VOCABULARY_ROWS)
+            for start in range(0, len(self.layer.weight), _VOCABULARY_ROWS)
         ]
         return torch.cat(parts, dim=1).logsumexp(1, keepdim=True)

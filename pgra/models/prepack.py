@@ -26,22 +26,48 @@ _ACTIVATIONS = {  # as oneDNN names them
 }
 
 
+class Packer:
+    """Packs a module's linear layers once there is enough to read, and keeps the copies.
+
+    For one who reads again and again: the module's weights must not change as long as it is used.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Take a module as `packed_linears` does; nothing is packed yet."""
+        self._module = module
+        self._num_tokens = 0
+        self._found: list[tuple[Any, Forward]] = []
+
+    def packed(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Pack if all tokens so far are worth it, and memory holds the copies.
+
+        Args:
+            num_tokens: What is about to be read.
+        """
+        self._num_tokens += num_tokens
+        if self._num_tokens < MANY_TOKENS:
+            return nullcontext()
+        if not self._found and self._fits():
+            self._found = _find(self._module)
+        return _replaced(self._found)
+
+    def _fits(self) -> bool:
+        linears = (part for part in self._module.modules() if isinstance(part, nn.Linear))
+        needed = sum(part.weight.nbytes for part in linears if _is_plain(part))
+        return needed <= _SHARE * machine_memory()
+
+
 def packed_for(module: nn.Module, num_tokens: int) -> AbstractContextManager[None]:
-    """Pack a module's linear layers if so many tokens are worth it, and memory holds the copies.
+    """Pack a module's linear layers if so many tokens are worth it; no copy is kept afterwards.
 
     Args:
         module: As `packed_linears` takes it.
         num_tokens: What it is about to read.
     """
-    if num_tokens < MANY_TOKENS:
-        return nullcontext()
-    linears = (part for part in module.modules() if isinstance(part, nn.Linear))
-    needed = sum(part.weight.nbytes for part in linears if _is_plain(part))
-    return packed_linears(module) if needed <= _SHARE * machine_memory() else nullcontext()
+    return Packer(module).packed(num_tokens)
 
 
-@contextmanager
-def packed_linears(module: nn.Module) -> Iterator[None]:
+def packed_linears(module: nn.Module) -> AbstractContextManager[None]:
     """Have a module's linear layers read packed copies of their weights.
 
     Results agree with the plain layers' to rounding. Where this brings nothing (not on a CPU, not
@@ -51,19 +77,30 @@ def packed_linears(module: nn.Module) -> Iterator[None]:
     Args:
         module: Its parts are the same again afterwards.
     """
+    return _replaced(_find(module))
+
+
+def _find(module: nn.Module) -> list[tuple[Any, Forward]]:
+    """Pack, and give the parts that can be replaced and what does their work."""
     found: list[tuple[Any, Forward]] = []
-    if torch.backends.mkldnn.is_available() and not torch.is_autocast_enabled("cpu"):  # type: ignore[no-untyped-call]
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         for is_one, fuse in ((_is_gated, _gated), (_is_bent, _bent), (_is_opened, _opened)):
             found += [(part, fuse(part)) for part in module.modules() if is_one(part)]
         inside = {inner for part, _ in found for inner in part.modules()}
         found += [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
-    for part, forward in found:
+    return found
+
+
+@contextmanager
+def _replaced(found: list[tuple[Any, Forward]]) -> Iterator[None]:
+    chosen = [] if torch.is_autocast_enabled("cpu") else found
+    for part, forward in chosen:
         part.forward = forward
     try:
         with torch.inference_mode():
             yield
     finally:
-        for part, _ in found:
+        for part, _ in chosen:
             del part.forward
 
 

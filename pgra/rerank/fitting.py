@@ -193,7 +193,7 @@ class Fitting:
 
     def _word_rows(self) -> WordRows:
         """Take the label words' rows of the LM's head."""
-        head = LMHead.of(self._encoder.lm)
+        head = LMHead.of(self._encoder.lm).layer
         weight = head.weight[self._tokens].float()
         bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
         return WordRows(weight.cpu().numpy(), bias.float().cpu().numpy())

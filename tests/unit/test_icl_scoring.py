@@ -19,6 +19,7 @@ from pgra.icl.scoring import read_queries, score_words
 from pgra.models.answer_words import AnswerWords
 from pgra.models.causal_lm import CausalLM
 from pgra.models.lm_head import LMHead
+from pgra.models.prepack import packed_linears
 from pgra.pipelines.icl_scoring import run
 from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
 from pgra.pipelines.systems import run_system
@@ -104,18 +105,38 @@ def test_beginnings_and_what_follows_them():
     assert words.nexts((2, 3)) == {"b": 4, "c": 5}
 
 
+def linear(weight, bias=None):
+    layer = torch.nn.Linear(*weight.shape[::-1], bias=bias is not None)
+    layer.weight.data = weight
+    if bias is not None:
+        layer.bias.data = bias
+    return layer
+
+
 def test_log_chances_are_those_of_a_softmax_over_the_vocabulary(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     weight, states = (torch.randn(n, 8, generator=generator) for n in (50, 7))
     expected = (states @ weight.T).log_softmax(1)[:, [4, 44]]
-    head = LMHead(weight)
+    head = LMHead(linear(weight))
     torch.testing.assert_close(head.log_chances(states, [4, 44]), expected)
     monkeypatch.setattr("pgra.models.lm_head._VOCABULARY_ROWS", 16)
     monkeypatch.setattr("pgra.models.lm_head._STATE_ROWS", 3)
     torch.testing.assert_close(head.log_chances(states, [4, 44]), expected)  # in pieces
-    shifted = LMHead(weight, torch.arange(50.0))
+    shifted = LMHead(linear(weight, torch.arange(50.0)))
     assert not torch.allclose(shifted.log_chances(states, [4, 44]), expected)  # the control
     assert head.log_chances(states[:0], [4, 44]).shape == (0, 2)
+
+
+def test_all_logits_come_from_a_packed_copy_where_there_is_one():
+    torch.manual_seed(0)
+    head, states = LMHead(torch.nn.Linear(8, 50)), torch.randn(7, 8)
+    plain = head.logits(states)
+    with packed_linears(head.layer):
+        with torch.no_grad():
+            head.layer.weight.zero_()
+        torch.testing.assert_close(head.logits(states), plain)
+        assert (head.logits(states, slice(0, 50)) == head.layer.bias).all()  # the control
+    assert (head.logits(states) == head.layer.bias).all()
 
 
 def test_a_word_that_begins_another_is_refused(lm_dirs):

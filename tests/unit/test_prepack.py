@@ -5,7 +5,7 @@ from transformers import AutoModel, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from pgra.models.fid import FusionReader
-from pgra.models.prepack import MANY_TOKENS, packed_for, packed_linears
+from pgra.models.prepack import MANY_TOKENS, Packer, packed_for, packed_linears
 
 
 @pytest.fixture
@@ -135,3 +135,29 @@ def test_layers_are_packed_only_for_many_tokens_and_where_memory_holds_the_copie
     assert not is_packed(MANY_TOKENS)
     monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size)
     assert is_packed(MANY_TOKENS)
+
+
+def test_copies_are_made_once_when_all_readings_together_are_worth_it_and_kept(module):
+    packer, x = Packer(module), torch.randn(5, 16)
+    plain = module(x)
+    with packer.packed(MANY_TOKENS - 1):
+        assert "forward" not in vars(module[0])
+    with packer.packed(1):
+        forward = vars(module[0])["forward"]
+    assert "forward" not in vars(module[0])
+    with torch.no_grad():
+        module[0].weight.zero_()  # the control: what is kept is no longer the weight
+    with packer.packed(1):
+        assert vars(module[0])["forward"] is forward
+        torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16), packer.packed(1):
+        assert "forward" not in vars(module[0])
+    assert (module(x) - plain).abs().max() > 1e-2
+
+
+def test_what_memory_does_not_hold_is_never_packed(module, monkeypatch):
+    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 0)
+    packer = Packer(module)
+    for _ in range(2):
+        with packer.packed(MANY_TOKENS):
+            assert "forward" not in vars(module[0])

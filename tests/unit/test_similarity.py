@@ -103,7 +103,7 @@ def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
         RerankArguments(lm=str(lm_dir)), PROMPT, device="cpu", with_head=True
     )
     tokens = AnswerWords.of(encoder, WORDS).firsts
-    head = LMHead.of(encoder.lm)
+    head = LMHead.of(encoder.lm).layer
     bias = torch.zeros(len(tokens)) if head.bias is None else head.bias[tokens]
     rows = WordRows(head.weight[tokens].numpy(), bias.numpy())
     found = rows.log_chances(encoder.encode(TEXTS).numpy())
