@@ -123,8 +123,10 @@ class AnswersCache:
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the table in a new file; refuse a file that is not ours."""
+        # In this order: a file that another process makes in between has its mark by then.
+        is_empty = _pragma(db, "schema_version") == 0
         mark = _pragma(db, "application_id")
-        if mark == 0 and _pragma(db, "schema_version") == 0:
+        if is_empty and mark == 0:
             with db:
                 # In one transaction with the marks: a file with half of it is never seen. Another
                 # process may have been first, which changes nothing.

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pgra.errors import ArtifactError
+from pgra.icl import answers_cache
 from pgra.icl.answers_cache import FILE, Answer, AnswersCache, answer_key
 
 PARIS = Answer(" Paris", 12, 2)
@@ -97,6 +98,21 @@ def test_two_processes_share_the_file_and_a_killed_one_leaves_whole_answers(tmp_
     assert kept["b29"] == Answer("b 29")
     assert len(kept) == len(seen) + 30  # all that was told to be kept is there
     assert len(cache) in (len(kept), len(kept) + 1)  # and at most the one that was not yet told
+
+
+def test_a_file_that_another_makes_while_one_looks_is_no_foreign_one(tmp_path, monkeypatch):
+    look, looks = answers_cache._pragma, []
+
+    def look_slowly(db, name):
+        found = look(db, name)
+        looks.append(name)
+        if len(looks) == 1:
+            AnswersCache(tmp_path).keep("other", PARIS, model="m")
+        return found
+
+    monkeypatch.setattr(answers_cache, "_pragma", look_slowly)
+    AnswersCache(tmp_path).keep("own", PARIS, model="m")
+    assert AnswersCache(tmp_path).find(["own", "other"]) == {"own": PARIS, "other": PARIS}
 
 
 def test_a_write_that_was_torn_is_rolled_back(tmp_path):
