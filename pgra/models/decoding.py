@@ -68,6 +68,17 @@ class BatchReader:
         self._cost = replace(GroupCost.on(self.lm.device), max_tokens=most)
         self._shared: tuple[int, ...] = ()
         self._behind: KeptPrompts | None = None
+        self._shelf = Shelf()
+
+    def shelf(self, num_tokens: int) -> Shelf:
+        """Give where prompts that are written on can be laid, so many tokens at a time.
+
+        On a CPU it is the same in every call, since memory that is new costs more there than what
+        is written in it; a GPU's is needed elsewhere, and torch keeps it.
+        """
+        shelf = self._shelf if self.lm.device.type == "cpu" else Shelf()
+        shelf.expect(num_tokens)
+        return shelf
 
     @property
     def room(self) -> int:
@@ -201,7 +212,7 @@ class GreedyDecoder:
         room = self.reader.room
         queue = deque(self.reader.batches(prompts))
         longest = max(map(len, prompts), default=0) + max_new_tokens
-        shelf = Shelf(min(room, len(prompts) * longest))
+        shelf = self.reader.shelf(min(room, len(prompts) * longest))
         writing: _Writing | None = None
         while queue or writing:
             begun = [writing] if writing else []

@@ -102,10 +102,14 @@ class Shelf:
     Tensors that come and go, each a bit larger than the last, would leave holes that nothing fits.
     """
 
-    def __init__(self, num_tokens: int) -> None:
-        """Take as much as so many tokens need, when it is first used."""
-        self._num_tokens = num_tokens
+    def __init__(self) -> None:
+        """Take no memory yet."""
+        self._num_tokens = 0
         self._flat: dict[tuple[int, int], Tensor] = {}
+
+    def expect(self, num_tokens: int) -> None:
+        """Take at least as much as so many tokens need, where it is too small for what comes."""
+        self._num_tokens = num_tokens
 
     def lay(self, place: tuple[int, int], parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
         """Give memory of a shape, not set; parts that stand in it are replaced by copies.
@@ -144,7 +148,7 @@ def join(
     if only is not None and not room and _has_no_padding(only):
         return KeptPrompts(only.layers, only.lengths, only.logits, is_right=True)
     longest = max(int(block.lengths.max()) for block in blocks)
-    shelf = shelf or Shelf(0)
+    shelf = shelf or Shelf()
     layers = []
     for number in range(len(blocks[0].layers)):
         keys, values = (_join((number, which), blocks, longest, room, shelf) for which in (0, 1))

@@ -93,6 +93,20 @@ def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
     assert write_alone(whole.lm, ids, max_new_tokens=5, is_done=lambda _: False) == expected
 
 
+def test_memory_of_earlier_calls_leaves_no_trace(lm_dirs):
+    local = completer(lm_dirs["llama"])
+
+    def write(one, prompts):
+        found = one.complete(prompts, max_new_tokens=6, stop="no such text")
+        return [completion.text for completion in found]
+
+    places = set()
+    for prompts in (PROMPTS[5:], PROMPTS, PROMPTS[1:4], PROMPTS[::-1]):
+        assert write(local, prompts) == write(completer(lm_dirs["llama"]), prompts)
+        places.add(local._reader.shelf(1)._flat[0, 0].data_ptr())
+    assert len(places) == 2  # the first, and what all prompts need
+
+
 def test_shared_beginnings_are_read_once(lm_dirs):
     local = completer(lm_dirs["opt"])
     local.complete(PROMPTS[:5], max_new_tokens=1, stop="\n")
@@ -184,7 +198,8 @@ def test_prompts_joined_on_a_shelf_again_and_again_are_those_of_new_memory(lm_di
     local = completer(lm_dirs["llama"])
     reader, ids = local._reader.reader, local._tokenize(PROMPTS[:4])
     first, second = ([reader.read(ids[:2]), reader.read([ids[2]])], [reader.read([ids[3]])])
-    shelf = Shelf(4 * (max(map(len, ids)) + 6))
+    shelf = Shelf()
+    shelf.expect(4 * (max(map(len, ids)) + 6))
     laid, plain = join(first, room=3, shelf=shelf), join(first, room=3)
     place = laid.layers[0][0].data_ptr()
     laid, plain = reader.step(laid, [3, 4, 5]), reader.step(plain, [3, 4, 5])
@@ -199,9 +214,10 @@ def test_prompts_joined_on_a_shelf_again_and_again_are_those_of_new_memory(lm_di
     ends = [reader.step(kept, [6, 7, 8]) for kept in (laid, plain)]
     torch.testing.assert_close(ends[0].logits, ends[1].logits)
     assert not torch.allclose(ends[0].logits[1], ends[0].logits[2])
-    # More than a shelf holds takes a larger one.
+    small = Shelf()
+    join(second, room=1, shelf=small)  # more than it holds takes a larger one
     torch.testing.assert_close(
-        reader.go_on(join([*first, *second], shelf=Shelf(1)), [[3]] * 4),
+        reader.go_on(join([*first, *second], shelf=small), [[3]] * 4),
         reader.go_on(join([*first, *second]), [[3]] * 4),
     )
 
