@@ -67,16 +67,17 @@ def attend(
         module: The attention layer.
         query: (R, heads, T, width).
         key: (R, key heads, S, width); heads that share keys stand side by side.
-        value: The same.
+        value: The same; its width may be another.
         attention_mask: With one, the stock way is taken.
         scaling: Of the scores; None is one over the root of the width.
         dropout: With any, the stock way is taken.
         **kwargs: As the model gives them.
 
     Returns:
-        (R, T, heads, width), and None for the weights.
+        (R, T, heads, the values' width), and None for the weights.
     """
-    T, is_causal = query.shape[2], getattr(module, "is_causal", True)
+    R, heads, T, _ = query.shape
+    is_causal = getattr(module, "is_causal", True)
     is_told = attention_mask is not None or any(kwargs.get(n) is not None for n in _UNKNOWN)
     if is_told or dropout or not is_causal or key.shape[2] != T or T <= _BLOCK:
         from transformers import AttentionInterface
@@ -87,7 +88,7 @@ def attend(
         )
     # Row i hides what is behind column T + i: its last columns are any block's own keys.
     hidden = query.new_full((_BLOCK, T + _BLOCK), float("-inf")).triu(T + 1)
-    out = query.new_empty(query.shape[0], T, *query.shape[1::2])
+    out = query.new_empty(R, T, heads, value.shape[3])
     for start in range(0, T, _BLOCK):
         end = min(T, start + _BLOCK)
         seen = F.scaled_dot_product_attention(
@@ -96,7 +97,7 @@ def attend(
             value[:, :, :end],
             attn_mask=hidden[: end - start, T - start : T - start + end],
             scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
+            enable_gqa=key.shape[1] != heads,
         )
         out[:, start:end] = seen.transpose(1, 2)
     return out, None

@@ -53,6 +53,12 @@ def test_a_head_of_its_own_keys_needs_no_group():
     torch.testing.assert_close(attend(layer, *tensors, None)[0], STOCK(layer, *tensors, None)[0])
 
 
+def test_values_may_be_narrower_than_keys():
+    query, key, value = draw(100)
+    whole = STOCK(LAYER, query, key, value[..., :5], None)[0]
+    torch.testing.assert_close(attend(LAYER, query, key, value[..., :5], None)[0], whole)
+
+
 def test_a_key_moves_what_comes_after_it_and_nothing_before():
     query, key, value = draw(150)
     before = attend(LAYER, query, key, value, None)[0]
