@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags."""
     parser = shared_parser(
-        __doc__ or "", quick="16 queries, 2 repetitions", lm="bundled:smollm2-135m"
+        __doc__ or "", quick="32 queries, once", lm="bundled:smollm2-135m"
     )
     parser.add_argument("--task", default="rotten-tomatoes", help="of classification or generation")
     parser.add_argument(
@@ -143,7 +143,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.dataset_name is None and args.task == "rotten-tomatoes":
         args.dataset_name = "bundled:rotten-tomatoes"
     if args.quick:
-        args.num_queries, args.repeats = min(args.num_queries, 16), min(args.repeats, 2)
+        args.num_queries, args.repeats = min(args.num_queries, 32), 1
     return args
 
 
