@@ -127,9 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the flags."""
-    parser = shared_parser(
-        __doc__ or "", quick="32 queries, once", lm="bundled:smollm2-135m"
-    )
+    parser = shared_parser(__doc__ or "", quick="32 queries, once", lm="bundled:smollm2-135m")
     parser.add_argument("--task", default="rotten-tomatoes", help="of classification or generation")
     parser.add_argument(
         "--dataset_name", help="default: bundled data of rotten-tomatoes, else the task's own"
