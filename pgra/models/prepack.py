@@ -36,7 +36,7 @@ class Packer:
         """Take a module as `packed_linears` does; nothing is packed yet."""
         self._module = module
         self._num_tokens = 0
-        self._found: list[tuple[Any, Forward]] = []
+        self._found: list[tuple[Any, Forward]] | None = None
 
     def packed(self, num_tokens: int) -> AbstractContextManager[None]:
         """Pack if all tokens so far are worth it, and memory holds the copies.
@@ -45,10 +45,10 @@ class Packer:
             num_tokens: What is about to be read.
         """
         self._num_tokens += num_tokens
-        if self._num_tokens < MANY_TOKENS:
+        if self._num_tokens < MANY_TOKENS or not _is_useful():
             return nullcontext()
-        if not self._found and self._fits():
-            self._found = _find(self._module)
+        if self._found is None:
+            self._found = _find(self._module) if self._fits() else []
         return _replaced(self._found)
 
     def _fits(self) -> bool:
@@ -77,30 +77,32 @@ def packed_linears(module: nn.Module) -> AbstractContextManager[None]:
     Args:
         module: Its parts are the same again afterwards.
     """
-    return _replaced(_find(module))
+    return _replaced(_find(module) if _is_useful() else [])
+
+
+def _is_useful() -> bool:
+    is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return is_there and not torch.is_autocast_enabled("cpu")
 
 
 def _find(module: nn.Module) -> list[tuple[Any, Forward]]:
     """Pack, and give the parts that can be replaced and what does their work."""
     found: list[tuple[Any, Forward]] = []
-    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        for is_one, fuse in ((_is_gated, _gated), (_is_bent, _bent), (_is_opened, _opened)):
-            found += [(part, fuse(part)) for part in module.modules() if is_one(part)]
-        inside = {inner for part, _ in found for inner in part.modules()}
-        found += [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
-    return found
+    for is_one, fuse in ((_is_gated, _gated), (_is_bent, _bent), (_is_opened, _opened)):
+        found += [(part, fuse(part)) for part in module.modules() if is_one(part)]
+    inside = {inner for part, _ in found for inner in part.modules()}
+    return found + [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
 
 
 @contextmanager
 def _replaced(found: list[tuple[Any, Forward]]) -> Iterator[None]:
-    chosen = [] if torch.is_autocast_enabled("cpu") else found
-    for part, forward in chosen:
+    for part, forward in found:
         part.forward = forward
     try:
         with torch.inference_mode():
             yield
     finally:
-        for part, _ in chosen:
+        for part, _ in found:
             del part.forward
 
 
