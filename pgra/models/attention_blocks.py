@@ -8,11 +8,12 @@ replaced.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
+
+from pgra.models.attention import attending, register, stock_attention
 
 NAME = "pgra_blocks"
 """The attention implementation's name in transformers."""
@@ -34,20 +35,9 @@ def in_blocks(model: Any) -> Iterator[None]:
     if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         yield
         return
-    _register()
-    model.set_attn_implementation(NAME)
-    try:
+    register(NAME, attend)
+    with attending(model, NAME):
         yield
-    finally:
-        model.set_attn_implementation("sdpa")
-
-
-@cache
-def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
 
 
 def attend(
@@ -80,10 +70,7 @@ def attend(
     is_causal = getattr(module, "is_causal", True)
     is_told = attention_mask is not None or any(kwargs.get(n) is not None for n in _UNKNOWN)
     if is_told or dropout or not is_causal or key.shape[2] != T or T <= _BLOCK:
-        from transformers import AttentionInterface
-
-        stock = AttentionInterface()["sdpa"]
-        return stock(  # type: ignore[no-any-return]
+        return stock_attention(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
     # Row i hides what is behind column T + i: its last columns are any block's own keys.

@@ -9,12 +9,12 @@ interface of transformers; nothing in them is replaced.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from pgra.models.attention import stock_attention
 from pgra.models.packing import RowLayout, send
 
 NAME = "pgra_cascade"
@@ -89,16 +89,6 @@ def find_spans(layout: RowLayout, prefix_tokens: int, device: torch.device) -> S
     return Spans.of(layout.lengths, prefix_tokens, device)
 
 
-@cache
-def register() -> None:
-    """Make the attention known to transformers, once."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, attend)
-    # For calls without a shared prefix, which go the stock way.
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
-
-
 def attend(
     module: Any,
     query: Tensor,
@@ -129,13 +119,7 @@ def attend(
         ValueError: If the model weighs its keys in a way that is not followed here.
     """
     if cascade is None:
-        from transformers import AttentionInterface
-
-        stock = AttentionInterface()["sdpa"]
-        out: tuple[Tensor, None] = stock(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-        return out
+        return stock_attention(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name in _UNKNOWN:
         if kwargs.get(name) is not None:
             raise ValueError(f"an attention with {name} cannot be taken in two parts")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pgra.models import cascade
+from pgra.models.attention import attending, register
 from pgra.models.causal_lm import CausalLM
 from pgra.models.last_layer import LastLayer
 from pgra.models.packing import RowLayout, pack_rows, send
@@ -59,11 +60,9 @@ class SharedPrefix:
         return states
 
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        cascade.register()
-        before = self.lm.model.config._attn_implementation  # there is no other way to ask
-        self.lm.model.set_attn_implementation(cascade.NAME)
+        register(cascade.NAME, cascade.attend)
         spans = cascade.find_spans(layout, len(self.ids), self.lm.device)
-        try:
+        with attending(self.lm.model, cascade.NAME):
             hidden: Tensor = self.lm.model(
                 input_ids=ids,
                 position_ids=positions,
@@ -72,8 +71,6 @@ class SharedPrefix:
                 use_cache=False,
                 cascade=cascade.Cascade(self._prepared_prefix, spans),
             ).last_hidden_state
-        finally:
-            self.lm.model.set_attn_implementation(before)
         return hidden
 
     def _run_masked(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
