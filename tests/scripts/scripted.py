@@ -151,9 +151,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def finish(words: Sequence[str]) -> str:
-    """Run a script in a process of its own and give what it said."""
-    done = subprocess.run(
+def run_apart(
+    words: Sequence[str], *, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, which may fail."""
+    return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
         env=environment(),
@@ -161,7 +163,13 @@ def finish(words: Sequence[str]) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
+        timeout=timeout,
     )
+
+
+def finish(words: Sequence[str]) -> str:
+    """Run a script in a process of its own and give what it said."""
+    done = run_apart(words)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

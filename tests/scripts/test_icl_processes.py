@@ -1,13 +1,11 @@
 """`pgra icl` in several processes says what it says in one, and asks no prompt twice."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import yaml
 from conftest import write_jsonl
-from scripted import ROOT, call, environment, finish, review_rows
+from scripted import call, finish, review_rows, run_apart
 
 from pgra.commands.icl import main
 from pgra.evaluation.run_files import read_lines
@@ -109,14 +107,5 @@ def test_what_all_processes_refuse_is_passed_over(grid, tmp_path):
 
 def launch(words):
     """Run pgra in two processes that may fail; give the exit code and what was said."""
-    done = subprocess.run(
-        [sys.executable, *LAUNCH, *words],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = run_apart([*LAUNCH, *words], timeout=300)
     return done.returncode, done.stdout
