@@ -8,6 +8,7 @@ over, one that belongs to none is refused.
 import argparse
 import dataclasses
 import enum
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,8 +76,8 @@ def parse_arguments(
         epilog=epilog,
         parents=[first],
         allow_abbrev=False,
+        formatter_class=_HelpFormatter,
     )
-    parser.formatter_class = _HelpFormatter
     parser.error = _refuse
     fields = _field_types(classes)
     files = [_read(path) for path in _default_files(known.profile, known.config)]
@@ -109,7 +110,12 @@ def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Show defaults, and keep the example's line breaks."""
+    """Show defaults, keep the example's line breaks, and take help texts as plain text."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """Escape percent signs: argparse formats every help text with `%`."""
+        text = super()._get_help_string(action)
+        return text and re.sub(r"%%|%(?!\()", "%%", text)
 
 
 def _field_types(classes: Sequence[type]) -> dict[str, Any]:

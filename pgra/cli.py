@@ -5,6 +5,8 @@ import errno
 import logging
 import os
 import re
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,12 +77,24 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
     """Call a script's main; word a user's error in one line.
 
     Returns:
-        What `main` returns; 2 for an error that the user can mend, 130 when interrupted; for a
-        training that was stopped 128 + the signal's number, or 124 when its time was up.
+        What `main` returns; 2 for an error that the user can mend, 130 when interrupted, 141 when
+        the reader of a pipe left; for a training that was stopped 128 + the signal's number, or 124
+        when its time was up.
     """
     _configure_logging()
     _bound_kernels()
     _keep_freed_memory()
+    try:
+        code = _call(main, argv)
+        sys.stdout.flush()  # here, where a reader that left (`| head`) can be told from a mistake
+    except BrokenPipeError:
+        if not _drop_unread_output():
+            raise
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _call(main: Main, argv: Sequence[str] | None) -> int:
     try:
         return main(argv)
     except PgraError as error:
@@ -89,12 +103,32 @@ def run(main: Main, argv: Sequence[str] | None = None) -> int:
         return _fail(str(stop), code=stop.code) if _is_main() else stop.code
     except KeyboardInterrupt:
         return _fail("interrupted; the same command goes on where it stopped", code=130)
+    except SystemExit as leave:  # argparse, after --help
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
     except Exception as error:
         code = _os_error_code(error)
         if code not in _OS_ERRORS:
             raise
         place = getattr(error, "filename", None)
         return _fail(f"cannot read or write {place or 'a file'}: {_OS_ERRORS[code]}")
+
+
+def _drop_unread_output() -> bool:
+    """Turn streams whose reader left to nowhere, or Python ends with a traceback of its own.
+
+    Returns:
+        Whether there was one.
+    """
+    watch = select.poll()
+    streams = [sys.stdout.fileno(), sys.stderr.fileno()]
+    for stream in streams:
+        watch.register(stream, 0)
+    unread = [stream for stream, event in watch.poll(0) if event & select.POLLERR]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in unread:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
+    return bool(unread)
 
 
 def _os_error_code(error: Exception) -> int | None:
@@ -149,18 +183,16 @@ def _is_main() -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    return run(_dispatch, list(sys.argv[1:] if argv is None else argv))
+
+
+def _dispatch(words: Sequence[str] | None) -> int:
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(_help())
         return 0
     if words[0] in ("-V", "--version"):
         sys.stdout.write(f"pgra {__version__}\n")
         return 0
-    return run(_dispatch, words)
-
-
-def _dispatch(words: Sequence[str] | None) -> int:
-    assert words
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
     module = import_module(COMMANDS[words[0]].module)

@@ -1,8 +1,10 @@
 import errno
 import os
 import platform
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +100,78 @@ def test_help_names_every_command(capsys):
     assert all(f"  {name} " in told for name in COMMANDS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pgra {__version__}\n"
+
+
+def subcommands(*words):
+    """Read the names under `commands:` in a command's help, and under theirs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pgra", *words, "--help"], capture_output=True, text=True, check=True
+    )
+    listed = done.stdout.partition("commands:\n")[2].partition("\n\n")[0]
+    for line in listed.splitlines():
+        if line.startswith("  ") and not line.startswith("   "):
+            yield (*words, line.split()[0])
+
+
+TOP = list(subcommands())
+NESTED = [words for command in ("index", "memory") for words in subcommands(command)]
+SCRIPTS = [
+    path
+    for pattern in ("*.py", "ablations/*.py", "benchmarks/*.py", "index_build/__main__.py")
+    for path in sorted(Path(__file__).parents[2].glob(pattern))
+    if "from pgra.cli import" in path.read_text()
+]
+
+
+def test_the_lists_of_commands_are_read_whole():
+    assert [name for (name,) in TOP] == list(COMMANDS)
+    assert ("memory", "train-gud-ir") in NESTED
+    assert ("index", "remove") in NESTED
+    assert len(NESTED) >= 22
+    assert {"train.py", "k.py", "rerank.py", "__main__.py"} <= {path.name for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("words", [*TOP, *NESTED, ("ablate", "k"), ("ablate", "kate_t6")], ids=str)
+def test_every_command_has_help(words, capsys):
+    assert main([*words, "--help"]) == 0
+    assert "usage: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_script_has_help(script, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script.name, "--help"])
+    monkeypatch.syspath_prepend(str(script.parent))
+    with pytest.raises(SystemExit) as leave:
+        runpy.run_path(str(script), run_name="__main__")
+    assert leave.value.code == 0
+    assert "usage: " in capsys.readouterr().out
+
+
+@pytest.fixture
+def memory_of_two(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    for question in ("what is near < fast > ?", "what is near < slow > ?"):
+        assert main(["memory", "add", question, "a synonym", "--memory", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("words", [["--help"], ["data"], ["models"], ["memory", "list"]], ids=str)
+def test_a_reader_that_leaves_ends_a_listing_without_a_word(words, memory_of_two):
+    if words[0] == "memory":
+        words = [*words, "--memory", str(memory_of_two)]
+    command = [sys.executable, "-m", "pgra", *words]
+    read, write = os.pipe()
+    os.close(read)
+    alone = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (alone.returncode, alone.stderr) == (141, "")
+    heard = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (heard.returncode, heard.stderr) == (0, "")
+
+
+def test_a_pipe_of_our_own_that_breaks_is_not_hidden():
+    with pytest.raises(BrokenPipeError):
+        run(raising(BrokenPipeError(errno.EPIPE, "ours")))
 
 
 def test_an_unknown_command_names_the_nearest(capsys):
