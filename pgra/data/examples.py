@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pgra.data.bundled import bundled_task_files
-from pgra.data.hubfile import hub_errors, hub_reason
+from pgra.data.hubfile import data_set_builder, hub_errors, hub_reason
 from pgra.data.tables import Row, json_rows, table_rows
 from pgra.data.tasks import LABEL, HubSource, Task
 from pgra.data.textfile import check_file, is_utf8
@@ -297,13 +297,12 @@ def load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
     Raises:
         DataError: If there is none, or it cannot be loaded.
     """
-    from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
-        data: Mapping[str, Iterable[Mapping[str, object]]] = load_dataset(
-            hub.id, hub.config, revision=hub.revision
-        )
+        builder = data_set_builder(hub.id, hub.config, revision=hub.revision)
+        builder.download_and_prepare()
+        data: Mapping[str, Iterable[Mapping[str, object]]] = builder.as_dataset()
     except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
         is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
         reason = hub_reason((error.__cause__ if is_vague else None) or error)

@@ -1,6 +1,13 @@
 """Files of a hub data set, and the ways in which asking a hub fails."""
 
+import logging
 from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+PARQUET_BRANCH = "refs/convert/parquet"
+"""Where the hub keeps its own copy of a data set, as Parquet."""
 
 
 def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
@@ -36,3 +43,29 @@ def fetch_file(repo: str, file: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(repo, file, repo_type="dataset"))
+
+
+def data_set_builder(repo: str, config: str | None, *, revision: str | None = None) -> Any:
+    """Open a hub data set as plain files; no code of it is run.
+
+    Args:
+        repo: Its id, as OWNER/NAME.
+        config: Which of its configurations; None is the only or default one.
+        revision: Branch or commit; None is the main branch or, where that holds only a loading
+            script, the hub's own conversion to Parquet, which is logged.
+
+    Returns:
+        A `datasets.DatasetBuilder`.
+
+    Raises:
+        Exception: One of `hub_errors`, a `DatasetsError`, ValueError or RuntimeError.
+    """
+    from datasets import load_dataset_builder
+
+    try:
+        return load_dataset_builder(repo, config, revision=revision)
+    except RuntimeError as error:
+        if revision is not None or "scripts are no longer supported" not in str(error):
+            raise
+    logger.info("%s: a loading script, which is not run; read from %s", repo, PARQUET_BRANCH)
+    return load_dataset_builder(repo, config, revision=PARQUET_BRANCH)

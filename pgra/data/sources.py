@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pgra.data.bundled import bundled_corpus_file
-from pgra.data.hubfile import fetch_file, hub_errors, hub_reason
+from pgra.data.hubfile import data_set_builder, fetch_file, hub_errors, hub_reason
 from pgra.data.textfile import (
     PACKED,
     Position,
@@ -231,13 +231,12 @@ def _not_found(name: str, error: BaseException) -> DataError:
 
 
 def _load_from_hub(name: str) -> Source:
-    from datasets import load_dataset_builder
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     repo, _, rest = name.partition(":")
     config, _, split = rest.partition(":")
     try:
-        builder = load_dataset_builder(repo, config or None)
+        builder = data_set_builder(repo, config or None)
         builder.download_and_prepare()
         tables = builder.as_dataset()
     except hub_errors(DatasetsError, ValueError, RuntimeError) as error:

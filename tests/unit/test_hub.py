@@ -187,6 +187,9 @@ def convertible(folder):
     return Repo({"main": main, "refs/pr/1": {**files, **main}}, OPEN_REQUEST)
 
 
+SCRIPT = b"raise SystemExit('code of a hub was run')"
+
+
 def questions_parquet(labels):
     """One split of CogComp/trec as the hub converts it: integers, whose names it states."""
     from datasets import ClassLabel, Dataset, Features, Value
@@ -224,7 +227,9 @@ def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
             "models/some/plain-bert": Repo({"main": bert}),
             "models/some/t5": Repo({"main": read_folder(t5_dirs["t5"])}),
             "datasets/owner/texts": Repo({"main": texts}),
-            "datasets/CogComp/trec": Repo({"main": {}, "refs/convert/parquet": parquet}),
+            "datasets/CogComp/trec": Repo(
+                {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": parquet}
+            ),
             "datasets/SetFit/sst2": Repo({"main": reviews}),
             "datasets/SetFit/subj": Repo({"main": {"train.jsonl": b'{"text": "A fi'}}),
         }
@@ -326,6 +331,25 @@ def test_a_data_set_of_the_hub_is_a_corpus_and_stays_one_offline(tmp_path):
     again = ask(tmp_path, NOWHERE, *(["corpus", name] for name in names), HF_HUB_OFFLINE="1")
     assert again.answers == told.answers[:3]
     assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made
+
+
+@pytest.mark.slow
+def test_a_data_set_whose_main_branch_is_a_script_is_read_from_the_hub_s_own_copy(tmp_path):
+    parquet = {"default/train/0000.parquet": make_data_set().revisions["main"]["old/train.parquet"]}
+    scripted = {"old_set.py": SCRIPT, "README.md": b""}
+    hub = LoopbackHub(
+        {
+            "datasets/some/old_set": Repo({"main": scripted, "refs/convert/parquet": parquet}),
+            "datasets/none/old_set": Repo({"main": scripted}),
+        }
+    )
+    with hub.serve() as endpoint:
+        told = ask(tmp_path, endpoint, ["corpus", "some/old_set"], ["corpus", "none/old_set"])
+    assert told.answers[0] == ["old"]
+    assert "read from refs/convert/parquet" in told.log
+    again = ask(tmp_path, NOWHERE, ["corpus", "some/old_set"], HF_HUB_OFFLINE="1")
+    assert again.only == ["old"]
+    assert "cannot find corpus 'none/old_set'" in told.answers[1]["error"]
 
 
 @pytest.mark.slow
