@@ -13,12 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import (
     AutoModelForCausalLM,
     PrinterCallback,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -29,6 +27,7 @@ from pgra.memory.lesson_packs import IGNORED, Pack
 from pgra.memory.seen import Seen
 from pgra.models.loading import ModelSource, load_pretrained
 from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.trainer import TrainingBar
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ def finetune(
         args=_arguments(folder, settings),
         train_dataset=_InOrder(packs),
         data_collator=collate,
-        callbacks=[_Bar()],
+        callbacks=[TrainingBar("finetune")],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(folder, processes=1)
@@ -130,29 +129,6 @@ def finetune(
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(path)
     return folder / LM_FOLDER
-
-
-class _Bar(TrainerCallback):  # type: ignore[misc]
-    """Shows how far it is, and the loss; the Trainer's own bar prints its log between."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Open it where the run stands."""
-        self.bar = tqdm(
-            total=state.max_steps, initial=state.global_step, desc="finetune", unit="step"
-        )
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Go on by one."""
-        self.bar.update()
-
-    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-        """Show the mean loss since the last time."""
-        if "loss" in logs:
-            self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Close it."""
-        self.bar.close()
 
 
 class _InOrder(torch.utils.data.Dataset[Mapping[str, list[int]]]):

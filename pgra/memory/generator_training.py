@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
-from transformers import TrainerCallback
 
 from pgra.checks import argument as _arg
 from pgra.checks import at_least
@@ -20,6 +18,7 @@ from pgra.memory.generator import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, plai
 from pgra.memory.pairs import Pair
 from pgra.models.loading import choose_device, find_model, load_pretrained, load_tokenizer
 from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.trainer import TrainingBar
 
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
@@ -108,7 +107,7 @@ def train_generator(
         args=_training_arguments(work, arguments, device=device),
         train_dataset=_rows(tokenizer, pairs),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=[_Bar()],
+        callbacks=[TrainingBar("training")],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(work)
@@ -156,21 +155,6 @@ def _rows(tokenizer: Any, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
     )
     told = zip(asked["input_ids"], asked["attention_mask"], said["input_ids"], strict=True)
     return [{"input_ids": ids, "attention_mask": mask, "labels": lab} for ids, mask, lab in told]
-
-
-class _Bar(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by mypy
-    """A bar of the steps; the Trainer's own writes a table to stdout."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self._bar = tqdm(
-            total=state.max_steps, initial=state.global_step, desc="training", unit="step"
-        )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self._bar.update(1)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self._bar.close()
 
 
 def _keep(model: Any, tokenizer: Any, work: Path, folder: Path, *, about: dict[str, Any]) -> None:

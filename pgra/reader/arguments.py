@@ -45,6 +45,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     ddp_find_unused_parameters: bool | None = _arg(
         False, "Not needed: every weight of a T5 takes part in every step."
     )
+    disable_tqdm: bool | None = _arg(False, "Show no bar while the reader trains.")
     report_to: list[str] | None = field(
         default=None,
         metadata={

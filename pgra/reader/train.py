@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from pgra.errors import ConfigError, DataError, Stopped
 from pgra.models.fid import FusionReader
@@ -37,7 +38,7 @@ from pgra.reader.predict import Decision
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.stopping import EarlyStopping, Stopper
 from pgra.reader.tokens import TokenizedInputs
-from pgra.reader.trainer import DevSet, Measure, ReaderTrainer, Steps
+from pgra.reader.trainer import DevSet, Measure, ReaderTrainer, Steps, TrainingBar
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def train_reader(
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )
+    for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+        trainer.remove_callback(stock)
     trainer.dev = DevSet(dev, verbalizer, measure, decision, batch_tokens)
     trainer.losses = LossLog(
         Path(str(arguments.output_dir)) / LOSSES_FILE,
@@ -171,6 +174,7 @@ def _go_on(
     trainer.add_callback(
         Steps(reader, losses, stopper, source=source, way_out=lambda: _last_good(arguments))
     )
+    trainer.add_callback(TrainingBar("train", progress=not arguments.disable_tqdm))
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     except Stopped:  # a tracker's run ends here

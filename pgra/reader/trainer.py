@@ -1,6 +1,7 @@
 """The Trainer of a reader: what it measures, records, saves, and when it stops."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -168,6 +170,48 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero and folder.is_dir():
             self.reader.t5.config.save_pretrained(folder)
         self.stopper.after_save(state)
+
+
+class TrainingBar(TrainerCallback):  # type: ignore[misc]
+    """Shows steps and loss on one line; the Trainer's own bar prints its log between."""
+
+    def __init__(self, title: str, *, progress: bool = True) -> None:
+        """Take what stands before the bar; only the main process shows one, and none if told so."""
+        self._title = title
+        self._progress = progress
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Open it where the run stands."""
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=self._title,
+            unit="step",
+            disable=not (self._progress and state.is_world_process_zero),
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Go on by one."""
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
+        """Show the mean loss since the last time."""
+        if "loss" in logs:
+            self._bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Write what was measured on the dev set above the bar."""
+        told = ", ".join(
+            f"{name.removeprefix('eval_')} {value:.4f}"
+            for name, value in kwargs["metrics"].items()
+            if name.startswith("eval_") and not name.endswith("_runtime")
+        )
+        if not self._bar.disable:
+            self._bar.write(f"step {state.global_step}: dev {told}", file=sys.stderr)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Close it."""
+        self._bar.close()
 
 
 def _sums(reader: FusionReader) -> list[float]:

@@ -139,13 +139,13 @@ def test_a_trained_generator_is_a_model_folder_and_the_work_is_gone(trained, t5_
 def test_a_killed_training_goes_on_and_gives_the_same_weights(
     trained, t5_dir, tmp_path, monkeypatch
 ):
-    class Killed(generator_training._Bar):
+    class Killed(generator_training.TrainingBar):
         def on_save(self, *_, **__):
             raise KeyboardInterrupt
 
     arguments, folder = small(model=str(t5_dir)), tmp_path / "gud-ir"
     with monkeypatch.context() as patch:
-        patch.setattr(generator_training, "_Bar", Killed)
+        patch.setattr(generator_training, "TrainingBar", Killed)
         with pytest.raises(KeyboardInterrupt):
             train_generator(PAIRS, folder, arguments, device="cpu")
     assert not folder.exists()

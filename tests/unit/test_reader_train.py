@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from small_training import (
@@ -11,8 +13,10 @@ from small_training import (
 )
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, DataError, ModelError
 from pgra.models.fid import FusionReader
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.collate import Collator
 from pgra.reader.losses import read_losses
@@ -127,3 +131,16 @@ def test_a_label_that_no_example_shows_is_refused(t5_dir, tmp_path):
     with pytest.raises(DataError, match=r"no training example has label 'negative' \(of 9 exam"):
         train(t5_dir, make_arguments(tmp_path), rows=only)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_path, capsys):
+    quiet_libraries()  # the demo hides what libraries show before it makes any arguments
+    unset = {"use_cpu": True, "max_steps": 6, "eval_steps": 3, "logging_steps": 1}
+    train(t5_dir, ReaderTrainingArguments(output_dir=str(tmp_path / "shown"), **unset))
+    shown = capsys.readouterr()
+    train(t5_dir, make_arguments(tmp_path / "hidden"))
+    hidden = capsys.readouterr()
+    assert shown.out == ""
+    assert re.search(r"train: +100%.* 6/6 .*loss=\d+\.\d{3}", shown.err)
+    assert len(re.findall(r"step [36]: dev accuracy [01]\.\d{4}\n", shown.err)) == 2
+    assert hidden == ("", "")
