@@ -8,8 +8,8 @@ import pytest
 
 from index_build.__main__ import BuildArguments
 from pgra.arguments import parse_arguments
+from pgra.cli import main
 from pgra.commands.common import SECTIONS
-from pgra.commands.evaluate import EvaluateArguments
 from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
 from pgra.data.tasks import load_task
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -17,19 +17,51 @@ from pgra.series import SeriesArguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {
     "train.py": [*SECTIONS.values(), SeriesArguments, ReaderTrainingArguments],
-    "evaluate.py": [EvaluateArguments],
     "index_build": [RuntimeArguments, CorpusArguments, RetrieverArguments, BuildArguments],
 }
+CSV_ROWS = [
+    (f"{start} {noun} {end}", label)
+    for start, end, label in (("Where is the", "?", "question"), ("There is the", ".", "statement"))
+    for noun in ("river", "lake", "house", "street", "town", "film", "album", "year", "law", "king")
+]
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.S | re.M)
+    return [text for name, text in found if name == language]
 
 
-def test_nothing_is_left_to_fill_in():
+def test_it_is_short_and_whole():
+    assert len(README.splitlines()) <= 150
     assert "@@" not in README
+
+
+def anchor(heading):
+    """Give a heading's anchor as code hosts make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def broken_links(page, text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, fragment = target.partition("#")
+        file = page.parent / path if path else page
+        if target.startswith(("http:", "https:")):
+            continue
+        text = file.read_text() if fragment and file.is_file() else ""
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+        if not file.exists() or (fragment and fragment not in map(anchor, headings)):
+            yield f"{page.name}: {target}"
+
+
+def test_every_link_leads_somewhere(tmp_path):
+    assert [link for page in PAGES for link in broken_links(page, page.read_text())] == []
+    text = "# A head, [a](#a-head-ad) [b](gone.md) [c](#none)"  # the control
+    page = tmp_path / "page.md"
+    page.write_text("# A head: ad\n")
+    assert list(broken_links(page, text)) == ["page.md: gone.md", "page.md: #none"]
 
 
 def commands():
@@ -37,7 +69,7 @@ def commands():
     return [
         line
         for line in text.splitlines()
-        if re.match(r"(python|accelerate launch|make|pip) ", line)
+        if re.match(r"(pgra|python|accelerate launch|make|pip) ", line)
     ]
 
 
@@ -47,10 +79,8 @@ def test_every_make_target_is_there():
     assert {"demo", "test"} <= named <= set(targets)
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in commands() if c.startswith(("python", "accelerate"))]
-)
-def test_every_flag_of_a_command_is_known(command, monkeypatch):
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("accelerate")])
+def test_every_flag_of_a_script_is_known(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(command)
     program = next(name for name in PROGRAMS if name in words)
@@ -59,16 +89,48 @@ def test_every_flag_of_a_command_is_known(command, monkeypatch):
     assert len(parsed) == len(PROGRAMS[program])
 
 
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("pgra")])
+def test_every_flag_of_a_command_is_in_its_help(command, capsys):
+    name, *rest = shlex.split(command)[1:]
+    word = [rest[0]] if name in ("ablate", "memory", "index") else []
+    assert main([name, *word, "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = {flag.partition("=")[0] for flag in rest if flag.startswith("--")}
+    assert {flag for flag in flags if f"{flag} " not in shown} == set()
+
+
+def write_own_task(folder):
+    (block,) = blocks("yaml")
+    (folder / "my_task.yaml").write_text(block)
+    (table,) = blocks("csv")
+    rows = [table.splitlines()[0], *(",".join(row) for row in CSV_ROWS)]
+    for name in ("train.csv", "test.csv"):
+        (folder / name).write_text("\n".join(rows) + "\n")
+
+
 def test_the_first_task_of_a_newcomer_is_whole(tmp_path):
-    (block,) = (b for b in re.findall(r"^  ```yaml\n(.*?)^  ```", README, flags=re.S | re.M))
-    path = tmp_path / "my_task.yaml"
-    path.write_text("\n".join(line[2:] for line in block.splitlines()))
-    task = load_task(str(path))
+    write_own_task(tmp_path)
+    task = load_task(str(tmp_path / "my_task.yaml"))
     assert (task.inputs, task.labels, task.metric) == (
         ("text",),
         ("question", "statement"),
         "accuracy",
     )
+
+
+@pytest.mark.slow
+def test_a_newcomer_trains_predicts_and_reports(tmp_path, monkeypatch, capsys):
+    """The README's three commands; only the sizes are smaller."""
+    write_own_task(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    smaller = {"train": ["--max_passages", "200", "--max_steps", "2"]}
+    ours = [shlex.split(line)[1:] for line in commands() if line.startswith("pgra ")][:3]
+    assert [words[0] for words in ours] == ["train", "predict", "report"]
+    for words in ours:
+        assert main([*words, *smaller.get(words[0], [])]) == 0, words
+    shown = capsys.readouterr().out
+    assert "runs/my_task-pgra-seed42" in shown
+    assert "Who wrote this ?" in shown
 
 
 @pytest.mark.slow
