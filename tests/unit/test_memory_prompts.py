@@ -158,9 +158,8 @@ def test_whatever_users_type_a_prompt_has_the_parts_that_it_has_with_plain_words
             told = ["".join(draw.choices(PIECES, k=draw.randint(1, 6))) for _ in range(2)]
             question, feedback = (f"{draw.choice(('x', ''))}{text}." for text in told)
             with FeedbackLog.open(tmp_path / f"{number}-{case}.sqlite") as log:
-                log.write(
-                    *(re.sub("[\x0b\x85]", " ", text) for text in (question, feedback))
-                )  # refused
+                # A memory refuses these two; prompts are tried with them all the same.
+                log.write(*(re.sub("[\x0b\x85]", " ", text) for text in (question, feedback)))
                 typed = every_way(few_shot, question, feedback, log)
             for way, prompt in typed.items():
                 asked = ICL if way == "icl" else few_shot
@@ -176,10 +175,8 @@ def test_raw_text_would_change_a_prompts_parts():
 def test_ordinary_text_stands_in_a_prompt_as_it_was_typed(tmp_path):
     ordinary = ("what does  `ls | wc` do? {x} \\n #1 <b>", "at the weekend, the END's near: 5 # 6")
     for few_shot in prompts_of_all_kinds(tmp_path):
-        question, answer = few_shot.show(Shown(ordinary[0], "A. 5 # 6 {x}")).split(
-            few_shot.separator
-        )[:2]
-        assert (question, answer) == (ordinary[0], f"A. 5 # 6 {{x}} {few_shot.end}")
+        parts = few_shot.show(Shown(ordinary[0], "A. 5 # 6 {x}")).split(few_shot.separator)
+        assert parts == [ordinary[0], f"A. 5 # 6 {{x}} {few_shot.end}", ""]
     assert as_data(ordinary[1]) == ordinary[1]
 
 
