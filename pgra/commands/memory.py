@@ -11,6 +11,7 @@ from pgra.commands.common import quiet_libraries, say
 from pgra.commands.memory_arguments import (
     AddArguments,
     ChangeArguments,
+    FamilyArguments,
     FileArguments,
     ListArguments,
     MemoryArguments,
@@ -20,6 +21,8 @@ from pgra.errors import ConfigError, unknown_name
 from pgra.memory.collisions import find_near
 from pgra.memory.events import Entry, Event
 from pgra.memory.exchange import export_log, import_events, read_events
+from pgra.memory.families import Family, load_family
+from pgra.memory.gate import passing
 from pgra.memory.keys import find_collisions
 from pgra.memory.log import FeedbackLog
 from pgra.memory.opening import lookup_opener
@@ -49,7 +52,7 @@ commands:
 
 examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
-  pgra memory lookup "what is akin to < pretty > ?"
+  pgra memory lookup "what is akin to < pretty > ?" --family lexical
   pgra memory add "So bad it is good." positive --task sst2
   pgra memory list --memory memory.sqlite
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
@@ -94,16 +97,27 @@ def _add(words: Sequence[str]) -> int:
     whose = {"source": args.source, "task": args.task}
     # Refused here, before a memory is made.
     Event(kind="write", key=args.question, feedback=args.feedback, time="", **whose)
+    is_relative = not _follows_release(args)
     with FeedbackLog.open(Path(memory.memory)) as log:
         entry = log.write(args.question, args.feedback, **whose)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
-        for near in find_near(log, entry):
+        for near in find_near(log, entry, is_relative=is_relative):
             say(show_near(near))
     return 0
 
 
+def _family(args: FamilyArguments) -> Family | None:
+    return None if args.family is None else load_family(args.family)
+
+
+def _follows_release(args: FamilyArguments) -> bool:
+    family = _family(args)
+    return family is not None and family.follows_release
+
+
 def _list(words: Sequence[str]) -> int:
     memory, args = _parse(words, [ListArguments], (), word="list", about="Show a memory.")
+    is_relative = not _follows_release(args)
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
         if args.verify:
             log.verify()
@@ -113,7 +127,7 @@ def _list(words: Sequence[str]) -> int:
                 told = f"{event.kind} {show_entry(event)}"
                 say(f"{event.id:>6}  {_origin(event)}  {told}")
         elif args.collisions:
-            _list_collisions(list(log.entries()))
+            _list_collisions(list(log.entries()), is_relative=is_relative)
         else:
             for entry in log.entries():
                 say(f"{entry.id:>6}  {_origin(entry)}  {show_entry(entry)}")
@@ -124,9 +138,9 @@ def _origin(one: Any) -> str:
     return "  ".join(part for part in (one.time[:19], one.source, one.task) if part)
 
 
-def _list_collisions(entries: Sequence[Entry]) -> None:
+def _list_collisions(entries: Sequence[Entry], *, is_relative: bool) -> None:
     keys, meanings = [one.key for one in entries], [one.feedback for one in entries]
-    found = find_collisions(keys, meanings)
+    found = find_collisions(keys, meanings, is_relative=is_relative)
     for pair in found:
         one, other = entries[pair.first], entries[pair.second]
         say(f"distance {pair.distance}: entry {one.id} {show_entry(one)}")
@@ -142,14 +156,18 @@ def _lookup(words: Sequence[str]) -> int:
         word="lookup",
         about="Show which feedback a question would get.",
     )
+    family = _family(args)
+    settled = args.settle(family)
+    gate = settled.gate_of(family)
+    most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
     # Vectors are written beside it, so that it must be writable for an encoder's look-up only.
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        lookup = lookup_opener(args, device=args.device, task=args.task)(log)
+        lookup = lookup_opener(settled, device=args.device, task=args.task)(log)
         matches = lookup.find(args.question, args.num_matches)
+    near = len(passing(matches, gate))
     for place, match in enumerate(matches):
-        passes = match.score >= args.gate
-        told = ("used" if place == 0 else "passes") if passes else "too far"
+        told = ("used" if place < most else "passes") if place < near else "too far"
         say(f"{match.score:9.4f}  {told:<7}  entry {match.entry.id}  {show_entry(match.entry)}")
     if not matches:
         say("nothing found")

@@ -16,7 +16,18 @@ class MemoryArguments:
 
 
 @dataclass(kw_only=True)
-class AddArguments:
+class FamilyArguments:
+    """Of which family questions are, where it may be none."""
+
+    family: str | None = _arg(
+        None,
+        "Name of a YAML in configs/memory, or the path of one, whose rule tells near keys; "
+        "default: the rule for questions of any kind.",
+    )
+
+
+@dataclass(kw_only=True)
+class AddArguments(FamilyArguments):
     """What is written."""
 
     question: str | None = _arg(None, "What was misunderstood; it may also stand first, bare.")
@@ -37,7 +48,7 @@ class AddArguments:
 
 
 @dataclass(kw_only=True)
-class ListArguments:
+class ListArguments(FamilyArguments):
     """What is shown."""
 
     log: bool = _arg(False, "Show every event instead of what is in the memory now.")
@@ -48,7 +59,7 @@ class ListArguments:
 
 
 @dataclass(kw_only=True)
-class QuestionArguments(LookupArguments):
+class QuestionArguments(FamilyArguments, LookupArguments):
     """What is looked up."""
 
     question: str | None = _arg(None, "A question; it may also stand first, bare.")

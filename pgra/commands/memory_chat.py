@@ -61,7 +61,7 @@ class Opening:
 
     Attributes:
         chat: What is asked for.
-        lookup: Which look-up.
+        lookup: Which look-up, settled for the family.
         lm: The LM's name.
         family: Of the questions.
         few_shot: The prompt.
@@ -93,6 +93,7 @@ class Opening:
             PgraError: For what a user can mend.
         """
         family = load_family(chat.family)
+        lookup = lookup.settle(family)
         few_shot = load_few_shot(chat.prompt or family.prompt)
         if path.exists():
             FeedbackLog.open(path, is_writable=False).close()
@@ -117,16 +118,21 @@ class Opening:
             completer=self.completer,
             log=log,
             lookup=self.open_lookup(log),
-            threshold=self.lookup.gate,
+            threshold=self.gate,
             task=self.chat.task,
             source=self.chat.source,
             max_new_tokens=self.chat.max_new_tokens,
             max_prompt_tokens=self.chat.max_prompt_tokens,
         )
 
+    @property
+    def gate(self) -> float | None:
+        """Give the look-up's threshold; None lets all through."""
+        return self.lookup.gate_of(self.family)
+
     def describe(self) -> str:
         """Say what is talked to."""
-        gate = "" if self.family.is_of_answers else f", gate {self.lookup.gate:g}"
+        gate = "" if self.gate is None else f", gate {self.gate:g}"
         return f"LM {self.lm}; look-up {self.lookup.lookup}{gate}"
 
 
@@ -246,7 +252,7 @@ def show_turn(turn: Turn, conversation: Conversation) -> str:
         lines.append("memory      nothing found")
     for place, match in enumerate(turn.found):
         told = "used" if place < turn.num_used else "not used: too far"
-        gate = "" if conversation.wants_answers else f" (gate {conversation.threshold:g})"
+        gate = "" if conversation.threshold is None else f" (gate {conversation.threshold:g})"
         lines.append(f"memory      entry {match.entry.id}, score {match.score:.4f}{gate}, {told}")
         lines.append(f"            {show_entry(match.entry)}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from pgra.checks import argument as _arg
 from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
-from pgra.memory.families import load_family
+from pgra.memory.families import check_has_types, load_family
 from pgra.memory.gate import Trial, choose_threshold, judge_threshold
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.steps import read_stream
@@ -49,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
     from pgra.pipelines.memory_stream import try_gate
 
-    steps = read_stream(Path(args.stream), load_family(args.family))
+    family = load_family(args.family)
+    check_has_types("gate", family)
+    lookup = lookup.settle(family)
+    steps = read_stream(Path(args.stream), family)
     half = len(steps) // 2
     if args.skip >= half:
         raise ConfigError(

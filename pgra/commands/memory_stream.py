@@ -12,7 +12,7 @@ from pgra.checks import at_least, choose
 from pgra.commands.common import quiet_libraries, say
 from pgra.errors import ConfigError
 from pgra.icl.opening import CompleterArguments, open_kept_completer
-from pgra.memory.families import Family, load_family
+from pgra.memory.families import Family, check_has_types, load_family
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
 from pgra.memory.seen import check_unseen, read_seen
@@ -140,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         grow_probabilities=args.grow_probabilities,
     )
     family = load_family(args.family)
+    lookup = lookup.settle(family)
+    if args.dev_stream is not None:
+        check_has_types("dev_stream", family)
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: read_questions(args, family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
@@ -158,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         few_shot=few_shot,
         completer=completer,
         open_lookup=open_lookup,
-        threshold=lookup.gate if gate is None else gate.threshold,
+        threshold=lookup.gate_of(family) if gate is None else gate.threshold,
         max_new_tokens=args.max_new_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
         max_added=args.max_added,
@@ -189,7 +192,7 @@ def _choose_examples(
     likeness = open_question_likeness(
         as_examples([shown.question for shown in pool]),
         encoder=args.prefix_encoder or lookup.encoder,
-        key_form=lookup.key_form,
+        key_form=str(lookup.key_form),
         device=args.device,
         root=root,
     )

@@ -18,7 +18,8 @@ _GENERATOR_EXAMPLE = """example:
 """
 _SIMILARITY_EXAMPLE = """example:
   pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
-  pgra memory lookup "what is akin to < pretty > ?" --lookup encoder --encoder similar
+  pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \\
+      --encoder similar
 """
 
 

@@ -14,7 +14,7 @@ class Near:
     """An entry of a near key and another feedback.
 
     Attributes:
-        distance: Edit distance of the normalised keys.
+        distance: Edit distance of the keys as they are compared.
         entry: The entry.
     """
 
@@ -22,12 +22,13 @@ class Near:
     entry: Entry
 
 
-def find_near(log: FeedbackLog, entry: Entry, *, most: int = 3) -> list[Near]:
+def find_near(log: FeedbackLog, entry: Entry, *, is_relative: bool, most: int = 3) -> list[Near]:
     """Give the entries of the same task that an entry collides with, the nearest first.
 
     Args:
         log: The memory, which the entry is in.
         entry: The new one.
+        is_relative: As `find_collisions` has it.
         most: How many are told.
 
     Returns:
@@ -39,6 +40,7 @@ def find_near(log: FeedbackLog, entry: Entry, *, most: int = 3) -> list[Near]:
     for one in log.entries():
         if one.id == entry.id or one.task != entry.task:
             continue
-        found = find_collisions([one.key, entry.key], [one.feedback, entry.feedback])
+        meanings = [one.feedback, entry.feedback]
+        found = find_collisions([one.key, entry.key], meanings, is_relative=is_relative)
         near += [Near(pair.distance, one) for pair in found]
     return sorted(near, key=lambda told: (told.distance, -told.entry.id))[:most]

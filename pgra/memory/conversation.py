@@ -103,7 +103,7 @@ class Conversation:
         completer: The LM.
         log: The memory.
         lookup: M(x), which follows the log.
-        threshold: The gate's.
+        threshold: The gate's; None lets all through.
         task: Under which name corrections are written.
         source: Who is said to have made them.
         max_new_tokens: Of an answer.
@@ -115,7 +115,7 @@ class Conversation:
     completer: Completer
     log: FeedbackLog
     lookup: Lookup
-    threshold: float
+    threshold: float | None
     task: str = ""
     source: str = "user"
     max_new_tokens: int = 64
@@ -174,7 +174,8 @@ class Conversation:
         entry = self.log.write(question, feedback.strip(), source=self.source, task=self.task)
         shown = self.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
-        return Noted(entry, find_near(self.log, entry), shown if differs else "")
+        near = find_near(self.log, entry, is_relative=not self.family.follows_release)
+        return Noted(entry, near, shown if differs else "")
 
     def forget(self, *entry_ids: int) -> None:
         """Take entries out of the memory, all or none.

@@ -63,6 +63,7 @@ class Family:
             in place of as many of its own examples.
         situations: Of "situations": how they are read and shown.
         paper_answered: Accuracy of the answer that the paper prints, by system.
+        is_of_paper: Whether it is one of configs/memory, whose rules are the paper's.
     """
 
     name: str
@@ -76,11 +77,22 @@ class Family:
     num_remembered: int = 0
     situations: SituationForm | None = None
     paper_answered: Mapping[str, float] = field(default_factory=dict)
+    is_of_paper: bool = False
 
     @property
     def is_of_answers(self) -> bool:
         """Say whether feedback is the right answer."""
         return self.words == "answers"
+
+    @property
+    def has_slots(self) -> bool:
+        """Say whether what a question is about stands in <...>."""
+        return any("<" in phrasing.question for phrasing in self.phrasings)
+
+    @property
+    def follows_release(self) -> bool:
+        """Say whether edit distance compares its questions as the paper's release does."""
+        return self.is_of_paper or self.has_slots
 
     @property
     def kinds(self) -> list[str]:
@@ -136,7 +148,25 @@ def load_family(name: str) -> Family:
         num_remembered=int(values.get("num_remembered", 0)),
         situations=read_form(path, values) if values["words"] == "situations" else None,
         paper_answered=values.get("paper_answered", {}),
+        is_of_paper=path.resolve().parent == (config_root() / "memory").resolve(),
     )
+
+
+def check_has_types(name: str, family: Family) -> None:
+    """Refuse to choose a threshold on questions that all mean the same.
+
+    Args:
+        name: Of what would choose it.
+        family: Of the questions.
+
+    Raises:
+        ConfigError: If it is a family of answers, of which any feedback would count as right.
+    """
+    if family.is_of_answers:
+        raise ConfigError(
+            f"{name} chooses a threshold by the types of questions, and those of '{family.name}' "
+            "have none: give --threshold to what uses it"
+        )
 
 
 def _check_keys(path: Path, values: Mapping[str, Any]) -> None:

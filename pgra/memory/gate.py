@@ -12,9 +12,15 @@ from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup, Match
 
 
-def pass_gate(matches: Sequence[Match], threshold: float) -> Match | None:
+def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
+    """Give the matches whose score is at least the threshold; all where there is none."""
+    return [match for match in matches if threshold is None or match.score >= threshold]
+
+
+def pass_gate(matches: Sequence[Match], threshold: float | None) -> Match | None:
     """Give the nearest match, if its score is at least the threshold."""
-    return matches[0] if matches and matches[0].score >= threshold else None
+    near = passing(matches[:1], threshold)
+    return near[0] if near else None
 
 
 @dataclass(frozen=True)

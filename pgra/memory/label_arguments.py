@@ -22,12 +22,15 @@ class LabelMemoryArguments:
         "text is near an input are used for it.",
     )
     memory_lookup: str = _arg(
-        "edit", "How near texts are found: edit (distance), encoder (cosine), or bm25."
+        "relative-edit",
+        "How near texts are found: relative-edit (distance beside their lengths), edit (distance), "
+        "encoder (cosine), or bm25.",
     )
     memory_threshold: float | None = _arg(
         None,
-        "Smallest score that passes: minus an edit distance (default -5), a cosine (0.9), or "
-        "BM25's score (1).",
+        "Smallest score that passes; higher is closer. relative-edit: 0 to 1, 1 the same (default "
+        "0.85); edit: minus the distance, 0 the same (-5); encoder: a cosine, 1 the same (0.9); "
+        "bm25: from 0 (1).",
     )
     memory_encoder: str = _arg(
         "sentence-transformers/all-MiniLM-L6-v2",

@@ -19,6 +19,7 @@ from typing import Self
 from pgra.errors import DataError, unknown_name
 from pgra.io import digest
 from pgra.memory.events import Entry
+from pgra.memory.gate import passing
 from pgra.memory.label_arguments import LabelMemoryArguments
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup
@@ -159,7 +160,7 @@ class LabelMemory:
             DataError: If an entry that was written since is no labelled example of the task.
         """
         found = self._lookup.find(input_key(fields, self._inputs), self._most)
-        near = [match for match in found if match.score >= self._gate]
+        near = passing(found, self._gate)
         return [Correction(match.entry, match.score, self._read(match.entry)) for match in near]
 
     def _read(self, entry: Entry) -> Example:

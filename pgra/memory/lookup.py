@@ -7,26 +7,31 @@ again gives its last feedback; the release's semantic memory gave that of anothe
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from rapidfuzz import process
-from rapidfuzz.distance import Levenshtein
+from rapidfuzz.distance import Indel, Levenshtein
 
 from pgra.memory.events import Entry, Event
-from pgra.memory.keys import MAX_DISTANCE, normalize_key
+from pgra.memory.keys import MAX_DISTANCE, MIN_LIKENESS, normalize_key, plain_key
 from pgra.memory.log import FeedbackLog
 from pgra.types import Json
 
 if TYPE_CHECKING:
     from pgra.memory.vectors import KeyVectors
 
-LOOKUPS = ("edit", "encoder", "bm25", "gud-ir")
-THRESHOLDS: Mapping[str, float] = {"edit": -MAX_DISTANCE, "encoder": 0.9, "bm25": 1.0}
-"""The paper's gates: an edit distance below 6, a cosine above 0.9. It has none for BM25."""
+LOOKUPS = ("edit", "relative-edit", "encoder", "bm25", "gud-ir")
+THRESHOLDS: Mapping[str, float] = {
+    "edit": -MAX_DISTANCE,
+    "relative-edit": MIN_LIKENESS,
+    "encoder": 0.9,
+    "bm25": 1.0,
+}
+"""The paper's gates: an edit distance below 6, a cosine above 0.9. The others are ours."""
 _FIRST_ASKED = 8
 _DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
 _MANY = 100_000  # keys of one length, that are worth a second thread
@@ -38,7 +43,8 @@ class Match:
 
     Attributes:
         entry: What is in the memory.
-        score: A cosine, minus an edit distance, or BM25's score: higher is nearer.
+        score: Minus an edit distance, a likeness from 0 to 1, a cosine, or BM25's score: higher is
+            nearer.
     """
 
     entry: Entry
@@ -95,6 +101,8 @@ class EditLookup:
     the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
     """
 
+    _equal = 0.0  # the score of equal keys
+
     def __init__(
         self,
         log: FeedbackLog,
@@ -114,7 +122,7 @@ class EditLookup:
             of_feedback: Whether a text is compared with the feedback instead of the keys.
         """
         self._log, self._task, self._limit = log, task, max_distance
-        self._normalize = partial(normalize_key, is_whole=is_whole)
+        self._normalize: Callable[[str], str] = partial(normalize_key, is_whole=is_whole)
         self._form = key_form(is_whole=is_whole)
         self._said: dict[str, str] | None = {} if of_feedback else None  # feedback by raw key
         self._through = 0
@@ -131,15 +139,15 @@ class EditLookup:
         """Give the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
         key = self._normalize(question)
-        found: list[tuple[int, int, str]] = []  # distance, first id, key
+        found: list[tuple[float, int, str]] = []  # distance, first id, key
         for length, firsts in self._lengths.items():
             if self._limit is None or abs(length - len(key)) <= self._limit:
                 found += self._near(key, firsts)
         nearest = sorted(found)[:k]
-        scores = {max(self._keys[near].values()): 0.0 - d for d, _, near in nearest}
+        scores = {max(self._keys[near].values()): self._equal - d for d, _, near in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
-    def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[int, int, str]]:
+    def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[float, int, str]]:
         names = list(firsts)
         workers = 2 if len(names) > _MANY else 1
         (distances,) = process.cdist(
@@ -173,6 +181,34 @@ class EditLookup:
         if not raw:
             self._keys.pop(key, None)
             self._lengths[len(key)].pop(key, None)
+
+
+class RelativeEditLookup(EditLookup):
+    """By the edit distance of whole questions, held against their lengths: from 0 to 1, the same.
+
+    1 - (letters to insert or delete) / (letters of both). That counts a word which is exchanged
+    twice and one that is added once, so that "please" keeps two questions near and another name
+    does not; and a short question is far from any other, where the release's distance of 5 is not.
+    """
+
+    _equal = 1.0
+
+    def __init__(self, log: FeedbackLog, *, task: str = "") -> None:
+        super().__init__(log, task=task)
+        self._normalize = plain_key
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give what its scores depend on."""
+        return {"lookup": "relative-edit"}
+
+    def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[float, int, str]]:
+        names = list(firsts)
+        workers = 2 if len(names) > _MANY else 1
+        (far,) = process.cdist(
+            [key], names, scorer=Indel.normalized_distance, dtype=np.float64, workers=workers
+        )
+        return [(float(far[i]), firsts[name], name) for i, name in enumerate(names)]
 
 
 class Generator(Protocol):

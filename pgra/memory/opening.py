@@ -1,14 +1,16 @@
 """Opens a look-up by its name, with its encoder, its vectors and its gate."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pgra.checks import argument as _arg
 from pgra.checks import choose
 from pgra.errors import ConfigError
 from pgra.io import artifact_dir
+from pgra.memory.families import Family
 from pgra.memory.keys import strip_slot
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import (
@@ -19,6 +21,7 @@ from pgra.memory.lookup import (
     EncoderLookup,
     GeneratingLookup,
     Lookup,
+    RelativeEditLookup,
 )
 from pgra.types import Json
 
@@ -28,6 +31,13 @@ if TYPE_CHECKING:
 
 KEY_FORMS = ("whole", "slotless")
 FEEDBACK_BY = ("encoder", "edit")
+RELATIVE = "relative-edit"
+_SCORES = {
+    "edit": (-math.inf, 0.0, "an edit distance counts below 0"),
+    RELATIVE: (0.0, 1.0, "a relative edit distance is from 0 to 1, which is the same"),
+    "encoder": (-1.0, 1.0, "a cosine is from -1 to 1"),
+    "bm25": (0.0, math.inf, "BM25's scores are above 0"),
+}
 _FEEDBACK = "feedback"  # the form of vectors of feedback, which is read whole
 
 
@@ -35,26 +45,31 @@ _FEEDBACK = "feedback"  # the form of vectors of feedback, which is read whole
 class LookupArguments:
     """How a question's nearest feedback is found, and when it is near enough."""
 
-    lookup: str = _arg(
-        "edit",
+    lookup: str | None = _arg(
+        None,
         "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
-        "without an encoder), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
-        "one that a model writes for the question).",
+        "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
+        "questions of any kind), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
+        "one that a model writes for the question); default: edit for the families of "
+        "configs/memory and those that ask with <...>, else relative-edit.",
     )
     threshold: float | None = _arg(
         None,
-        "Smallest score that passes: a cosine (default 0.9), minus an edit distance (-5), or "
-        "BM25's score (1); of gud-ir what --feedback_by has.",
+        "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
+        "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
+        "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
+        "no gate unless one is given.",
     )
     encoder: str = _arg(
         "sentence-transformers/all-MiniLM-L6-v2",
         "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
         "train-similarity makes a folder.",
     )
-    key_form: str = _arg(
-        "slotless", "What is compared of a question: slotless (without <...>), or whole."
+    key_form: str | None = _arg(
+        None,
+        "What is compared of a question: slotless (without <...>), or whole; default: slotless for "
+        "families that ask with <...>, else whole. relative-edit compares whole questions.",
     )
-
     generator: str | None = _arg(
         None,
         "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
@@ -66,32 +81,68 @@ class LookupArguments:
 
     def __post_init__(self) -> None:
         """Refuse what is no look-up, and a threshold that is of another."""
-        choose("lookup", self.lookup, LOOKUPS)
-        choose("key_form", self.key_form, KEY_FORMS)
+        if self.lookup is not None:
+            choose("lookup", self.lookup, LOOKUPS)
+        if self.key_form is not None:
+            choose("key_form", self.key_form, KEY_FORMS)
         choose("feedback_by", self.feedback_by, FEEDBACK_BY)
+        if (self.lookup, self.key_form) == ("relative-edit", "slotless"):
+            raise ConfigError(
+                "lookup relative-edit compares whole questions: leave --key_form slotless out, or "
+                "use --lookup edit"
+            )
         if (self.lookup == "gud-ir") != (self.generator is not None):
             raise ConfigError(
                 "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
                 "(pgra memory train-gud-ir makes one), and for no other look-up"
             )
-        if self.threshold is None:
+        self._check_threshold()
+
+    def _check_threshold(self) -> None:
+        value = self.threshold
+        if value is None:
             return
-        if self._score == "edit" and self.threshold > 0:
+        if not math.isfinite(value):
+            raise ConfigError(f"threshold is {value:g}: give a number that a score can reach")
+        if self.lookup is None:  # `settle` tells which scores there are
+            return
+        if self._score == "edit" and value > 0:
             raise ConfigError(
-                f"threshold is {self.threshold:g}, and an edit distance counts below 0: give "
-                f"-{self.threshold:g}"
+                f"threshold is {value:g}, and an edit distance counts below 0: give -{value:g}"
             )
-        if self._score == "encoder" and not -1 <= self.threshold <= 1:
-            raise ConfigError(f"threshold is {self.threshold:g}: a cosine is from -1 to 1")
+        low, high, told = _SCORES[self._score]
+        if not low <= value <= high:
+            raise ConfigError(f"threshold is {value:g}: {told}")
+
+    def settle(self, family: Family | None = None) -> Self:
+        """Give the same with what was left open, as it is for a family of questions.
+
+        Args:
+            family: None for questions of any kind.
+
+        Raises:
+            ConfigError: If the threshold is none of the look-up's.
+        """
+        release = family is not None and family.follows_release
+        lookup = self.lookup or ("edit" if release or self.key_form == "slotless" else RELATIVE)
+        has_slots = family is not None and family.has_slots and lookup != RELATIVE
+        return replace(
+            self, lookup=lookup, key_form=self.key_form or ("slotless" if has_slots else "whole")
+        )
 
     @property
     def gate(self) -> float:
         """Give the threshold: the one asked for, else the look-up's own."""
         return THRESHOLDS[self._score] if self.threshold is None else self.threshold
 
+    def gate_of(self, family: Family | None) -> float | None:
+        """Give the threshold for a family: the paper's label feedback has none of its own."""
+        is_open = family is not None and family.is_of_paper and family.is_of_answers
+        return self.threshold if is_open else self.gate
+
     @property
     def _score(self) -> str:
-        return self.feedback_by if self.lookup == "gud-ir" else self.lookup
+        return self.feedback_by if self.lookup == "gud-ir" else self.lookup or RELATIVE
 
 
 class KeyEncoder:
@@ -136,7 +187,7 @@ def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = ""
     """Load what a look-up needs, once for any number of memories.
 
     Args:
-        args: Which look-up.
+        args: Which look-up; what is open there is as for questions of any kind.
         device: Where its encoder runs.
         task: Which entries count.
 
@@ -147,14 +198,18 @@ def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = ""
     Raises:
         ModelError: If the encoder or the generator cannot be found or loaded.
     """
+    args = args.settle()
     if args.lookup == "gud-ir":
         return _generating_opener(args, device=device, task=task)
     is_whole = args.key_form == "whole"
     if args.lookup == "edit":
         return lambda log: EditLookup(log, task=task, is_whole=is_whole)
+    if args.lookup == RELATIVE:
+        return lambda log: RelativeEditLookup(log, task=task)
     if args.lookup == "bm25":
         return lambda log: Bm25Lookup(log, task=task, is_whole=is_whole)
-    return _encoder_opener(args.encoder, args.key_form, device=device, task=task)
+    form = "whole" if is_whole else "slotless"
+    return _encoder_opener(args.encoder, form, device=device, task=task)
 
 
 def _generating_opener(args: LookupArguments, *, device: str, task: str) -> OpenLookup:

@@ -1,7 +1,8 @@
 """The prompter P(p, C): few-shot prompt, question, clarification (Madaan et al. 2022, 3.1).
 
-A clarification is what some user typed. It is data: it stands on one line behind its mark, and
-holds neither the mark, nor the prompt's separator, nor the word that ends an answer.
+What users typed is data: questions, clarifications, right answers. Each stands on one line and has
+neither the prompt's separator, nor the word that ends an answer, nor the mark of a clarification.
+`as_data` makes it so, for these prompts and for those of `pgra icl`.
 """
 
 import re
@@ -15,8 +16,65 @@ from pgra.errors import ConfigError, DataError, unknown_name
 
 _KEYS = {"separator", "end", "clarified", "examples"}
 _FIELDS = {"question", "answer", "feedback"}
-_MARK = "|"
 _SHOWN_CHARS = 80
+CLARIFIED = "{question} | clarification: {feedback}"
+"""How the paper shows a question with its clarification."""
+_SLOTS = re.compile(r"\{(question|feedback)\}")
+
+
+def as_data(
+    text: str,
+    *,
+    clarified: str = CLARIFIED,
+    separator: str = "",
+    end: str = "",
+    is_question: bool = False,
+) -> str:
+    """Give what a user typed as a prompt shows it: it adds no part to the prompt.
+
+    Text without line breaks, separators, marks and the end's word comes back as it is, but that
+    spaces collapse; a question keeps them.
+
+    Args:
+        text: As it was typed.
+        clarified: How the prompt shows a question with its clarification; what stands between the
+            two is the mark.
+        separator: Between the prompt's examples.
+        end: The word that ends an answer.
+        is_question: Whether a lone "|" stays: it may be what is asked about.
+    """
+    line = " ".join(text.splitlines() if is_question else text.split())
+    if not is_question:
+        line = line.replace("|", "/")
+    line = _without_end(line, end.strip())
+    mark = r"\s*".join(map(re.escape, _SLOTS.split(clarified)[2].split()))
+    if mark:
+        line = re.sub(mark, lambda found: _spelled_apart(found.group()), line, flags=re.IGNORECASE)
+    core = separator.strip()
+    while core and core in line:
+        line = line.replace(core, _spelled_apart(core))
+    return line
+
+
+def clarify(question: str, feedback: str, clarified: str = CLARIFIED) -> str:
+    """Give a question with its clarification, both as data."""
+    parts = {"question": question, "feedback": feedback}
+    return _SLOTS.sub(lambda slot: parts[slot.group(1)], clarified)
+
+
+def _without_end(line: str, end: str) -> str:
+    if not end:
+        return line
+    told = end.lower() if end.lower() != end else _spelled_apart(end)
+    before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
+    behind = r"(?!\w)" if end[-1].isalnum() else ""
+    return re.sub(f"{before}{re.escape(end)}{behind}", lambda _: told, line)
+
+
+def _spelled_apart(mark: str) -> str:
+    if "|" in mark:
+        return mark.replace("|", "/")
+    return " ".join(mark) if len(mark) > 1 else " "
 
 
 @dataclass(frozen=True)
@@ -87,23 +145,23 @@ class FewShot:
     def show(self, example: Shown) -> str:
         """Write one example, with the separator behind it."""
         asked = self._ask(example.question, example.feedback)
-        answer = " ".join(example.answer.split())
-        return f"{asked}{self.separator}{answer} {self.end}{self.separator}"
+        return f"{asked}{self.separator}{self.as_data(example.answer)} {self.end}{self.separator}"
 
     def _ask(self, question: str, feedback: str) -> str:
-        question = " ".join(question.splitlines())  # the separator has line breaks
+        question = self.as_data(question, is_question=True)
         if not feedback:
             return question
-        parts = {"question": question, "feedback": self.as_data(feedback)}
-        return re.sub(r"\{(question|feedback)\}", lambda m: parts[m.group(1)], self.clarified)
+        return clarify(question, self.as_data(feedback), self.clarified)
 
-    def as_data(self, text: str) -> str:
-        """Give a text on one line without the mark, the separator and the end's word."""
-        line = " ".join(text.split()).replace(_MARK, "/")
-        core = self.separator.strip()
-        while core and core in line:
-            line = line.replace(core, " ".join(core) if len(core) > 1 else " ")
-        return re.sub(rf"\b{re.escape(self.end)}\b", self.end.lower(), line)
+    def as_data(self, text: str, *, is_question: bool = False) -> str:
+        """Give what a user typed as this prompt shows it; see `as_data` of this module."""
+        return as_data(
+            text,
+            clarified=self.clarified,
+            separator=self.separator,
+            end=self.end,
+            is_question=is_question,
+        )
 
     def read_output(self, text: str) -> str:
         """Cut what an LM wrote to its answer: up to the end's word or the separator.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pgra.memory.families import QUESTION, Family
-from pgra.memory.gate import pass_gate
+from pgra.memory.gate import pass_gate, passing
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Lookup, Match
 from pgra.memory.prompter import FewShot, GrowingPrompt, Shown
@@ -94,14 +94,14 @@ class Remembering:
         few_shot: The prompt.
         log: The memory.
         lookup: M(x), which follows the log.
-        threshold: The gate's.
+        threshold: The gate's; None lets all through.
         task: Under which name corrections are written.
     """
 
     few_shot: FewShot
     log: FeedbackLog
     lookup: Lookup
-    threshold: float
+    threshold: float | None
     task: str = ""
     keeps_prompts: bool = field(default=True, init=False)
     _kinds: dict[str, str] = field(default_factory=dict, init=False)  # of keys, for the report
@@ -132,20 +132,36 @@ class RecallingErrors:
     keeps_prompts = False  # a new error is among the nearest of many questions, of all at first
 
     def __init__(
-        self, few_shot: FewShot, log: FeedbackLog, lookup: Lookup, *, num_remembered: int
+        self,
+        few_shot: FewShot,
+        log: FeedbackLog,
+        lookup: Lookup,
+        *,
+        num_remembered: int,
+        threshold: float | None = None,
     ) -> None:
+        """Join prompt and memory.
+
+        Args:
+            few_shot: The prompt.
+            log: The memory.
+            lookup: M(x), which follows the log.
+            num_remembered: Most questions of the memory in a prompt.
+            threshold: The gate's; None lets all through, as the paper does.
+        """
         self._few_shot, self._log, self._lookup = few_shot, log, lookup
-        self._most = num_remembered
+        self._most, self._threshold = num_remembered, threshold
 
     def ask(self, step: Step) -> Asked:
         """Write the prompt; see `System`."""
         found = self._lookup.find(step.question, self._most)
-        more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(found)]
+        near = passing(found, self._threshold)
+        more = [Shown(one.entry.key, one.entry.feedback) for one in reversed(near)]
         num_own = max(0, len(self._few_shot.examples_of(step.question)) - len(more))
         prompt = self._few_shot.write(step.question, more=more, num_own=num_own)
-        if not found:
-            return Asked(prompt)
-        return Asked(prompt, found[0], QUESTION, found=found, num_used=len(found))
+        if not near:
+            return Asked(prompt, found=found)
+        return Asked(prompt, near[0], QUESTION, found=found, num_used=len(near))
 
     def learn(self, step: Step) -> None:
         """Write the question with its right answer."""
@@ -153,7 +169,7 @@ class RecallingErrors:
 
 
 def open_system(
-    family: Family, few_shot: FewShot, log: FeedbackLog, *, lookup: Lookup, threshold: float
+    family: Family, few_shot: FewShot, log: FeedbackLog, *, lookup: Lookup, threshold: float | None
 ) -> System:
     """Give the system that uses a memory as a family of questions has it.
 
@@ -162,8 +178,9 @@ def open_system(
         few_shot: The prompt.
         log: The memory.
         lookup: Follows it.
-        threshold: The gate's; label feedback has none.
+        threshold: The gate's; None lets all through.
     """
     if family.is_of_answers:
-        return RecallingErrors(few_shot, log, lookup, num_remembered=family.num_remembered)
+        most = family.num_remembered
+        return RecallingErrors(few_shot, log, lookup, num_remembered=most, threshold=threshold)
     return Remembering(few_shot, log, lookup, threshold)

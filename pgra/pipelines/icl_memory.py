@@ -13,11 +13,10 @@ from tqdm import tqdm
 
 from pgra.errors import ConfigError
 from pgra.memory.labels import Correction, LabelMemory
+from pgra.memory.prompter import as_data, clarify
 from pgra.pipelines.icl_inputs import IclInputs, IclRun
 from pgra.retrieval.leaks import text_key
 from pgra.types import Example, Json
-
-_MARK = "|"
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,13 @@ class Recalled:
 
     def asked(self, place: int, query: Example) -> Example:
         """Give a query as its prompt shows it: with its clarifications, if they go there."""
-        if self.use != "clarification" or not self.matches[place]:
+        if self.use != "clarification":
             return query
         *_, last = query.fields
-        told = [as_data(one.entry.feedback) for one in self.matches[place]]
-        clarified = f" {_MARK} clarification: ".join([query.fields[last], *told])
-        return replace(query, fields={**query.fields, last: clarified})
+        asked = as_data(query.fields[last], is_question=True)
+        for one in self.matches[place]:
+            asked = clarify(asked, as_data(one.entry.feedback))
+        return replace(query, fields={**query.fields, last: asked})
 
     def line(self, place: int, shown: Sequence[int]) -> dict[str, Json]:
         """Give what `predictions.jsonl` tells of a query's corrections.
@@ -124,11 +124,6 @@ class Recalled:
 
     def _is_shown(self, one: Correction, shown: Sequence[int]) -> bool:
         return self.use == "clarification" or self._row_of[one.entry.id] in shown
-
-
-def as_data(text: str) -> str:
-    """Give a user's words on one line, without the mark that they stand behind."""
-    return " ".join(text.split()).replace(_MARK, "/")
 
 
 def recall_all(run: IclRun, inputs: IclInputs) -> Recalled:

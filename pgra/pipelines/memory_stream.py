@@ -52,7 +52,7 @@ class Experiment:
         few_shot: The prompt.
         completer: The LM.
         open_lookup: Opens the look-up of a memory.
-        threshold: The gate's.
+        threshold: The gate's; None where label feedback has none.
         max_new_tokens: Of an answer.
         max_prompt_tokens: Of a prompt.
         max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
@@ -65,7 +65,7 @@ class Experiment:
     few_shot: FewShot
     completer: Completer
     open_lookup: OpenLookup
-    threshold: float
+    threshold: float | None
     max_new_tokens: int
     max_prompt_tokens: int
     max_added: int | None = None
@@ -310,7 +310,7 @@ def _identity(experiment: Experiment) -> dict[str, Json]:
 def _family_digest(family: Family) -> str:
     """Tell families apart; what the paper prints of one decides no number here."""
     fields = asdict(family)
-    del fields["paper_answered"]
+    del fields["paper_answered"], fields["is_of_paper"]
     if family.situations is None:  # runs of before there were situations stay whose they are
         del fields["situations"]
     return digest(fields)[:12]

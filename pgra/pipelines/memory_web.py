@@ -150,6 +150,8 @@ class MemoryPage:
                 Route(f"/chat/{{tab}}/{name}", self._form(name, act), methods=["POST"])
                 for name, act in self._acts.items()
             ),
+            # A refused form's address is its own: who loads that again gets the conversation.
+            *(Route(f"/chat/{{tab}}/{name}", self._back) for name in self._acts),
         ]
         return Starlette(
             routes=routes,
@@ -176,6 +178,9 @@ class MemoryPage:
     async def _show(self, request: Request) -> Response:
         tab = self._tab(request)
         return _go("/") if tab is None else await self._render(tab)
+
+    async def _back(self, request: Request) -> Response:
+        return _go(f"/chat/{request.path_params['tab']}")
 
     def _form(
         self, name: str, act: Callable[[Tab, Mapping[str, str]], Awaitable[None]]

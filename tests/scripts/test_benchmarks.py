@@ -14,7 +14,7 @@ from scripted import call
 from tiny_models import build_encoder, build_lm, build_t5
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pgra.errors import ConfigError
+from pgra.errors import ConfigError, DataError
 from pgra.io import canonical_json
 from pgra.models.budgets import recall_budget, remember_budget
 
@@ -224,6 +224,21 @@ def test_a_wrong_flag_is_refused_in_a_line(benchmark, words):
 def test_sizes_that_cannot_be_searched_are_refused(benchmark, words, message):
     with pytest.raises(ConfigError, match=message):
         benchmark("index").parse([*words])
+
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def test_near_questions_are_told_from_others_and_too_few_are_refused(benchmark, tmp_path, capsys):
+    path, near = tmp_path / "q.jsonl", benchmark("near_questions")
+    words = (" ".join(DIGITS[int(digit)] for digit in str(i)) for i in range(10_000, 13_000))
+    write_jsonl(path, [{"question": f"what is {told} ?"} for told in words])
+    assert near.main([str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "other case and end               1.000 1.000 1.000 | 1.000" in told
+    write_jsonl(path, [{"text": "why?"}])
+    with pytest.raises(DataError, match="there are 1 questions: give 3,000 or more"):
+        near.main([str(path)])
 
 
 def test_a_library_that_is_not_there_is_named_with_its_command(benchmark, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pgra.memory.conversation import Conversation, Reading, read_understanding
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import Bm25Lookup, EditLookup
+from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
 from pgra.memory.shown import quoted, visible
 from pgra.memory.simulator import Simulation
@@ -148,8 +149,22 @@ def test_of_questions_of_fact_the_right_answer_is_kept_and_shown_as_an_example(l
     assert first.output != "Homer"
     entry = conversation.correct(question, "Homer").entry
     again = conversation.ask("who wrote the iliad?")
-    assert [match.entry for match in again.used] == [entry]  # no gate
+    assert [match.entry for match in again.used] == [entry]
     assert again.reading == Reading("", "Homer")
+
+
+def test_a_threshold_counts_for_right_answers_too(log):
+    lookup = LookupArguments(threshold=0.85)
+    family, few_shot = replace(load_family("webquestions"), is_of_paper=False), FEW_SHOT
+    more = {"family": family, "few_shot": few_shot, "lookup": lookup_opener(lookup)(log)}
+    shut, wide = talk(log, **more, threshold=0.85), talk(log, **more, threshold=None)
+    entry = shut.correct("who wrote the odyssey < x > ?", "Homer").entry
+    far, near = "where is the sea < x > ?", "Please, who wrote the odyssey < x >"
+    assert [match.entry for match in shut.ask(far).found] == [entry]  # shown, and not used
+    assert (shut.ask(far).used, "Homer" in shut.ask(far).prompt) == ((), False)
+    assert [match.entry for match in shut.ask(near).used] == [entry]
+    assert "Homer" in shut.ask(near).prompt
+    assert "Homer" in wide.ask(far).prompt  # the control
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def memory(tmp_path):
     with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
         log.write(NEAR, "negative", task="sst2")
         log.write(FIRST, "yes", task="another")
-    return PromptMemoryArguments(memory=str(tmp_path / "memory.sqlite"), memory_threshold=-1)
+    path = str(tmp_path / "memory.sqlite")
+    return PromptMemoryArguments(memory=path, memory_lookup="edit", memory_threshold=-1)
 
 
 def with_memory(run, memory, name="{task}-{system}", **changes):

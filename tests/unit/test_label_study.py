@@ -61,7 +61,8 @@ def run(tmp_path, monkeypatch):
 
 def study(run, **changes):
     how = {"probabilities": [1.0], "seeds": [0], "weights": [], **changes}
-    return study_corrections(run, PromptMemoryArguments(memory_threshold=-1), **how)
+    memory = PromptMemoryArguments(memory_lookup="edit", memory_threshold=-1)
+    return study_corrections(run, memory, **how)
 
 
 def test_what_a_correction_mends_and_breaks_is_counted_by_set_and_weight(run):
@@ -105,7 +106,8 @@ def test_a_run_without_a_wrong_decision_is_refused(run):
 def test_the_command_shows_means_over_seeds_and_keeps_every_row(run, capsys):
     output = run / "rows.jsonl"
     words = ["--run", str(run), "--correction_probabilities", "0.5", "1", "--seeds", "0", "1"]
-    assert main(["labels", *words, "--memory_threshold", "-1", "--output", str(output)]) == 0
+    words += ["--memory_lookup", "edit", "--memory_threshold", "-1"]
+    assert main(["labels", *words, "--output", str(output)]) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 2 + 3 * 2 * 2  # head; sets, probabilities, weights
     assert "| first half again | 1 | 0.6 | 2 | 2 | 0.500 | 1.000 | 2 | 0 |" in table

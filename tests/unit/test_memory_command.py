@@ -44,21 +44,61 @@ def test_a_correction_is_noted_found_changed_and_forgotten(memory):
     assert memory("add", "what is like < a >", "I mean a synonym")[1] == (
         "memory.sqlite: noted, as entry 1 of 1\n"
     )
-    _, out, _ = memory("add", "what is unlike < b >", "an\nantonym")
+    lexical = ("--family", "lexical")
+    _, out, _ = memory("add", "what is unlike < b >", "an\nantonym", *lexical)
     assert "note: entry 1 has a key at edit distance 2 and another feedback" in out
-    _, out, _ = memory("lookup", "what is like < c >", "--num_matches", 9)
+    _, out, _ = memory("lookup", "what is like < c >", "--num_matches", 9, *lexical)
     lines = out.splitlines()
     assert [line.split()[:2] for line in lines] == [["0.0000", "used"], ["-2.0000", "passes"]]
     assert '"what is unlike < b >" -> "an\\nantonym"' in lines[1]  # in full, in quotes
-    _, out, _ = memory("lookup", "quite another < c >")
+    _, out, _ = memory("lookup", "quite another < c >", *lexical)
     assert all("too far" in line for line in out.splitlines())
     assert "is now entry 3" in memory("correct", 1, "a synonym")[1]
-    assert "1 pairs of near keys" in memory("list", "--collisions")[1]
+    assert "1 pairs of near keys" in memory("list", "--collisions", *lexical)[1]
     assert memory("forget", 2)[1] == "memory.sqlite: 1 forgotten, 1 entries left\n"
     _, out, _ = memory("list", "--verify")
     assert out.splitlines()[0] == "memory.sqlite: whole: 4 events, 1 entries"
     assert out.count("->") == 1
     assert memory("list", "--log")[1].count("->") == 4
+
+
+def test_a_question_of_any_kind_gets_feedback_of_its_like_and_no_other(memory):
+    memory("add", "why?", "I want the reason for the last answer")
+    memory("add", "<b>bold</b>", "explain the tag")
+    memory("add", "How do I reset my password", "of the router")
+
+    def told(question, *flags):
+        return memory("lookup", question, "--num_matches", 1, *flags)[1].split()[1]
+
+    like = (
+        "Why",
+        "<b>bold</B>",
+        "how do I  reset my pasword?",
+        "Please, how do I reset my password?",
+    )
+    other = ("hello", "tea", "x < 3 and y > 2", "<p>a</p>", "<i>what is the capital of France</i>")
+    assert [told(question) for question in like] == ["used"] * 4
+    assert {told(question) for question in other} == {"too"}
+    assert {told(question, "--family", "lexical") for question in other} == {
+        "used"
+    }  # the release's
+    assert memory("list", "--collisions")[1] == "0 pairs of near keys with different feedback\n"
+    _, out, _ = memory("add", "How do I reset my passwords?", "of the mail")
+    assert "note: entry 3 has a key at edit distance 1" in out
+    assert "note: entry" not in memory("add", "how?", "in steps")[1]
+
+
+def test_label_feedback_shows_what_the_gate_lets_through(memory):
+    for number in range(3):
+        memory("add", f"who wrote volume {number} of it?", "Homer")
+    memory("add", "where is the sea?", "here")
+    asked = ("lookup", "who wrote volume 1 of it?", "--num_matches", 9, "--family", "webquestions")
+
+    def told(*flags):
+        return [line.split()[1] for line in memory(*asked, *flags)[1].splitlines()]
+
+    assert told() == ["used"] * 4  # as the paper has it
+    assert told("--threshold", -1) == ["used"] * 3 + ["too"]
 
 
 def test_an_export_is_imported_into_another_memory(memory, tmp_path):
@@ -95,6 +135,19 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
         (("list",), "there is no memory memory.sqlite: pgra memory add makes one"),
         (("lookup",), "there is nothing to look up"),
         (("lookup", "a", "--lookup", "bm52"), "unknown lookup 'bm52'"),
+        (("lookup", "a", "--threshold", "nan"), "threshold is nan: give a number"),
+        (("lookup", "a", "--threshold", "inf"), "threshold is inf: give a number"),
+        (("lookup", "a", "--threshold", "-5"), "threshold is -5: a relative edit distance is"),
+        (("lookup", "a", "--family", "lexcal"), "unknown family of questions 'lexcal'"),
+        (
+            ("gate", "--stream", "x", "--family", "webquestions"),
+            "gate chooses a threshold by the types of questions, and those of 'webquestions'",
+        ),
+        (
+            ("stream", "--stream", "x", "--dev_stream", "y", "--family", "webquestions"),
+            "dev_stream chooses a threshold by the types of questions",
+        ),
+        (("stream", "--stream", "x", "--threshold", "0.9"), "counts below 0: give -0.9"),
         (("correct", "1"), "name one entry and what was meant"),
         (("correct", "1", "x"), "there is no memory memory.sqlite"),
         (("forget", "1"), "there is no memory memory.sqlite"),

@@ -33,11 +33,27 @@ def recalled(path, text, **changes):
 
 
 def test_a_near_text_and_the_very_same_recall_a_correction_and_a_far_one_does_not(path):
-    assert recalled(path, GOOD) == [("memory-1", 0)]
-    assert recalled(path, NEAR) == [("memory-1", -2)]  # "it is" to "its": a space and an i less
-    assert recalled(path, NEAR, memory_threshold=-1) == []
+    assert recalled(path, GOOD) == [("memory-1", 1)]
+    near = 1 - 3 / 47  # " i" goes, "'" comes, of 24 and 23 letters
+    assert recalled(path, NEAR) == [("memory-1", pytest.approx(near))]
+    assert recalled(path, NEAR, memory_threshold=0.94) == []
     assert recalled(path, FAR) == []
-    assert recalled(path, FAR, task="mr") == [("memory-2", 0)]
+    assert recalled(path, FAR, task="mr") == [("memory-2", 1)]
+
+
+def test_edit_distance_of_texts_counts_letters_whatever_their_length(path):
+    edit = {"memory_lookup": "edit"}
+    assert recalled(path, NEAR, **edit) == [("memory-1", -2)]  # "its": a space and an i less
+    assert recalled(path, NEAR, memory_threshold=-1, **edit) == []
+    assert recalled(path, "x", memory_threshold=-30, **edit) == [("memory-1", -24)]  # no x in it
+
+
+def test_a_correction_of_a_short_text_is_not_for_another_short_text(path):
+    with FeedbackLog.open(path) as log:
+        entry = log.write("Bad.", "negative", task="sst2")
+    assert recalled(path, "bad") == [(f"memory-{entry.id}", 1)]
+    assert recalled(path, "Good!") == recalled(path, "<b>") == []
+    assert recalled(path, "Good!", memory_lookup="edit") != []  # the control
 
 
 def test_entries_of_other_tasks_are_counted_and_none_of_the_task_is_a_warning(path, caplog):
@@ -75,14 +91,14 @@ def test_the_order_of_writing_decides_nothing_but_of_one_text_the_last_word_coun
                 log.write(key, label, task="sst2")
     found = {}
     for name in ("one", "other", "last"):
-        with opened(tmp_path / name, memory_matches=2, memory_threshold=-100) as memory:
+        with opened(tmp_path / name, memory_matches=2, memory_threshold=0) as memory:
             found[name] = [
                 (one.entry.key, one.entry.feedback, one.score)
                 for one in memory.recall({"text": NEAR})
             ]
     assert found["one"] == found["other"]
     assert [pair[:2] for pair in found["one"]] == pairs
-    assert found["last"][0] == (GOOD, "negative", -2)
+    assert found["last"][0] == (GOOD, "negative", pytest.approx(1 - 3 / 47))
 
 
 def test_the_vectors_of_an_encoder_follow_what_is_written_and_forgotten(path, encoder_dir):
@@ -153,8 +169,9 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"memory_threshold": -1.5}, r"memory_threshold is -1\.5, and no memory is named"),
-        ({"memory": "m", "memory_threshold": 5}, "threshold is 5, and an edit distance counts"),
+        ({"memory_threshold": 0.5}, r"memory_threshold is 0\.5, and no memory is named"),
+        ({"memory": "m", "memory_threshold": 5}, "threshold is 5: a relative edit distance is"),
+        ({"memory": "m", "memory_threshold": float("nan")}, "threshold is nan: give a number"),
         ({"memory_lookup": "faiss"}, "unknown lookup 'faiss'"),
         ({"memory_matches": 0}, "memory_matches is 0: it must be at least 1"),
         ({"memory_as": "note"}, "unknown memory_as 'note'"),

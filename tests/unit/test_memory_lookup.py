@@ -5,13 +5,20 @@ import json
 import numpy as np
 import pytest
 
+from pgra.checks import config_root
 from pgra.errors import ConfigError, DataError
 from pgra.memory.events import Entry
-from pgra.memory.families import load_family
+from pgra.memory.families import family_names, load_family
 from pgra.memory.gate import Trial, choose_threshold, judge_threshold, pass_gate, try_lookup
 from pgra.memory.keys import Collision, find_collisions, normalize_key, strip_slot
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import Bm25Lookup, EditLookup, EncoderLookup, Match
+from pgra.memory.lookup import (
+    Bm25Lookup,
+    EditLookup,
+    EncoderLookup,
+    Match,
+    RelativeEditLookup,
+)
 from pgra.memory.opening import KeyEncoder, LookupArguments, lookup_opener
 from pgra.memory.vectors import KeyVectors
 
@@ -276,13 +283,56 @@ def test_look_ups_say_what_they_depend_on(log, tmp_path):
         ({"lookup": "gud-ir"}, "name it with --generator FOLDER"),
         ({"generator": "folder"}, "and for no other look-up"),
         ({"feedback_by": "bm25"}, "unknown feedback_by 'bm25'"),
-        ({"threshold": 5.0}, "an edit distance counts below 0: give -5"),
+        ({"lookup": "edit", "threshold": 5.0}, "an edit distance counts below 0: give -5"),
         ({"lookup": "encoder", "threshold": 3.0}, "a cosine is from -1 to 1"),
+        ({"lookup": "relative-edit", "threshold": -5.0}, "is from 0 to 1, which is the same"),
+        ({"lookup": "bm25", "threshold": -1.0}, "BM25's scores are above 0"),
+        ({"threshold": float("nan")}, "threshold is nan: give a number that a score can reach"),
+        ({"lookup": "bm25", "threshold": float("inf")}, "threshold is inf: give a number"),
+        ({"lookup": "edit", "threshold": float("-inf")}, "threshold is -inf: give a number"),
+        ({"lookup": "relative-edit", "key_form": "slotless"}, "compares whole questions"),
     ],
 )
 def test_a_look_up_that_cannot_be_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         LookupArguments(**values)
+
+
+OWN_FAMILIES = {
+    "answers": ({"prompt": "webquestions", "words": "answers", "num_remembered": 8}, False),
+    "slots": (None, True),  # the lexical family in a file of one's own
+}
+
+
+@pytest.mark.parametrize("name", [*family_names(), *OWN_FAMILIES])
+def test_the_papers_rule_is_for_the_papers_families_and_for_slots(name, tmp_path):
+    known, path = OWN_FAMILIES.get(name), tmp_path / "own.yaml"
+    if known is not None:
+        lexical = (config_root() / "memory" / "lexical.yaml").read_text()
+        path.write_text(lexical if known[0] is None else json.dumps(known[0]))
+    family = load_family(name if known is None else str(path))
+    args = LookupArguments().settle(family)
+    released = known is None or known[1]
+    assert args.lookup == ("edit" if released else "relative-edit")
+    assert args.key_form == ("slotless" if family.phrasings else "whole")
+    open_gate = name == "webquestions"
+    assert args.gate_of(family) == (None if open_gate else -5 if released else 0.85)
+    assert LookupArguments(threshold=0.0).settle(family).gate_of(family) == 0  # given: it counts
+
+
+def test_a_relative_distance_is_that_worked_out_by_hand(log):
+    log.write("Why?", "reason")
+    log.write("what is C++", "language")
+    lookup = RelativeEditLookup(log)
+    assert found(lookup, "why") == [("reason", 1.0)]
+    assert found(lookup, "whyy") == [("reason", round(1 - 1 / 7, 3))]
+    assert found(lookup, "who") == [("reason", round(1 - 2 / 6, 3))]  # y goes, o comes
+    assert found(lookup, "WHAT  is c#?") == [("language", round(1 - 3 / 21, 3))]
+    log.write("?!", "marks")
+    assert found(lookup, "?!") == [("marks", 1.0)]
+    log.forget(1)
+    assert "reason" not in [feedback for feedback, _ in found(lookup, "why", 9)]
+    assert lookup.fingerprint != EditLookup(log).fingerprint
 
 
 def match(score):

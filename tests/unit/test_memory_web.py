@@ -78,7 +78,11 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
 def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
     family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
     page.state.desk.conversation = replace(
-        page.state.desk.conversation, family=family, few_shot=few_shot, completer=Echo()
+        page.state.desk.conversation,
+        family=family,
+        few_shot=few_shot,
+        completer=Echo(),
+        threshold=None,
     )
     visitor = Visitor(page)
     visitor.send("ask", question="who wrote the odyssey?")
@@ -158,6 +162,18 @@ def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fiel
     assert '<p class="error" role="alert"' in answer.text
     assert kept in answer.text
     assert entries(page) == []
+
+
+@pytest.mark.parametrize("form", ["ask", "correct", "forget"])
+def test_the_address_of_a_refused_form_leads_back_to_the_conversation(page, form):
+    visitor = Visitor(page)
+    visitor.send("ask", question=AKIN)
+    refused = visitor.send(form, question=" ", turn="1", feedback="", entry="7")
+    assert (refused.status_code, str(refused.url)) == (422, f"{visitor.address}/{form}")
+    visitor.answer = visitor.client.get(str(refused.url))
+    assert (visitor.answer.status_code, str(visitor.answer.url)) == (200, visitor.address)
+    assert AKIN in visitor.shown()
+    assert visitor.client.get(f"{visitor.address}/other").status_code == 404  # the control
 
 
 def test_another_page_or_name_may_not_send_forms_here(page):
@@ -246,9 +262,10 @@ from pgra.memory.families import load_family
 from pgra.memory.opening import LookupArguments, lookup_opener
 from pgra.memory.prompter import load_few_shot
 def main(argv):
-    lookup, web = LookupArguments(), WebArguments(port=0)
+    family, web = load_family("lexical"), WebArguments(port=0)
+    lookup = LookupArguments().settle(family)
     opening = Opening(
-        chat=ChatArguments(), lookup=lookup, lm="following", family=load_family("lexical"),
+        chat=ChatArguments(), lookup=lookup, lm="following", family=family,
         few_shot=load_few_shot("lexical"), completer=FollowingLM(),
         open_lookup=lookup_opener(lookup),
     )
