@@ -3,7 +3,7 @@
     python benchmarks/near_questions.py train.jsonl test.jsonl
 
 Files are jsonl with `question` or `text`. A thousand of the questions are asked again with small
-changes, and 2,000 others are looked up among 100 and among 1,000.
+changes, and 2,000 others are looked up among 100 and among 1,000 (`--quick`: a tenth of each).
 """
 
 import argparse
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from measuring import parse_flags, write_figures
 from rapidfuzz import process
 from rapidfuzz.distance import Indel, Levenshtein
 
@@ -25,31 +26,35 @@ from pgra.errors import DataError
 from pgra.memory.keys import MAX_DISTANCE, MIN_LIKENESS, normalize_key, plain_key
 
 _THRESHOLDS = (0.8, MIN_LIKENESS, 0.9)
-_ASKED, _OTHERS, _SIZES = 1_000, 2_000, (100, 1_000)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
-    files = parser.parse_args(argv).files
-    lines = [record.fields for path in files for record in read_records(path)]
+    parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    args = parse_flags(parser, argv)
+    asked, others, sizes = (100, 200, (10, 100)) if args.quick else (1_000, 2_000, (100, 1_000))
+    lines = [record.fields for path in args.files for record in read_records(path)]
     told = [str(one.get("question", one.get("text", ""))) for one in lines]
     questions = list(dict.fromkeys(text for text in told if text.split()))
-    if len(questions) < max(_SIZES) + _OTHERS:
+    if len(questions) < max(sizes) + others:
         raise DataError(
-            f"there are {len(questions):,} questions: give {max(_SIZES) + _OTHERS:,} or more"
+            f"there are {len(questions):,} questions: give {max(sizes) + others:,} or more"
         )
     draw = random.Random(0)
     say(f"{len(questions):,} questions; likeness of at least {_THRESHOLDS} | edit distance")
+    figures: dict[str, float] = {}
     for name, change in _changes(draw).items():
-        asked = draw.sample(questions, _ASKED)
-        pairs = [(one, again) for one in asked if (again := change(one)) != one]
+        pairs = [
+            (one, again) for one in draw.sample(questions, asked) if (again := change(one)) != one
+        ]
         likeness = [Indel.normalized_similarity(*map(plain_key, pair)) for pair in pairs]
         distance = [Levenshtein.distance(*map(normalize_key, pair)) for pair in pairs]
-        _show(name, np.array(likeness), np.array(distance))
-    for size in _SIZES:
-        mixed = draw.sample(questions, size + _OTHERS)
+        figures |= _show(name, np.array(likeness), np.array(distance))
+    for size in sizes:
+        mixed = draw.sample(questions, size + others)
         near = [
             process.cdist([*map(key, mixed[size:])], [*map(key, mixed[:size])], scorer=scorer)
             for key, scorer in (
@@ -57,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 (normalize_key, Levenshtein.distance),
             )
         ]
-        _show(f"another, of {size:,} in the memory", near[0].max(axis=1), near[1].min(axis=1))
+        name = f"another, of {size:,} in the memory"
+        figures |= _show(name, near[0].max(axis=1), near[1].min(axis=1))
+    write_figures(args.json, figures)
     return 0
 
 
@@ -81,9 +88,12 @@ def _changes(draw: random.Random) -> Mapping[str, Callable[[str], str]]:
     }
 
 
-def _show(name: str, likeness: np.ndarray, distance: np.ndarray) -> None:
-    shares = [f"{(likeness >= threshold).mean():.3f}" for threshold in _THRESHOLDS]
-    say(f"{name:<32} {' '.join(shares)} | {(distance <= MAX_DISTANCE).mean():.3f}")
+def _show(name: str, likeness: np.ndarray, distance: np.ndarray) -> dict[str, float]:
+    """Print the shares that pass; the ones at the look-ups' own gates are the figures."""
+    shares = [float((likeness >= threshold).mean()) for threshold in _THRESHOLDS]
+    released = float((distance <= MAX_DISTANCE).mean())
+    say(f"{name:<32} {' '.join(f'{share:.3f}' for share in shares)} | {released:.3f}")
+    return {name: shares[_THRESHOLDS.index(MIN_LIKENESS)], f"{name}, released rule": released}
 
 
 if __name__ == "__main__":
