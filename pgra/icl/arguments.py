@@ -74,7 +74,7 @@ class SelectionArguments:
     leak_jaccard: float = _arg(
         LEAK_JACCARD,
         "Share of common words from which on an example is nearly the query's own text, and never "
-        "shown with it; an equal text never is.",
+        "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
     )
 
     def __post_init__(self) -> None:
