@@ -47,6 +47,13 @@ class ConsistencyArguments:
     depth: int | None = field(
         default=None, metadata={"help": "Look at each query's best so many evidence; default: all."}
     )
+    centre: bool = field(
+        default=True,
+        metadata={
+            "help": "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so "
+            "that it does not call nearly all of it one label; --no_centre: the paper's labels."
+        },
+    )
     plots: bool = field(default=True, metadata={"help": "Draw (needs matplotlib)."})
     device: str = field(
         default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda, cuda:1, ..."}
@@ -79,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labelers=[Path(name) for name in args.labeler],
         baseline=args.baseline,
         depth=args.depth,
+        centre=args.centre,
         device=args.device,
         plots=args.plots,
     )

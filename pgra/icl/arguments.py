@@ -52,9 +52,8 @@ class SelectionArguments:
     likeness: str = _arg("cosine", "Of vectors: cosine, dot, or euclidean (its negative).")
     pooling: str = _arg(
         "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. With "
-        "another than its own, the Dense and Normalize parts of a sentence-transformers model are "
-        "left out.",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
     )
     max_encoder_tokens: int | None = _arg(
         None, "Tokens of a text that the encoder reads; default: the model's own, else 128."

@@ -80,9 +80,7 @@ class SlotlessLikeness:
         return self.of_keys.among(rows)
 
 
-def as_examples(
-    questions: Sequence[str], answers: Sequence[str] | None = None
-) -> list[Example]:
+def as_examples(questions: Sequence[str], answers: Sequence[str] | None = None) -> list[Example]:
     """Give questions as what the leak guard and the look-up of neighbors take."""
     labels = [None] * len(questions) if answers is None else answers
     return [

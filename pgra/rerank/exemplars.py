@@ -12,8 +12,8 @@ from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt, write_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.retrieval.neighbors import Neighbors
 from pgra.retrieval.leaks import LEAK_RULE
+from pgra.retrieval.neighbors import Neighbors
 from pgra.retriever_arguments import LEAK_JACCARD
 from pgra.types import MISSING_ROW, Example, Json
 

@@ -116,7 +116,7 @@ def test_a_short_text_with_a_little_changed_is_the_same(query, row):
         "is 15 a prime",
         "what is the capital of Iraq",
         "where was the new king of Norway born",
-        "what county is the old town in",  # a letter less, and another question: both words are known
+        "what county is the old town in",  # a letter less; both words are known
         "南京在哪里",
         "please",
     ],
