@@ -18,7 +18,7 @@ EXAMPLE = """examples:
   pgra consistency --runs runs/grid --output_dir runs/grid/consistency
 
 The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-whose label that is. The paper's Table 10 and Figures 2 and 4.
+whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
 """
 
 

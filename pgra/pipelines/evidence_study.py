@@ -26,6 +26,7 @@ from pgra.pipelines.pseudo_labels import (
 )
 from pgra.processes import Processes
 from pgra.rerank.similarity import WAYS
+from pgra.types import Json
 
 RANDOM, FIRST_STAGE = "random", "first stage"
 _EXHAUSTIVE = "exhaustive "
@@ -135,12 +136,10 @@ def compare_evidence(
     rows = [row for table in tables for row in table.rows]
     table = replace(tables[0], rows=rows, notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
+    told: dict[str, Json] = {**reader.describe(), **known.describe(texts)}
     write_json(
         output_dir / "evidence.json",
-        {
-            "labeler": {**reader.describe(), **known.describe(texts)},
-            "ways": [_without_answers(run) for run in runs],
-        },
+        {"labeler": told, "ways": [_without_answers(run) for run in runs]},
     )
     return EvidenceStudy(runs, table)
 
