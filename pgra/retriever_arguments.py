@@ -31,7 +31,8 @@ class RetrieverArguments:
     encoder: str = _arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
     pooling: str = _arg(
         "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler.",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
     )
     normalize: bool = _arg(True, "Unit vectors, so that the inner product is the cosine.")
     max_encoder_tokens: int | None = _arg(

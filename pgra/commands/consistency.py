@@ -18,7 +18,7 @@ EXAMPLE = """examples:
   pgra consistency --runs runs/grid --output_dir runs/grid/consistency
 
 The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-whose label that is. The paper's Table 10 and Figures 2 and 4.
+whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
 """
 
 
@@ -46,6 +46,13 @@ class ConsistencyArguments:
     )
     depth: int | None = field(
         default=None, metadata={"help": "Look at each query's best so many evidence; default: all."}
+    )
+    centre: bool = field(
+        default=True,
+        metadata={
+            "help": "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so "
+            "that it does not call nearly all of it one label; --no_centre: the paper's labels."
+        },
     )
     plots: bool = field(default=True, metadata={"help": "Draw (needs matplotlib)."})
     device: str = field(
@@ -79,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         labelers=[Path(name) for name in args.labeler],
         baseline=args.baseline,
         depth=args.depth,
+        centre=args.centre,
         device=args.device,
         plots=args.plots,
     )

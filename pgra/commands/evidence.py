@@ -32,6 +32,13 @@ class EvidenceArguments:
         default_factory=list,
         metadata={"help": "Look at each query's best so many evidence; default: --num_evidence."},
     )
+    centre: bool = field(
+        default=True,
+        metadata={
+            "help": "Centre the labeler at its medians over 1,000 passages of the corpus, so that "
+            "it does not call nearly all of it one label; --no_centre: the paper's labels."
+        },
+    )
 
     def __post_init__(self) -> None:
         """Refuse to do nothing."""
@@ -63,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Path(asked.labeler),
         Path(asked.output_dir),
         depths=asked.depths,
+        centre=asked.centre,
         processes=processes,
     )
     say(study.table.to_text())

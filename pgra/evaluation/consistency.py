@@ -10,7 +10,9 @@ Two lines belong beside every score. If all evidence had one label, the score wo
 share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.3 % for
 all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
 LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
-labels' shares of the queries times their shares of the evidence, added up.
+labels' shares of the queries times their shares of the evidence, added up. So that a labeler which
+calls nearly all of the corpus one label does not hide what ways differ in, it is centred at the
+corpus (`pgra/pipelines/pseudo_labels.py`), which the paper's is not.
 """
 
 from collections import Counter

@@ -52,7 +52,8 @@ class SelectionArguments:
     likeness: str = _arg("cosine", "Of vectors: cosine, dot, or euclidean (its negative).")
     pooling: str = _arg(
         "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler.",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
     )
     max_encoder_tokens: int | None = _arg(
         None, "Tokens of a text that the encoder reads; default: the model's own, else 128."
@@ -72,7 +73,7 @@ class SelectionArguments:
     leak_jaccard: float = _arg(
         LEAK_JACCARD,
         "Share of common words from which on an example is nearly the query's own text, and never "
-        "shown with it; an equal text never is.",
+        "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ way, the leak guard (`pgra.retrieval.leaks`) keeps a query's own text out of its
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -40,11 +40,13 @@ class Chosen:
         rows: Of the pool, (B, m) int64, `MISSING_ROW` where there are fewer.
         similarity: Likeness to the query, (B, m) float32; NaN where nothing was compared.
         num_dropped: What the leak guard left out of each query's, (B,).
+        num_copies: Examples of the pool that nobody is shown, being copies of an earlier one.
     """
 
     rows: Rows
     similarity: Scores
     num_dropped: Counts
+    num_copies: int = 0
 
     def of(self, query: int) -> list[int]:
         """Give one query's rows."""
@@ -76,17 +78,19 @@ class ExemplarPool:
             ConfigError: If the threshold is none.
         """
         self.examples, self._root = examples, root
-        self.guard = LeakGuard([example.text for example in examples], jaccard=jaccard)
+        labels = [example.label for example in examples]
+        texts = [example.text for example in examples]
+        self.guard = LeakGuard(texts, labels, jaccard=jaccard)
 
     def check(self, count: int) -> None:
         """Refuse to look for more exemplars than there are.
 
         Raises:
-            ConfigError: If the pool has fewer distinct texts.
+            ConfigError: If the pool has fewer, copies aside.
         """
         size = len(self.guard.distinct)
         if size < count:
-            copies = len(self.examples) - size
+            copies = self.guard.num_copies
             told = f" and {copies} copies of them" if copies else ""
             raise ConfigError(
                 f"num_exemplars is {count}, but the pool holds only {size} examples{told}: ask "
@@ -118,6 +122,16 @@ class ExemplarPool:
             dropped = np.zeros(len(queries), np.int64)
             return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
         self.check(choice.count)
+        chosen = self._choose(queries, choice, likeness, processes)
+        return replace(chosen, num_copies=self.guard.num_copies)
+
+    def _choose(
+        self,
+        queries: Sequence[Example],
+        choice: Choice,
+        likeness: Likeness | None,
+        processes: Processes,
+    ) -> Chosen:
         if choice.method in NEIGHBOR_SELECTORS:
             if likeness is None:
                 raise ValueError(f"exemplars '{choice.method}' need a likeness")
@@ -151,6 +165,7 @@ class ExemplarPool:
                 "queries": examples_digest(queries),
                 "farthest": choice.farthest,
                 "depth": depth,
+                "rows": digest(rows.tolist()),
             }
             stored = store_candidates(
                 self._root,

@@ -80,9 +80,13 @@ class SlotlessLikeness:
         return self.of_keys.among(rows)
 
 
-def as_examples(questions: Sequence[str]) -> list[Example]:
+def as_examples(questions: Sequence[str], answers: Sequence[str] | None = None) -> list[Example]:
     """Give questions as what the leak guard and the look-up of neighbors take."""
-    return [Example(f"question-{i}", {"question": text}) for i, text in enumerate(questions)]
+    labels = [None] * len(questions) if answers is None else answers
+    return [
+        Example(f"question-{i}", {"question": text}, label)
+        for i, (text, label) in enumerate(zip(questions, labels, strict=True))
+    ]
 
 
 def without_slots(examples: Sequence[Example]) -> list[Example]:
@@ -101,7 +105,7 @@ def choose_examples(
 ) -> FewShot:
     """Give a prompt whose examples are each question's nearest, the nearest first.
 
-    A question is never shown itself, nor what shares nine tenths of its words (`LeakGuard`). Where
+    A question is never shown itself, nor what is nearly its text (`LeakGuard`). Where
     fewer share a word with it (BM25), the pool's first others stand behind them.
 
     Args:
@@ -115,7 +119,7 @@ def choose_examples(
     Raises:
         ConfigError: If the pool holds fewer.
     """
-    examples = as_examples([shown.question for shown in pool])
+    examples = as_examples([one.question for one in pool], [one.answer for one in pool])
     exemplars = ExemplarPool(examples, jaccard=LEAK_JACCARD, root=root)
     size = len(exemplars.guard.distinct)
     if not 0 < count <= size:

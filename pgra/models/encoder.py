@@ -6,6 +6,7 @@ wrong way still gives plausible neighbours. So it is named, resolved once and ke
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +29,7 @@ from pgra.models.loading import (
     load_pretrained,
     load_tokenizer,
 )
-from pgra.models.pooling import POOLINGS, pool, resolve_pooling
+from pgra.models.pooling import POOLINGS, is_own_pooling, pool, resolve_pooling
 from pgra.models.prepack import packed_for
 from pgra.models.sentence import SentenceModel, dense_fields, read_sentence_model
 from pgra.models.window import check_window, own_length
@@ -98,9 +99,12 @@ class Encoder:
 
         Args:
             name: Hub id, folder or bundled:NAME.
-            pooling: One of `POOLINGS`, or "auto" (see `resolve_pooling`).
+            pooling: One of `POOLINGS`, or "auto" (see `resolve_pooling`). With another than a
+                sentence-transformers model's own, what stands behind that pooling (Dense,
+                Normalize) is left out.
             normalize: Whether vectors get unit length, so that their inner product is the cosine;
-                those of a sentence-transformers model with a Normalize part have it anyway.
+                those of a sentence-transformers model with a Normalize part have it anyway, under
+                its own pooling.
             max_tokens: Tokens of a text that are read, its prompt and special tokens included;
                 None: what a sentence-transformers model says, else 128.
             dtype: Of the weights; vectors are float32 whatever it is.
@@ -117,7 +121,10 @@ class Encoder:
         source = find_model(name)
         place = choose_device(device)
         sentence = read_sentence_model(source)
-        pooling = resolve_pooling(source) if pooling == "auto" else pooling
+        if pooling == "auto":
+            pooling = resolve_pooling(source)
+        elif sentence.layers and not is_own_pooling(source, pooling):
+            sentence = replace(sentence, layers=())
         kind = choose_dtype(dtype, place)
         model = _load_model(source, pooling, kind).to(place).eval()
         tokenizer = load_tokenizer(source, model.config)

@@ -1,6 +1,7 @@
 """From token states to one vector: the poolings there are, and which one a model was made with."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
 }
+_VECTOR_OF = {"cls_before_pooler": "cls"}  # two names in use for one vector
 
 
 def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
@@ -70,25 +72,54 @@ def resolve_pooling(source: ModelSource) -> str:
     return "mean"
 
 
+def is_own_pooling(source: ModelSource, pooling: str) -> bool:
+    """Return whether a pooling is the one a model was made with.
+
+    What a sentence-transformers model has behind its pooling (Dense, Normalize) was trained on that
+    pooling's vectors, so it belongs to no other.
+
+    Args:
+        source: The model.
+        pooling: One of `POOLINGS`.
+
+    Raises:
+        ModelError: If the model's pooling cannot be read.
+    """
+    path = find_model_file(source, _FILE)
+    own = resolve_pooling(source) if path is None else _pooling_name(_read_modes(source, path))
+    return _VECTOR_OF.get(pooling, pooling) == _VECTOR_OF.get(own, own)
+
+
 def _read_pooling(source: ModelSource, path: Path) -> str:
-    try:
-        modes = json.loads(path.read_text())
-        asked = modes.get("pooling_mode") or [
-            key for key, value in modes.items() if key.startswith("pooling_mode") and value
-        ]
-        excludes_prompt = not modes.get("include_prompt", True)
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{path} of '{source.name}' cannot be read: {error}") from None
-    names = [asked] if isinstance(asked, str) else list(asked)
-    pooling = _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
+    modes = _read_modes(source, path)
+    pooling = _pooling_name(modes)
     if pooling not in ("cls", "last", "max", "mean"):
         raise ModelError(
-            f"'{source.name}' asks for pooling '{' + '.join(names)}', which there is not: "
+            f"'{source.name}' asks for pooling '{pooling}', which there is not: "
             f"give --pooling, one of {', '.join(POOLINGS)}"
         )
-    if excludes_prompt:
+    if not modes.get("include_prompt", True):
         raise ModelError(
             f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
             "done here: choose another encoder, or a --pooling to take it in"
         )
     return pooling
+
+
+def _read_modes(source: ModelSource, path: Path) -> Mapping[str, Any]:
+    try:
+        modes = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} of '{source.name}' cannot be read: {error}") from None
+    if not isinstance(modes, dict):
+        raise ModelError(f"{path} of '{source.name}' cannot be read: it is no dict")
+    return modes
+
+
+def _pooling_name(modes: Mapping[str, Any]) -> str:
+    """Give the pooling that is asked for; several, or an unknown one, by the library's names."""
+    asked = modes.get("pooling_mode") or [
+        key for key, value in modes.items() if key.startswith("pooling_mode") and value
+    ]
+    names = [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    return _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)

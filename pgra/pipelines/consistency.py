@@ -6,11 +6,14 @@ DIR/counts-TASK.csv                   queries and accuracy by number of consiste
 DIR/counts-TASK.png, scores-TASK.png  the same drawn, also as .svg
 """
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pgra.config import CorpusArguments
+from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.evaluation.comparison import Study, compare_runs
 from pgra.evaluation.consistency import Consistency, measure_consistency, merge_seeds
@@ -26,6 +29,7 @@ from pgra.pipelines.pseudo_labels import (
     distinct_evidence,
     label_texts,
     open_labeler,
+    sample_corpora,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,6 +66,7 @@ def report_consistency(
     labelers: Sequence[Path] = (),
     baseline: str | None = None,
     depth: int | None = None,
+    centre: bool = True,
     device: str = "auto",
     plots: bool = True,
 ) -> ConsistencyReport:
@@ -74,6 +79,8 @@ def report_consistency(
             plain run of the lowest seed among `runs`.
         baseline: Name of the row to compare with; None takes a report's own, else the first.
         depth: Look at a query's best so many evidence only; None is all that the run read.
+        centre: Whether labelers are centred at their medians over the runs' corpora; else labels
+            are the paper's.
         device: What the labelers read on.
         plots: Whether to draw.
 
@@ -81,7 +88,8 @@ def report_consistency(
         ArtifactError: If a folder is no finished run, or runs of a task cannot be compared.
         ConfigError: If a labeler reads evidence, two are of one task, a task has none, or the
             baseline is no row with evidence.
-        DataError: If a labeler's labels are not the runs', or no run has evidence.
+        DataError: If a labeler's labels are not the runs', no run has evidence, or a corpus that
+            a labeler is centred at cannot be read.
     """
     if plots:
         require_matplotlib()  # before anything long
@@ -89,18 +97,31 @@ def report_consistency(
     rows = _rows_with_evidence(study)
     baseline = _choose_baseline(study, rows, baseline)
     by_task = _choose_labelers(study, labelers, rows)
-    pseudo = _label(rows, by_task, output_dir / "pseudo_labels", depth=depth, device=device)
+    texts = {task: _texts(rows, task, depth) for task in by_task}
+    samples = {task: _sample(rows, task) if centre else [] for task in by_task}
+    pseudo = {
+        task: label_texts(
+            *(labeler, texts[task], output_dir / "pseudo_labels"),
+            sample=samples[task],
+            device=device,
+        )
+        for task, labeler in by_task.items()
+    }
     measured = [
         merge_seeds([_measure(run, place[1], by_task, pseudo, depth) for run in found])
         for place, found in rows.items()
     ]
-    notes = _notes(study, rows, by_task)
+    notes = [pseudo[task].note(task, texts[task]) for task in by_task]
+    notes += _notes(study, rows, by_task, is_centred=centre)
     scores = score_table(measured, baseline=baseline, paper=_printed(rows), notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
     if plots:
         _draw(output_dir, measured)
     _write(output_dir, scores, counts)
-    told = {task: labeler.describe() for task, labeler in by_task.items()}
+    told = {
+        task: {**labeler.describe(), **pseudo[task].describe(texts[task])}
+        for task, labeler in by_task.items()
+    }
     values = {"baseline": baseline, "labelers": told, "runs": [run.as_json() for run in measured]}
     write_json(output_dir / REPORT_FILE, values)
     num_read = sum(labels.num_read for labels in pseudo.values())
@@ -184,21 +205,32 @@ def _check_labels(labeler: Labeler, runs: Sequence[Run]) -> None:
             )
 
 
-def _label(
-    rows: Mapping[Place, Sequence[Run]],
-    labelers: Mapping[str, Labeler],
-    folder: Path,
-    *,
-    depth: int | None,
-    device: str,
-) -> dict[str, PseudoLabels]:
-    """Give each task's evidence its pseudo-labels."""
-    pseudo = {}
-    for task, labeler in labelers.items():
-        own = [run for place, runs in rows.items() if place[0] == task for run in runs]
-        texts = distinct_evidence([run.predictions for run in own], depth)
-        pseudo[task] = label_texts(labeler, texts, folder, device=device)
-    return pseudo
+def _texts(rows: Mapping[Place, Sequence[Run]], task: str, depth: int | None) -> list[str]:
+    own = [run for place, runs in rows.items() if place[0] == task for run in runs]
+    return distinct_evidence([run.predictions for run in own], depth)
+
+
+def _sample(rows: Mapping[Place, Sequence[Run]], task: str) -> list[str]:
+    """Draw passages of each corpus that a task's runs searched, so that all have one labeler."""
+    corpora: dict[str, Corpus] = {}
+    for run in (run for place, runs in rows.items() if place[0] == task for run in runs):
+        try:
+            asked = run.arguments["corpus"]
+            artifacts = Path(run.arguments["runtime"]["artifacts_dir"])
+            name = json.dumps(asked, sort_keys=True)
+            if name not in corpora:
+                corpora[name] = open_corpus(CorpusArguments(**asked), artifacts)
+        except (KeyError, TypeError):
+            raise DataError(
+                f"{run.folder} does not say which corpus its evidence is of, at which the labeler "
+                "is centred: give --no_centre for the paper's definition"
+            ) from None
+        except DataError as error:
+            raise DataError(
+                f"{error}; the labeler is centred at this corpus of {run.folder}: put it there, or "
+                "give --no_centre for the paper's definition"
+            ) from None
+    return sample_corpora(list(corpora.values()))
 
 
 def _measure(
@@ -224,7 +256,11 @@ def _printed(rows: Mapping[Place, Sequence[Run]]) -> dict[Place, float]:
 
 
 def _notes(
-    study: Study, rows: Mapping[Place, Sequence[Run]], labelers: Mapping[str, Labeler]
+    study: Study,
+    rows: Mapping[Place, Sequence[Run]],
+    labelers: Mapping[str, Labeler],
+    *,
+    is_centred: bool,
 ) -> list[str]:
     """Say what a reader of the numbers must know."""
     notes = [labeler.note for labeler in labelers.values()]
@@ -233,6 +269,8 @@ def _notes(
         if runs[0].metrics.get("fingerprints", {}).get("train") != own:
             notes.append(f"{name} was trained on other examples than its labeler, task {task}.")
     if _printed(rows):
+        if is_centred:
+            notes.append("The paper's labelers are not centred: --no_centre for its definition.")
         notes += load_reference(_REFERENCE).told_of(list(labelers))
     if study.group.missing:
         names = dict.fromkeys(f"{gone.name} (seed {gone.seed})" for gone in study.group.missing)

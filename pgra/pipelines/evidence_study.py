@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.config import PAIR_SIMILARITIES, PgraArguments
+from pgra.data.corpus import open_corpus
 from pgra.errors import ConfigError
 from pgra.evaluation.consistency import Consistency, measure_consistency
 from pgra.evaluation.consistency_tables import score_table
@@ -17,9 +18,15 @@ from pgra.evaluation.tables import Table
 from pgra.io import write_json, write_text
 from pgra.pipelines.found import Found
 from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.pseudo_labels import distinct_evidence, label_texts, open_labeler
+from pgra.pipelines.pseudo_labels import (
+    distinct_evidence,
+    label_texts,
+    open_labeler,
+    sample_corpora,
+)
 from pgra.processes import Processes
 from pgra.rerank.similarity import WAYS
+from pgra.types import Json
 
 RANDOM, FIRST_STAGE = "random", "first stage"
 _EXHAUSTIVE = "exhaustive "
@@ -79,6 +86,7 @@ def compare_evidence(
     output_dir: Path,
     *,
     depths: Sequence[int] = (),
+    centre: bool = True,
     processes: Processes = Processes(),  # noqa: B008 (frozen)
 ) -> EvidenceStudy:
     """Measure on the test split how consistent the evidence of each way is.
@@ -88,6 +96,8 @@ def compare_evidence(
         labeler: A finished run of `--num_evidence 0`.
         output_dir: Gets `evidence.json` and `evidence.md`, and the pseudo-labels.
         depths: How many of a query's best are looked at; none means d alone.
+        centre: Whether the labeler is centred at its medians over the corpus; else labels are the
+            paper's.
         processes: Who shares the LM's work.
 
     Raises:
@@ -107,7 +117,12 @@ def compare_evidence(
             f"{', '.join(labels)}: give a plain run of this task"
         )
     texts = distinct_evidence(list(lines.values()))
-    known = label_texts(reader, texts, output_dir / "pseudo_labels", device=args.runtime.device)
+    corpora = [open_corpus(args.corpus, args.artifacts, is_told=False)] if centre else []
+    known = label_texts(
+        *(reader, texts, output_dir / "pseudo_labels"),
+        sample=sample_corpora(corpora),
+        device=args.runtime.device,
+    )
     runs = [
         measure_consistency(way, found.task.name, told, known.labels, labels=labels, depth=depth)
         for depth in depths or (most,)
@@ -117,12 +132,14 @@ def compare_evidence(
         score_table([r for r in runs if r.depth == depth], baseline=FIRST_STAGE, paper={})
         for depth in depths or (most,)
     ]
+    notes = [*tables[0].notes, reader.note, known.note(found.task.name, texts)]
     rows = [row for table in tables for row in table.rows]
-    table = replace(tables[0], rows=rows, notes=[*tables[0].notes, reader.note])
+    table = replace(tables[0], rows=rows, notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
+    told: dict[str, Json] = {**reader.describe(), **known.describe(texts)}
     write_json(
         output_dir / "evidence.json",
-        {"labeler": reader.describe(), "ways": [_without_answers(run) for run in runs]},
+        {"labeler": told, "ways": [_without_answers(run) for run in runs]},
     )
     return EvidenceStudy(runs, table)
 

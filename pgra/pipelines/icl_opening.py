@@ -16,6 +16,7 @@ from pgra.icl.selection import ExemplarPool
 from pgra.pipelines.icl_inputs import IclInputs, IclRun, open_likeness, read_fixed, read_inputs
 from pgra.pipelines.icl_memory import Recalled, recall_all
 from pgra.processes import Processes
+from pgra.retrieval.leaks import LEAK_RULE
 from pgra.types import Example, Json
 
 OpenLm = Callable[[IclRun, Processes], Completer]
@@ -66,6 +67,7 @@ class Icl:
             **choice.fingerprint,
             "order": asked.order,
             "leak_jaccard": asked.leak_jaccard,
+            "leak_rule": LEAK_RULE,
             "seed": choice.seed,
             **self.inputs.fingerprint,
         }

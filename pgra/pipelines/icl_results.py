@@ -92,6 +92,7 @@ class Shown:
             "exemplars": sum(map(len, self.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
+            "copies_in_pool": self.chosen.num_copies,
         }
         if self.fit is not None:
             told |= {
@@ -235,6 +236,11 @@ def _notes(run: IclRun, inputs: IclInputs, shown: Shown, undecided: int) -> list
     counts, number = shown.counts(), len(inputs.queries)
     if inputs.shared:
         notes.append(f"{inputs.shared} test texts also stand in the pool's source")
+    if counts["copies_in_pool"]:
+        notes.append(
+            f"{counts['copies_in_pool']} of {len(inputs.pool)} examples of the pool are copies of "
+            "an earlier one, text and label, and were not shown"
+        )
     if counts["near_duplicates"]:
         notes.append(
             f"leak guard: {counts['near_duplicates']} examples, nearly the text of "

@@ -1,6 +1,6 @@
 """Pseudo-labels of evidence: what a plain reader of the task says of each text alone.
 
-    FOLDER/TASK-CHECKSUM.jsonl   a text and its label a line
+    FOLDER/TASK-CHECKSUM.jsonl   a text and its labels' probabilities a line
 
 No text is read twice: not where several queries, runs or calls share it. A labeler is known by its
 folder's checksums, so that another one's labels are never mixed in.
@@ -8,11 +8,18 @@ folder's checksums, so that another one's labels are never mixed in.
 
 import json
 import logging
+import math
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pgra.data.corpus import Corpus
 from pgra.errors import ArtifactError, ConfigError
 from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import read_object
@@ -23,7 +30,10 @@ from pgra.types import Json
 
 logger = logging.getLogger(__name__)
 
+SAMPLE = 1000  # passages of a corpus: a share then has a standard error of 1.6 points at most
+_SEED = 0
 _KEPT_EVERY = 10_000
+_LEAST = sys.float_info.min  # a probability may be 0 in float32
 
 
 @dataclass(frozen=True)
@@ -93,16 +103,107 @@ class PseudoLabels:
     """Labels of texts.
 
     Attributes:
-        labels: By text; of texts that were not asked for this time, too.
+        scores: Probability by label, by text; of texts that were not asked for this time, too.
         num_read: Texts that were read now.
+        sample: Passages of the corpus that the labeler is centred at; none: the paper's labels,
+            those of the highest probability.
     """
 
-    labels: Mapping[str, str]
+    scores: Mapping[str, Mapping[str, float]]
     num_read: int
+    sample: Sequence[str] = ()
+
+    @cached_property
+    def medians(self) -> Mapping[str, float]:
+        """Give the median of each label's log-probability over the sample; empty without one."""
+        if not self.sample:
+            return {}
+        logs = [_logs(self.scores[text]) for text in self.sample]
+        return {label: float(np.median([one[label] for one in logs])) for label in logs[0]}
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """Give each text's label: of the highest log-probability above its median, if centred.
+
+        With two labels half of the sample then has each: the threshold is the median odds. Ties go
+        to the task's first label.
+        """
+        return {text: self._label(scores, self.medians) for text, scores in self.scores.items()}
+
+    def _label(self, scores: Mapping[str, float], medians: Mapping[str, float]) -> str:
+        logs = _logs(scores)
+        return max(logs, key=lambda label: logs[label] - medians.get(label, 0.0))
+
+    def shares(self, texts: Sequence[str], *, is_centred: bool = True) -> dict[str, Json]:
+        """Give the share of texts by label, in the labeler's order of labels.
+
+        Args:
+            texts: Labelled ones.
+            is_centred: Whether as centred; else by the highest probability.
+        """
+        medians = self.medians if is_centred else {}
+        said = Counter(self._label(self.scores[text], medians) for text in texts)
+        return {label: said[label] / len(texts) for label in self.scores[texts[0]]}
+
+    def describe(self, texts: Sequence[str]) -> dict[str, Json]:
+        """Tell how labels were made, and the labels' shares before and after centring.
+
+        Args:
+            texts: The distinct evidence.
+        """
+        told: dict[str, Json] = {"is_centred": bool(self.sample)}
+        sets = {"evidence": texts, **({"corpus": self.sample} if self.sample else {})}
+        for name, own in sets.items():
+            told[f"{name}_texts"] = len(own)
+            told[f"{name}_labels_uncentred"] = self.shares(own, is_centred=False)
+            if self.sample:
+                told[f"{name}_labels"] = self.shares(own)
+        return {**told, **({"medians": dict(self.medians)} if self.sample else {})}
+
+    def note(self, task: str, texts: Sequence[str]) -> str:
+        """Word the same for a reader of the scores."""
+        before = _percents(self.shares(texts, is_centred=False))
+        if not self.sample:
+            return (
+                f"{task}: the labeler is not centred (the paper's way); of the evidence {before}."
+            )
+        return (
+            f"{task}: the labeler is centred at its medians over {len(self.sample)} passages of "
+            f"the corpus: there {_percents(self.shares(self.sample, is_centred=False))} before, "
+            f"{_percents(self.shares(self.sample))} after; of the evidence {before} before, "
+            f"{_percents(self.shares(texts))} after."
+        )
+
+
+def _logs(scores: Mapping[str, float]) -> dict[str, float]:
+    return {label: math.log(max(value, _LEAST)) for label, value in scores.items()}
+
+
+def _percents(shares: Mapping[str, Json]) -> str:
+    return ", ".join(f"{label} {100 * float(str(value)):.1f} %" for label, value in shares.items())
+
+
+def sample_corpora(corpora: Sequence[Corpus], size: int = SAMPLE) -> list[str]:
+    """Draw the passages that a labeler is centred at; the same ones each time.
+
+    Args:
+        corpora: As many of each.
+        size: How many of each; all, if it has fewer.
+    """
+    drawn = []
+    for corpus in corpora:
+        rows = np.random.default_rng(_SEED).permutation(len(corpus))[:size]
+        drawn += corpus.texts(np.sort(rows))
+    return list(dict.fromkeys(drawn))
 
 
 def label_texts(
-    labeler: Labeler, texts: Sequence[str], folder: Path, *, device: str = "auto"
+    labeler: Labeler,
+    texts: Sequence[str],
+    folder: Path,
+    *,
+    sample: Sequence[str] = (),
+    device: str = "auto",
 ) -> PseudoLabels:
     """Give texts the label that a plain reader decides for; a text fills the task's first input.
 
@@ -110,6 +211,7 @@ def label_texts(
         labeler: The reader.
         texts: Distinct ones.
         folder: Keeps what it said, for other calls.
+        sample: Distinct passages that it is centred at; none: it is not.
         device: What it reads on.
 
     Raises:
@@ -118,13 +220,14 @@ def label_texts(
     """
     name = labeler.checksum.rpartition(":")[2][:12]
     path = folder / f"{labeler.record.task}-{name}.jsonl"
-    known = _read_labels(path)
-    missing = [text for text in texts if text not in known]
+    known = _read_scores(path)
+    missing = [text for text in dict.fromkeys([*texts, *sample]) if text not in known]
     logger.info(
-        "labeler %s: %d distinct evidence texts of %s, %d to read",
+        "labeler %s: %d distinct evidence texts of %s and %d passages to centre it, %d to read",
         labeler.folder,
         len(texts),
         labeler.record.task,
+        len(sample),
         len(missing),
     )
     if missing:
@@ -132,9 +235,9 @@ def label_texts(
     for start in range(0, len(missing), _KEPT_EVERY):  # what is read stays when it is stopped
         part = missing[start : start + _KEPT_EVERY]
         decided = reader.predict(part, [], progress=True)
-        known |= {text: one.label for text, one in zip(part, decided, strict=True)}
-        write_lines(path, [{"text": text, "label": label} for text, label in known.items()])
-    return PseudoLabels(known, len(missing))
+        known |= {text: dict(one.scores) for text, one in zip(part, decided, strict=True)}
+        write_lines(path, [{"text": text, "scores": scores} for text, scores in known.items()])
+    return PseudoLabels(known, len(missing), sample)
 
 
 def distinct_evidence(
@@ -150,12 +253,14 @@ def distinct_evidence(
     return list(dict.fromkeys(str(text["text"]) for text in seen))
 
 
-def _read_labels(path: Path) -> dict[str, str]:
+def _read_scores(path: Path) -> dict[str, dict[str, float]]:
     if not path.is_file():
         return {}
     try:
         with path.open(encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
-        return {row["text"]: row["label"] for row in rows}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        # An older version kept labels alone, which cannot be centred: such texts are read again.
+        scored = [row for row in rows if "scores" in row]
+        return {row["text"]: {k: float(v) for k, v in row["scores"].items()} for row in scored}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(f"{path} is damaged ({error}): delete it and run again") from None

@@ -12,6 +12,7 @@ from pgra.models.prefix import PromptedEncoder, Prompts
 from pgra.processes import Processes
 from pgra.prompts.fewshot import FewShotPrompt, write_prompt
 from pgra.prompts.template import PromptTemplate
+from pgra.retrieval.leaks import LEAK_RULE
 from pgra.retrieval.neighbors import Neighbors
 from pgra.retriever_arguments import LEAK_JACCARD
 from pgra.types import MISSING_ROW, Example, Json
@@ -63,6 +64,7 @@ class NearestExemplars:
         return {
             "exemplars": "knn, nearest first",
             "leak_jaccard": LEAK_JACCARD,
+            "leak_rule": LEAK_RULE,
             "num_exemplars": self.count,
             "words": self._words,
             **{f"exemplar {name}": value for name, value in self.neighbors.fingerprint.items()},

@@ -169,8 +169,8 @@ class Neighbors:
         """Give each query's nearest examples that have another text, nearest first.
 
         So a training query is never its own neighbor, nor is a copy of it or what is nearly one
-        (`LeakGuard`): it would bring the query's own label. Of copies of each other only the first
-        in the collection is found.
+        (`LeakGuard`): it would bring the query's own label. Of copies of each other, text and
+        label, only the first in the collection is found.
 
         Args:
             queries: B examples, of the collection or not.
@@ -199,4 +199,5 @@ class Neighbors:
 
     @cached_property
     def _guard(self) -> LeakGuard:
-        return LeakGuard([example.text for example in self.examples])
+        labels = [example.label for example in self.examples]
+        return LeakGuard([example.text for example in self.examples], labels)

@@ -73,6 +73,20 @@ def test_a_run_leaves_predictions_with_their_exemplars(run):
     assert outcome.metrics["knn_vote"]["metric"] == "accuracy"
 
 
+def test_copies_in_the_pool_are_counted_and_told(run, review_files, caplog):
+    path = review_files["train"]
+    first, *_ = lines = path.read_text().splitlines()
+    assert '"positive"' in first
+    other = first.replace('"positive"', '"negative"')  # the control: another label is no copy
+    path.write_text("".join(f"{line}\n" for line in (*lines, first, other)))
+    with caplog.at_level("INFO"):
+        metrics = run_icl(run).metrics
+    assert metrics["exemplars"]["copies_in_pool"] == 1
+    told = "1 of 42 examples"
+    assert [note for note in metrics["notes"] if note.startswith(told)]
+    assert f"pool: {told} are copies" in caplog.text
+
+
 def test_what_is_finished_is_taken_up_and_another_run_is_refused(run):
     first = run_icl(run)
     again = run_icl(run)

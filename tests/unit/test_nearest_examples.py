@@ -50,6 +50,14 @@ def test_each_question_has_its_nearest_first(tmp_path):
     assert PLAIN.write(ASKED[1]).startswith("what is akin to < red > ?\n#\n")
 
 
+def test_one_question_with_two_answers_is_two_examples(tmp_path):
+    pool = [*POOL, Shown(POOL[2].question, "say more about means the definition"), POOL[0]]
+    shown = chosen(tmp_path, pool=pool, count=2).examples_of(ASKED[1])
+    assert shown == (pool[2], pool[len(POOL)])
+    with pytest.raises(ConfigError, match=f"there are {len(POOL) + 1} different examples"):
+        chosen(tmp_path, pool=pool, count=len(POOL) + 2)
+
+
 def test_a_question_is_never_shown_itself(tmp_path):
     prompt = chosen(tmp_path, count=3)
     shown = [one.question for one in prompt.examples_of(ASKED[2])]

@@ -73,6 +73,14 @@ def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
     assert all(query.id not in {e.id for e in exemplars.of(query)} for query in TRAIN)
 
 
+def test_an_equal_text_of_another_label_is_an_exemplar_of_its_own(encoder_dir, tmp_path):
+    load = partial(Encoder.from_name, str(encoder_dir), device="cpu")
+    other = [*TRAIN[:3], replace(TRAIN[3], label="negative"), *TRAIN[4:]]
+    for pool, expected in ((TRAIN, 6), (other, 7)):  # a copy, and none
+        (found,) = Neighbors(load, pool, tmp_path).nearest_others(NEW[:1], 7)
+        assert (found != MISSING_ROW).sum() == expected
+
+
 def test_few_other_texts_make_a_short_prefix(neighbors):
     found = neighbors.nearest_others([TRAIN[0]], 6)
     assert (found[0] != MISSING_ROW).sum() == 5

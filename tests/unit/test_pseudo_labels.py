@@ -56,19 +56,22 @@ def random_reader(t5_dir, seed):
     return reader.eval()
 
 
-@pytest.fixture(scope="module")
-def labeler(t5_dir, tmp_path_factory):
-    """The first reader of random weights that does not say one label of all texts."""
+def save_labeler(t5_dir, folder):
+    """Write the first reader of random weights that does not say one label of all texts."""
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     for seed in range(100):
         model = random_reader(t5_dir, seed)
         said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
-    folder = tmp_path_factory.mktemp("runs") / "plain"
     save_reader(model, tokenizer, folder / "reader")
     write_record(folder / "reader", RECORD)
     return folder
+
+
+@pytest.fixture(scope="module")
+def labeler(t5_dir, tmp_path_factory):
+    return save_labeler(t5_dir, tmp_path_factory.mktemp("runs") / "plain")
 
 
 def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, monkeypatch):
@@ -120,15 +123,19 @@ def write_run(
     return folder
 
 
-QUIET = {"device": "cpu", "plots": False}
+QUIET = {"device": "cpu", "plots": False, "centre": False}
 QUERIES = ["query one", "query two", "query three"]
+
+
+def write_two_runs(folder):
+    pgra = write_run(folder / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
+    fid = write_run(folder / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
+    return [pgra, fid]
 
 
 @pytest.fixture
 def runs(tmp_path):
-    pgra = write_run(tmp_path / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
-    fid = write_run(tmp_path / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
-    return [pgra, fid]
+    return write_two_runs(tmp_path)
 
 
 @pytest.fixture
@@ -180,6 +187,14 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs,
     markdown = (tmp_path / "out" / "consistency.md").read_text()
     assert all(table.to_markdown() in markdown for table in report.tables)
     assert (tmp_path / "out" / "consistency.csv").read_text().startswith("run,task,seeds,d,")
+
+
+def test_labels_that_an_older_version_kept_are_read_again(labeler, tmp_path):
+    label_texts(open_labeler(labeler), TEXTS[:2], tmp_path, device="cpu")
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_text("".join(json.dumps({"text": t, "label": "old"}) + "\n" for t in TEXTS[:2]))
+    found = label_texts(open_labeler(labeler), TEXTS[:2], tmp_path, device="cpu")
+    assert (found.num_read, set(found.labels.values()) <= set(LABELS)) == (2, True)
 
 
 def test_another_labelers_labels_are_never_mixed_in(labeler, runs, read, tmp_path):
@@ -239,7 +254,7 @@ def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_pat
 def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
-    assert main([*words, "--device", "cpu"]) == 0
+    assert main([*words, "--device", "cpu", "--no_centre"]) == 0
     told = capsys.readouterr().out
     assert "Label consistency of evidence" in told
     assert "reviews: by number of consistent evidence" in told
@@ -338,7 +353,7 @@ def evidence_by_hand(args, labeler, depth):
 
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
     args = with_rerank(args, num_evidence=2)
-    study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2])
+    study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2], centre=False)
     names = ["random", "first stage", *WAYS]
     assert [(run.depth, run.name) for run in study.runs] == [(d, n) for d in (1, 2) for n in names]
     scores = {(run.name, run.depth): run.score for run in study.runs}
@@ -348,13 +363,17 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert len(set(scores.values())) > 2  # the control
     values = json.loads((tmp_path / "out" / "evidence.json").read_text())
     assert [way["score"] for way in values["ways"]] == [run.score for run in study.runs]
+    centred = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2])
+    assert [run.score for run in centred.runs] != [run.score for run in study.runs]
+    written = json.loads((tmp_path / "out" / "evidence.json").read_text())["labeler"]
+    assert written["corpus_labels"]["positive"] == pytest.approx(0.5, abs=0.1)
     whole = ways_of(with_rerank(args, bank="full"))
     assert whole["exhaustive cosine"].is_exhaustive
 
 
 def test_with_a_prefix_a_query_the_similarities_of_two_states_are_measured(labeler, args, tmp_path):
     args = with_rerank(args, num_evidence=2, exemplars="knn")
-    study = compare_evidence(args, labeler, tmp_path / "out")
+    study = compare_evidence(args, labeler, tmp_path / "out", centre=False)
     assert [run.name for run in study.runs] == ["random", "first stage", "cosine", "dot"]
     by_hand = evidence_by_hand(with_rerank(args, similarity="cosine"), labeler, 2)
     assert study.runs[2].score == pytest.approx(by_hand)

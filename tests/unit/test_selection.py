@@ -21,13 +21,13 @@ PLACES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256], dtype=np.float32)
 class OnALine:
     """Examples are as alike as they are near on a line; a query stands at its number."""
 
-    def __init__(self):
-        self.searches, self.fingerprint = 0, {"metric": "line"}
+    def __init__(self, places=PLACES):
+        self.searches, self.fingerprint, self.places = 0, {"metric": "line"}, places
 
     def nearest(self, queries, rows, depth):
         self.searches += 1
         at = np.array([float(query.text.split()[-1]) for query in queries])
-        scores = -np.abs(at[:, None] - PLACES[rows][None, :]).astype(np.float32)
+        scores = -np.abs(at[:, None] - self.places[rows][None, :]).astype(np.float32)
         return Candidates.best(np.broadcast_to(rows, scores.shape), scores, depth)
 
     def farthest(self, queries, rows, depth):
@@ -35,7 +35,7 @@ class OnALine:
         return Candidates.best(found.rows, -found.scores, depth)
 
     def among(self, rows):
-        return -np.abs(PLACES[rows][:, None] - PLACES[rows][None, :])
+        return -np.abs(self.places[rows][:, None] - self.places[rows][None, :])
 
 
 @pytest.fixture
@@ -162,6 +162,33 @@ def test_a_pool_that_is_too_small_is_refused(tmp_path):
         pool.choose(NEW, Choice(method="random", count=3))
     few = pool.choose([Example("test-0", {"text": TEXTS[0]})], Choice(count=2), OnALine())
     assert few.rows.tolist() == [[1, MISSING_ROW]]
+
+
+@pytest.mark.parametrize("method", ["knn", "random", "balanced"])
+def test_an_equal_text_of_another_label_is_shown_and_a_copy_is_not(tmp_path, method):
+    again = [Example("train-10", {"text": TEXTS[3].upper()}, "y"), POOL[3]]  # POOL[3] is an "x"
+    pool = ExemplarPool([*POOL, *again], jaccard=0.9, root=tmp_path)
+    likeness = OnALine(np.append(PLACES, [3, 3]))
+    chosen = pool.choose(NEW[:1], Choice(method=method, count=11), likeness)
+    assert sorted(chosen.of(0)) == list(range(11))  # 10 is the "y"; 11 is the copy
+    assert chosen.num_copies == 1
+    one_label = [Example(one.id, one.fields, "x") for one in pool.examples]
+    control = ExemplarPool(one_label, jaccard=0.9, root=tmp_path)
+    assert control.choose(NEW[:1], Choice(method=method, count=10), likeness).num_copies == 2
+
+
+def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
+    twice = [*POOL, Example("train-10", {"text": TEXTS[0]}, "y")]
+    likeness = OnALine(np.append(PLACES, [0]))
+    for label, expected in (("x", [0, 1]), ("y", [0, 10])):  # a copy, and none
+        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
+        chosen = ExemplarPool(pool, jaccard=0.9, root=tmp_path).choose(
+            NEW[:1], Choice(count=2), likeness
+        )
+        assert chosen.rows.tolist() == [expected]
+    assert likeness.searches == 2
+    ExemplarPool(twice, jaccard=0.9, root=tmp_path).choose(NEW[:1], Choice(count=2), likeness)
+    assert likeness.searches == 2  # the control: the same rows are
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,14 @@ from safetensors.torch import save_file
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.errors import ModelError
+from pgra.icl.arguments import SelectionArguments
+from pgra.icl.choice import METRICS
+from pgra.icl.likeness import VectorLikeness
 from pgra.models.encoder import Encoder
 from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import load_encoder
+from pgra.retrieval.neighbors import Neighbors
+from pgra.types import Example
 
 PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
 PROMPTS = {"query": "the town: ", "document": "a film: "}
@@ -76,6 +81,66 @@ def test_without_parts_behind_the_pooling_the_user_decides_on_length(encoder_dir
     raw = make(folder, normalize=False).encode(SENTENCES)
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-5)
     assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "max", "pooler"])
+def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path, pooling):
+    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
+    other = make(folder, pooling=pooling, normalize=False)
+    plain = make(encoder_dir, pooling=pooling, normalize=False, max_tokens=64).encode(SENTENCES)
+    np.testing.assert_allclose(other.encode(SENTENCES), plain, atol=1e-6)
+    assert other.width == 16
+    assert not np.allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-2)
+    # What was made with them must not be taken for this.
+    assert (other.fingerprint["normalize"], "layers" in other.fingerprint) == (False, False)
+    unit = make(folder, pooling=pooling)  # unit length, where it is asked for
+    np.testing.assert_allclose(np.linalg.norm(unit.encode(SENTENCES), axis=1), 1, atol=1e-5)
+    assert unit.fingerprint["normalize"] is True
+
+
+def test_distance_under_another_pooling_is_no_cosine(encoder_dir, tmp_path):
+    folder = str(sentence_dir(encoder_dir, tmp_path / "n", "Normalize"))
+    pool = [Example(f"train-{i}", {"text": text}) for i, text in enumerate(SENTENCES)]
+    queries = [Example("q0", {"text": "A dull film"}), Example("q1", {"text": "The blue sea"})]
+    rows = np.arange(len(pool))
+
+    def orders(pooling):
+        args = SelectionArguments(encoder=folder, pooling=pooling).encoder_arguments()
+        near = Neighbors(lambda: load_encoder(args, "cpu"), pool, tmp_path / "neighbors")
+        found = [VectorLikeness(near, m).nearest(queries, rows, len(rows)).rows for m in METRICS]
+        return dict(zip(METRICS, found, strict=True))
+
+    states = make(encoder_dir, pooling="max", normalize=False, max_tokens=64)
+    a, b = (states.encode([one.text for one in some]) for some in (queries, pool))
+    distances = np.linalg.norm(a[:, None] - b[None], axis=2)
+    products = a @ b.T / np.linalg.norm(b, axis=1)
+    other = orders("max")
+    np.testing.assert_array_equal(other["euclidean"], np.argsort(distances))
+    np.testing.assert_array_equal(other["cosine"], np.argsort(-products))
+    assert (other["euclidean"] != other["cosine"]).any()
+    own = orders("auto")  # the control: at unit length all metrics are one
+    np.testing.assert_array_equal(own["euclidean"], own["cosine"])
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [("mean_tokens", "mean"), ("cls_token", "cls"), ("cls_token", "cls_before_pooler")],
+)
+def test_a_models_own_pooling_by_name_keeps_its_parts(encoder_dir, tmp_path, own, asked):
+    modes = {"pooling_mode_mean_tokens": False, f"pooling_mode_{own}": True}
+    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize", pooling=modes)
+    silent, told = make(folder, normalize=False), make(folder, normalize=False, pooling=asked)
+    np.testing.assert_array_equal(told.encode(SENTENCES), silent.encode(SENTENCES))
+    np.testing.assert_allclose(np.linalg.norm(told.encode(SENTENCES), axis=1), 1, atol=1e-5)
+
+
+def test_a_pooling_beside_one_that_is_not_known_here_stands_alone(encoder_dir, tmp_path):
+    folder = sentence_dir(
+        *(encoder_dir, tmp_path / "d", "Normalize"), pooling={"pooling_mode_max_tokens": True}
+    )  # mean and max, side by side
+    mean = make(folder, pooling="mean", normalize=False).encode(SENTENCES)
+    plain = make(encoder_dir, pooling="mean", normalize=False, max_tokens=64).encode(SENTENCES)
+    np.testing.assert_allclose(mean, plain, atol=1e-6)
 
 
 def test_the_weights_behind_the_pooling_are_part_of_the_fingerprint(encoder_dir, tmp_path):
