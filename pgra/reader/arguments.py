@@ -103,6 +103,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all
             )
 
+    def choose_metric(self, metric: str) -> None:
+        """Let a metric choose the checkpoint, unless another one is named."""
+        if self.metric_for_best_model in (None, "loss"):
+            self.metric_for_best_model, self.greater_is_better = metric, True
+
     def _check_numbers(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate is {self.learning_rate}: it must be above 0")
@@ -150,8 +155,9 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
 
     def _suit_machine(self) -> None:
-        if getattr(self, "activation_checkpointing", None) is None:  # the library's new name for it
-            self.activation_checkpointing = self.gradient_checkpointing
+        for end in ("checkpointing", "checkpointing_kwargs"):  # the library's new name for it
+            if getattr(self, f"activation_{end}", None) is None:
+                setattr(self, f"activation_{end}", getattr(self, f"gradient_{end}"))
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one

@@ -1,8 +1,14 @@
+import copy
+from dataclasses import dataclass, fields
+
 import pytest
 
 from pgra.arguments import parse_arguments
 from pgra.config import ReaderArguments
 from pgra.errors import ConfigError
+from pgra.evaluation.comparable import TRAINING_NOT_DECIDING
+from pgra.io import canonical_json
+from pgra.pipelines.run_folder import training_identity
 from pgra.reader.arguments import ReaderTrainingArguments
 
 
@@ -74,3 +80,106 @@ def test_a_dropout_rate_is_a_share():
     assert ReaderArguments(dropout_rate=0.0).dropout_rate == 0
     with pytest.raises(ConfigError, match=r"dropout_rate is 1.0: it must lie in \[0, 1\)"):
         ReaderArguments(dropout_rate=1.0)
+
+
+FIELDS = [one.name for one in fields(ReaderTrainingArguments)]
+OTHER = {
+    "accelerator_config": {"even_batches": False},
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+    "data_seed": 7,
+    "debug": "underflow_overflow",
+    "early_stopping_patience": 3,
+    "eval_strategy": "epoch",
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "greater_is_better": False,
+    "hub_strategy": "end",
+    "log_level": "debug",
+    "log_level_replica": "debug",
+    "logging_strategy": "epoch",
+    "lr_scheduler_kwargs": {"power": 2.0},
+    "lr_scheduler_type": "cosine",
+    "max_steps": 900,
+    "max_train_minutes": 5.0,
+    "metric_for_best_model": "mcc",
+    "optim": "sgd",
+    "report_to": ["tensorboard"],
+    "save_strategy": "best",
+    "torch_compile_backend": "eager",
+    "train_sampling_strategy": "sequential",
+}
+"""Other legal values, where they do not follow from the field's kind."""
+BESIDES = {
+    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
+    "dataloader_persistent_workers": {"dataloader_num_workers": 1},
+    "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
+    "eval_strategy": {"load_best_model_at_end": False},
+    "greater_is_better": {"metric_for_best_model": "mcc"},
+    "save_steps": {"load_best_model_at_end": False},
+}
+"""What else a value asks for."""
+
+
+def other_value(name):
+    """Give another value of a field than its default."""
+    if name in OTHER:
+        return OTHER[name]
+    value = getattr(ReaderTrainingArguments(use_cpu=True), name)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value / 2 if 0 < value < 1 else value + 1
+    return "x"
+
+
+def with_value(name):
+    """Give arguments with a field's default and with another value, set by force if refused."""
+    more = {"use_cpu": True, **BESIDES.get(name, {})}
+    before = ReaderTrainingArguments(**more)
+    try:
+        return before, ReaderTrainingArguments(**{**more, name: other_value(name)})
+    except ConfigError:
+        after = copy.copy(before)
+        setattr(after, name, other_value(name))
+        return before, after
+
+
+def identity(arguments):
+    return canonical_json(training_identity(arguments, "accuracy"))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
+    before, after = with_value(name)
+    assert (identity(before) == identity(after)) == (name in TRAINING_NOT_DECIDING)
+
+
+def test_what_is_declared_exists():
+    assert set(FIELDS) >= TRAINING_NOT_DECIDING
+
+
+def test_an_argument_of_a_later_trainer_decides():
+    @dataclass
+    class Later(ReaderTrainingArguments):
+        brand_new: int = 0
+
+    assert identity(Later(use_cpu=True)) != identity(Later(use_cpu=True, brand_new=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, {"warmup_steps": 0.0, "num_train_epochs": 3, "eval_delay": 0.0}),
+        ({}, {"eval_steps": 500.0, "optim": "adamw_torch_fused", "accelerator_config": {}}),
+        ({}, {"metric_for_best_model": "accuracy", "greater_is_better": True}),
+        ({"max_steps": 40}, {"max_steps": 40, "eval_steps": 40}),
+        (
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            {"torch_compile_backend": "eager"},
+        ),
+        ({"lr_scheduler_kwargs": '{"power": 2}'}, {"lr_scheduler_kwargs": {"power": 2.0}}),
+    ],
+    ids=str,
+)
+def test_a_value_is_what_it_resolves_to(given, resolved):
+    one, other = (ReaderTrainingArguments(use_cpu=True, **values) for values in (given, resolved))
+    assert identity(one) == identity(other)
