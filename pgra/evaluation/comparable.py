@@ -56,7 +56,7 @@ TRAINING_NOT_DECIDING = frozenset(
         # Memory and speed of the same computation: what is computed twice, who reads batches.
         *("activation_checkpointing", "gradient_checkpointing", "torch_empty_cache_steps"),
         *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
-        *("dataloader_persistent_workers", "dataloader_multiprocessing_context"),
+        "dataloader_multiprocessing_context",
         # Asked by nobody: a run always trains, measures and predicts.
         *("do_train", "do_eval", "do_predict"),
         # Of lm-bff, in the fingerprints of its examples and demonstrations.

@@ -43,6 +43,7 @@ METRICS: dict[str, Metric] = {
 }
 RIGHT, WRONG = "right", "wrong"
 _OF_TEXTS = ("exact_match",)
+LABEL_METRICS = tuple(name for name in METRICS if name not in _OF_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def measure(
         ValueError: If the metric is unknown, the lengths differ, or there is nothing to measure.
     """
     _check_metric(metric)
-    others = [name for name in METRICS if name != metric and name not in _OF_TEXTS]
+    others = [name for name in LABEL_METRICS if name != metric]
     order = [metric, *(others if metric not in _OF_TEXTS else ())]
     return {name: METRICS[name](labels, predictions, names) for name in order}
 
