@@ -214,13 +214,13 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
     def _read_mappings(self) -> None:
         for name in _MAPPINGS:
             value = getattr(self, name)
-            if name == "accelerator_config" and isinstance(value, str) and Path(value).is_file():
-                value = Path(value).read_text(encoding="utf-8")
             try:
+                if name == "accelerator_config" and str(value).endswith(".json"):
+                    value = Path(str(value)).read_text(encoding="utf-8")
                 value = json.loads(value) if isinstance(value, str) else value
                 if name == "accelerator_config":
-                    AcceleratorConfig(**(value if isinstance(value, dict) else {}))
-            except (ValueError, TypeError) as error:
+                    _check_accelerator(value)
+            except (OSError, ValueError, TypeError) as error:
                 raise ConfigError(f"{name} is {value!r}: {error}") from None
             if isinstance(value, str | int | float | list):
                 raise ConfigError(f"{name} is {value!r}: it must be a mapping in JSON")
@@ -265,6 +265,19 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one
+
+
+def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:
+    config = AcceleratorConfig(**value) if isinstance(value, Mapping) else value
+    if not isinstance(config, AcceleratorConfig):
+        return
+    if config.dispatch_batches or not config.use_seedable_sampler:
+        raise ValueError(
+            "with dispatch_batches, or without use_seedable_sampler, a run that goes on would read "
+            "other batches. Leave them out"
+        )
+    if (config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
+        raise ValueError("take gradient_accumulation_steps instead of num_steps")
 
 
 def _is_finite(value: object) -> bool:

@@ -178,18 +178,12 @@ def _make_checkpointed(arguments: ReaderTrainingArguments) -> None:
     checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **options)
 
 
-def _check_accumulation(arguments: ReaderTrainingArguments) -> None:
-    if (arguments.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
-        raise ValueError("set gradient_accumulation_steps instead")
-
-
 _MAKERS: dict[Callable[[ReaderTrainingArguments], object], tuple[str, ...]] = {
     _make_optimizer: ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon"),
     _make_schedule: ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     _make_batches: ("dataloader_num_workers", "dataloader_multiprocessing_context"),
     _make_compiled: ("torch_compile_backend", "torch_compile_mode"),
     _make_checkpointed: ("activation_checkpointing_kwargs",),
-    _check_accumulation: ("accelerator_config",),
 }
 
 
