@@ -33,6 +33,7 @@ REFUSED = {
     "use_liger_kernel": _UNSUPPORTED,
     "liger_kernel_config": _UNSUPPORTED,
     "optim_target_modules": _UNSUPPORTED,
+    "debug": _UNSUPPORTED,
     "fsdp": _WHOLE,
     "fsdp_config": _WHOLE,
     "deepspeed": _WHOLE,
@@ -44,6 +45,7 @@ REFUSED = {
     # What a run that was stopped could not go on with, bit for bit.
     "ignore_data_skip": "a run that goes on would train on examples twice. Leave it out",
     "dataloader_persistent_workers": "a run that goes on would draw other dropout. Leave it out",
+    "dataloader_in_order": "a run that goes on would read other batches. Leave it out",
     "eval_on_start": "a run that goes on would measure once more. Leave it out",
     "restore_callback_states_from_checkpoint": (
         "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out"
@@ -176,6 +178,11 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             super().__post_init__()
         except (ValueError, TypeError, OSError, ImportError) as error:
             raise ConfigError(f"training arguments: {error}") from None
+        if self.mixed_precision != ("bf16" if self.bf16 else "no"):  # set by `accelerate launch`
+            raise ConfigError(
+                f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
+                "say it by --bf16 alone"
+            )
         if self.n_gpu > 1:  # one process sees several GPUs: the Trainer would use DataParallel,
             self._n_gpu = (
                 1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all

@@ -121,25 +121,6 @@ def test_a_finished_run_is_not_taken_up_for_another(bench, first, name, value):
     assert contents(bench.root) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("neftune_noise_alpha", 5),
-        ("train_sampling_strategy", "group_by_length"),
-        ("weight_decay", "nan"),
-        ("num_train_epochs", "inf"),
-        ("lr_scheduler_type", "cosine_with_min_lr"),
-        ("metric_for_best_model", "unknown"),
-    ],
-)
-def test_a_value_the_trainer_cannot_use_is_refused_before_anything_is_made(bench, name, value):
-    called = bench.train("refused", artifacts_dir=bench.root / "refused", **{name: value})
-    assert name in called.error
-    assert str(value) in called.error
-    assert not (bench.root / "refused").exists()
-    assert not bench.run("refused").exists()
-
-
 def test_a_finished_run_is_taken_up_whatever_is_logged(bench, first):
     again = bench.train("first", logging_steps=1, max_train_minutes=90, dataloader_num_workers=1)
     assert again.code == 0

@@ -268,3 +268,12 @@ def test_a_legal_value_of_any_argument_can_be_used(name):
     if name == "lr_scheduler_kwargs":
         more["lr_scheduler_type"] = "polynomial"
     check_trainer(ReaderTrainingArguments(**{**more, name: other_value(name)}))
+
+
+def test_a_precision_that_accelerate_sets_is_said_by_the_argument(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    ReaderTrainingArguments(use_cpu=True, bf16=True)  # the control
+    with pytest.raises(
+        ConfigError, match="ACCELERATE_MIXED_PRECISION is 'bf16', and bf16 is False"
+    ):
+        ReaderTrainingArguments(use_cpu=True)
