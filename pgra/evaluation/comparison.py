@@ -64,7 +64,7 @@ class Comparison:
         gap: Difference of the means over seeds, over resamples of the examples.
         mcnemar: Exact test of right against wrong; of several seeds combined by `combine_p`; None
             of an average, or where no seed is shared and there are several.
-        holm: The bootstrap's p, adjusted over the row's tasks; of an average as it is.
+        holm: The gap's p, adjusted over the row's tasks; of an average as it is.
         better: In how many shared seeds the row is better.
         shared: How many seeds both have.
         welch: Welch's t-test over seeds; None where a side that is trained has one seed only.

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.errors import ConfigError, DataError
-from pgra.evaluation.metrics import Interval, PairedDifference
+from pgra.evaluation.metrics import Discordant, Interval, PairedDifference
 from pgra.evaluation.statistics import Gaps
 from pgra.types import Json
 
@@ -218,7 +218,8 @@ def compare_consistency(one: Consistency, other: Consistency) -> PairedDifferenc
     if list(one.ids) != list(other.ids):
         raise ValueError(f"{one.name} and {other.name} have evidence for different queries")
     gaps = np.round(one.shares - other.shares, _DIGITS)
-    return Gaps(float(gaps.mean()), _resampled_means(gaps)).summarise()
+    differing = Discordant(int((gaps != 0).sum()), gaps / len(gaps))
+    return Gaps(float(gaps.mean()), _resampled_means(gaps), differing).summarise()
 
 
 def _resampled_means(values: _Values) -> _Values:

@@ -38,7 +38,7 @@ def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
             "high",
         ),
         *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
-        *("p_bootstrap", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
+        *("p", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
     ]
     rows = [
         [

@@ -15,6 +15,8 @@ Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 _Counts = npt.NDArray[np.int64]
 _Values = npt.NDArray[np.float64]
 _CHUNK_CELLS = 4_000_000
+_FEW, _FLIPS = 16, 9_999
+_DIGITS = 12  # sums in another order differ in a last digit
 
 
 def accuracy(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
@@ -43,6 +45,8 @@ METRICS: dict[str, Metric] = {
 }
 RIGHT, WRONG = "right", "wrong"
 _OF_TEXTS = ("exact_match",)
+_MEANS = ("accuracy", "exact_match")  # over the examples
+LABEL_METRICS = tuple(name for name in METRICS if name not in _OF_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -61,14 +65,94 @@ class PairedDifference:
         difference: Metric of a minus metric of b.
         low: 2.5th percentile of the difference over resamples.
         high: 97.5th percentile.
-        p: Two-sided p-value of no difference: twice the share of resamples on the other side of
-            0 (0 itself counts), at least 2 / (draws + 1).
+        p: Two-sided p-value of no difference: the larger of the bootstrap's (twice the share of
+            resamples on the other side of 0, where 0 itself counts, at least 2 / (draws + 1)) and
+            of `Discordant.p`, for where few examples differ the bootstrap's is too small.
     """
 
     difference: float
     low: float
     high: float
     p: float
+
+
+@dataclass(frozen=True)
+class Discordant:
+    """The examples on which two systems differ, for a p-value that holds however few they are.
+
+    Attributes:
+        count: How many of the examples.
+        parts: What each example adds to the difference, (B,), where the metric is a mean over
+            examples; else None.
+    """
+
+    count: int
+    parts: _Values | None = None
+
+    @property
+    def p(self) -> float:
+        """Give a two-sided p-value: exact for a mean over examples, else the least that there is.
+
+        Were the systems alike, each example could as well stand with its sides swapped. Of `count`
+        examples that differ there are 2 ** count ways, and at least the observed one and its
+        mirror image are as extreme, whatever the metric (Noreen 1989; Yeh 2000).
+        """
+        if self.parts is None:
+            return min(1.0, 2.0 ** (1 - self.count))
+        return sign_flip(self.parts)
+
+
+def sign_flip(parts: Sequence[float] | _Values) -> float:
+    """Give the two-sided p-value of a sum whose parts could each have the other sign (Fisher 1935).
+
+    Of parts of one size it is the binomial test, so of right and wrong it is McNemar's exact test
+    (McNemar 1947). It is exact for these and for up to 16 parts other than 0; else by 9,999 draws.
+    """
+    signed = np.asarray(parts, np.float64)
+    if not signed.any():
+        return 1.0
+    signed = np.round(signed / np.abs(signed).max(), _DIGITS)
+    signed = signed[signed != 0]
+    sizes, counts = np.unique(np.abs(signed), return_counts=True)
+    if len(sizes) == 1:
+        from scipy.stats import binomtest
+
+        return float(binomtest(int((signed > 0).sum()), len(signed), 0.5).pvalue)
+    least = abs(float(signed.sum())) - 1e-9  # in another order it differs in a last digit
+    if len(signed) <= _FEW:
+        sums = np.zeros(1)
+        for size in np.abs(signed):
+            sums = np.concatenate([sums + size, sums - size])
+        return float((np.abs(sums) >= least).mean())
+    generator = np.random.default_rng(0)
+    sums = np.zeros(_FLIPS)
+    for size, count in zip(sizes, counts, strict=True):
+        sums += size * (2.0 * generator.binomial(count, 0.5, size=_FLIPS) - count)
+    return float((1 + (np.abs(sums) >= least).sum()) / (_FLIPS + 1))
+
+
+def discordant(
+    metric: str,
+    labels: Sequence[str],
+    a: Sequence[Sequence[str]],
+    b: Sequence[Sequence[str]],
+) -> Discordant:
+    """Find the examples on which two systems differ.
+
+    Args:
+        metric: The task's.
+        labels: The true labels, of B examples.
+        a: Predictions of one system, for each of its seeds B of them.
+        b: Of the other.
+    """
+    if metric in _MEANS:
+        truth = np.asarray(labels)
+        shares = [np.mean([np.asarray(one) == truth for one in side], axis=0) for side in (a, b)]
+        parts = np.round(shares[0] - shares[1], _DIGITS) / len(truth)
+        return Discordant(int((parts != 0).sum()), parts)
+    sides = (zip(*side, strict=True) for side in (a, b))
+    differs = [sorted(ours) != sorted(theirs) for ours, theirs in zip(*sides, strict=True)]
+    return Discordant(sum(differs))
 
 
 def measure(
@@ -80,7 +164,7 @@ def measure(
         ValueError: If the metric is unknown, the lengths differ, or there is nothing to measure.
     """
     _check_metric(metric)
-    others = [name for name in METRICS if name != metric and name not in _OF_TEXTS]
+    others = [name for name in LABEL_METRICS if name != metric]
     order = [metric, *(others if metric not in _OF_TEXTS else ())]
     return {name: METRICS[name](labels, predictions, names) for name in order}
 
@@ -130,7 +214,7 @@ def paired_bootstrap(
     gaps = values[:, 0] - values[:, 1]
     difference = METRICS[metric](labels, a, names) - METRICS[metric](labels, b, names)
     other_side = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
-    p = min(1.0, 2 * (other_side + 1) / (draws + 1))
+    p = max(min(1.0, 2 * (other_side + 1) / (draws + 1)), discordant(metric, labels, [a], [b]).p)
     low, high = np.percentile(gaps, [2.5, 97.5])
     return PairedDifference(difference, float(low), float(high), p)
 

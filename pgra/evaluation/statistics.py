@@ -2,7 +2,7 @@
 
 Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over runs,
 and Welch's t-test of two systems' runs. Examples: a paired bootstrap over the test examples, given
-the readers that were trained, and McNemar's exact test.
+the readers that were trained, and an exact test of those that differ; the larger p decides.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pgra.evaluation.metrics import METRICS, PairedDifference, confusion_cells, metric_of_counts
+from pgra.evaluation.metrics import (
+    METRICS,
+    Discordant,
+    PairedDifference,
+    confusion_cells,
+    discordant,
+    metric_of_counts,
+    sign_flip,
+)
 
 _Values = npt.NDArray[np.float64]
 # Equal seeds in another order sum up to a last digit of their own, which is no difference.
@@ -46,19 +54,17 @@ class Gaps:
     Attributes:
         difference: Metric of a minus metric of b, mean over seeds.
         draws: The same in each resample of the examples, (draws,).
+        discordant: The examples that differ.
     """
 
     difference: float
     draws: _Values
+    discordant: Discordant
 
     def summarise(self) -> PairedDifference:
-        """Give interval and two-sided p-value, as `metrics.paired_bootstrap` does.
-
-        p is twice the share of resamples on the other side of 0, where 0 itself counts, at least
-        2 / (draws + 1).
-        """
+        """Give interval and two-sided p-value, as `metrics.paired_bootstrap` does."""
         other_side = min(int((self.draws <= 0).sum()), int((self.draws >= 0).sum()))
-        p = min(1.0, 2 * (other_side + 1) / (len(self.draws) + 1))
+        p = max(min(1.0, 2 * (other_side + 1) / (len(self.draws) + 1)), self.discordant.p)
         low, high = np.percentile(self.draws, [2.5, 97.5])
         return PairedDifference(self.difference, float(low), float(high), p)
 
@@ -116,13 +122,7 @@ def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
     """
     if len(correct_a) != len(correct_b):
         raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
-    a, b = np.asarray(correct_a, bool), np.asarray(correct_b, bool)
-    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    if not only_a + only_b:
-        return 1.0
-    from scipy.stats import binomtest
-
-    return float(binomtest(only_a, only_a + only_b, 0.5).pvalue)
+    return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
 
 
 def combine_p(p_values: Sequence[float]) -> float:
@@ -188,6 +188,7 @@ def paired_gaps(
     return Gaps(
         float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])),
         np.round(gaps, _DIGITS),
+        discordant(metric, labels, a, b),
     )
 
 
@@ -245,7 +246,13 @@ def average_gaps(gaps: Sequence[Gaps]) -> Gaps:
     """
     if not gaps:
         raise ValueError("there are no tasks to take the mean of")
+    parts = [gap.discordant.parts for gap in gaps]
+    known = [part / len(gaps) for part in parts if part is not None]
     return Gaps(
         float(np.mean([gap.difference for gap in gaps])),
         np.round(np.stack([gap.draws for gap in gaps]).mean(axis=0), _DIGITS),
+        Discordant(
+            sum(gap.discordant.count for gap in gaps),
+            np.concatenate(known) if len(known) == len(gaps) else None,
+        ),
     )

@@ -50,7 +50,7 @@ def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table
     is_beside = any(has_paper(reference, study, column) for column in columns_of(study))
     columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
     if study.comparisons:
-        columns += ["difference", "its 95 % interval", "bootstrap p", "McNemar p", "Holm p"]
+        columns += ["difference", "its 95 % interval", "p", "McNemar p", "Holm p"]
         columns += ["seeds better", "seeds p", *(["paper's difference"] if is_beside else [])]
     rows = []
     for row in study.rows:
@@ -234,7 +234,7 @@ def _bold_note(study: Study) -> str:
         return "No baseline, so nothing is tested and nothing stands out."
     return (
         f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is by "
-        f"a paired bootstrap over the examples (p at most {LEVEL} after Holm over the tasks; the "
+        f"a paired test over the examples (p at most {LEVEL} after Holm over the tasks; the "
         "average by itself), in each seed that both have, and by Welch's t-test over seeds (p at "
         f"most {LEVEL}; one seed tells nothing of the noise of training)."
     )
@@ -249,9 +249,10 @@ def _detail_notes(study: Study) -> list[str]:
         return notes
     return [
         *notes,
-        "Differences are of means over the seeds that both have; their interval and p are of a "
-        "paired bootstrap over the test examples, given the readers as they were trained. Holm is "
-        f"over the {len(study.tasks)} task(s) of a row.",
+        "Differences are of means over the seeds that both have; their interval is of a paired "
+        "bootstrap over the test examples, given the readers as they were trained, and p is the "
+        "larger of the bootstrap's and of a test by swapping the sides of the examples that "
+        f"differ. Holm is over the {len(study.tasks)} task(s) of a row.",
         "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over its "
         "place (Rueger 1978).",
     ]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.errors import ArtifactError
+from pgra.evaluation.metrics import Discordant
 from pgra.evaluation.statistics import Gaps
 from pgra.evaluation.table_text import bleu_of_counts
 from pgra.evaluation.written import SUBSETS
@@ -107,4 +108,10 @@ def text_gaps(metric: str, a: Sequence[Each], b: Sequence[Each], *, seed: int) -
     values = draws_of(metric, [*a, *b], seed=seed)
     sides = [[value_of(metric, each) for each in side] for side in (a, b)]
     gaps = values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0)
-    return Gaps(float(np.mean(sides[0]) - np.mean(sides[1])), np.round(gaps, _DIGITS))
+    apart = np.round(np.mean(a, axis=0) - np.mean(b, axis=0), _DIGITS)  # (B, S)
+    parts = None if metric == "bleu" else apart[:, 0] / len(apart)  # BLEU is no mean over texts
+    return Gaps(
+        float(np.mean(sides[0]) - np.mean(sides[1])),
+        np.round(gaps, _DIGITS),
+        Discordant(int(apart.any(axis=1).sum()), parts),
+    )

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pgra.checks import choose
 from pgra.config import PgraArguments
 from pgra.errors import ConfigError
+from pgra.evaluation.metrics import LABEL_METRICS
 from pgra.models.fid import FusionReader
 from pgra.models.loading import ModelSource, choose_device, find_model, load_tokenizer
 from pgra.models.lora import check_adapters
@@ -25,6 +27,7 @@ from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import check_batches, check_classes
+from pgra.reader.trainer import check_trainer
 from pgra.types import Json
 
 
@@ -119,12 +122,16 @@ def check_run(
 
 
 def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, and uploads of every checkpoint.
+    """Refuse another device for the training, what cannot be made, and uploads of every checkpoint.
 
     Raises:
         ConfigError: If it is asked for.
     """
     _check_device(args.runtime.device, training)
+    check_trainer(training)
+    if training.metric_for_best_model is not None:
+        name = training.metric_for_best_model.removeprefix("eval_")
+        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
     if training.push_to_hub:
         raise ConfigError(
             "push_to_hub would have the Trainer upload every checkpoint: take it out with "

@@ -1,5 +1,6 @@
 """A run's folder: whose it is, what it was made with, and whether it is whole."""
 
+import copy
 import errno
 import os
 from collections.abc import Collection, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 
 from pgra.config import PgraArguments
 from pgra.errors import ArtifactError
+from pgra.evaluation.comparable import TRAINING_NOT_DECIDING
 from pgra.evaluation.results import METRICS_FILE
 from pgra.evaluation.run_files import damaged, read_object
 from pgra.io import check_fingerprint, file_checksum, write_json
@@ -25,16 +27,6 @@ ARGUMENTS_FILE = "arguments.json"
 TRAINING_FILE = "training.json"
 WEIGHTS_FILE = "model.safetensors"
 _NOT_DECIDING = ("model_name_or_path", "evidence_attention")
-# What of the Trainer's arguments decides the weights; the rest is where, how often, how loud.
-_DECIDING = (
-    *("seed", "data_seed", "max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type"),
-    *("warmup_steps", "weight_decay", "max_grad_norm", "optim", "adam_beta1", "adam_beta2"),
-    *("adam_epsilon", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16"),
-    *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model"),
-    *("greater_is_better", "lr_scheduler_kwargs", "optim_args", "dataloader_drop_last"),
-    *("early_stopping_patience", "early_stopping_threshold", "ignore_data_skip"),
-    *("tf32", "torch_compile"),
-)
 # Others follow from these, so a difference is told of these first.
 _LEADING = ("task", "method", "num_evidence", "max_steps")
 
@@ -58,13 +50,36 @@ def run_identity(
     args: PgraArguments, training: ReaderTrainingArguments, found: Found, source: ModelSource
 ) -> dict[str, Json]:
     """Give what decides a run's weights and predictions."""
-    values = training.to_dict()
     return {
         **task_identity(args, found),
         "reader_weights": source.identity,
         "num_processes": training.world_size,
-        **{name: values.get(name) for name in _DECIDING},
+        **training_identity(training, found.task.metric),
     }
+
+
+def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:
+    """Give the Trainer's arguments that decide the weights, as they will be resolved.
+
+    Args:
+        training: All of them.
+        metric: The task's, which chooses the checkpoint where no other is named.
+    """
+    chosen = copy.copy(training)
+    chosen.choose_metric(metric)
+    values = chosen.to_dict()
+    return {
+        name: _plain(value) for name, value in values.items() if name not in TRAINING_NOT_DECIDING
+    }
+
+
+def _plain(value: Any) -> Json:
+    """Write a whole number in one way: 0 is a default of `transformers`, 0.0 the command line's."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def check_writable(folder: Path) -> None:

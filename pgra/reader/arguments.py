@@ -1,17 +1,99 @@
 """The Trainer's own arguments, with the paper's values as defaults."""
 
+import dataclasses
+import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_pt_utils import AcceleratorConfig
 
+from pgra.checks import choose
 from pgra.config import at_least
 from pgra.errors import ConfigError
 from pgra.reader.trackers import check_trackers
 
 _A_WEEK = 7 * 24 * 3600
+_UNSUPPORTED = "the reader does not support it. Leave it out"
+_WHOLE = (
+    "each device trains the whole reader. Leave it out (accelerate launch uses several devices)"
+)
+_MEASURED = "the reader decides the dev set itself, in batches of tokens. Leave it out"
+_TOKENISED = "inputs are tokenised beforehand. Leave it out"
+REFUSED = {
+    "fp16": "it overflows in a T5 and gives NaN: use --bf16, or neither",
+    "fp16_full_eval": "it overflows in a T5 and gives NaN: use --bf16, or neither",
+    "bf16_full_eval": "the dev set is decided as the reader is trained: use --bf16, or neither",
+    "label_smoothing_factor": _UNSUPPORTED,
+    "neftune_noise_alpha": _UNSUPPORTED,
+    "use_liger_kernel": _UNSUPPORTED,
+    "liger_kernel_config": _UNSUPPORTED,
+    "optim_target_modules": _UNSUPPORTED,
+    "debug": _UNSUPPORTED,
+    "fsdp": _WHOLE,
+    "fsdp_config": _WHOLE,
+    "deepspeed": _WHOLE,
+    "parallelism_config": _WHOLE,
+    "auto_find_batch_size": (
+        "it would train with other batches than the run's record says. Lower "
+        "--per_device_train_batch_size and raise --gradient_accumulation_steps"
+    ),
+    # What a run that was stopped could not go on with, bit for bit.
+    "ignore_data_skip": "a run that goes on would train on examples twice. Leave it out",
+    "dataloader_persistent_workers": "a run that goes on would draw other dropout. Leave it out",
+    "dataloader_in_order": "a run that goes on would read other batches. Leave it out",
+    "eval_on_start": "a run that goes on would measure once more. Leave it out",
+    "restore_callback_states_from_checkpoint": (
+        "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out"
+    ),
+    "enable_jit_checkpoint": "SIGTERM saves a checkpoint here anyway. Leave it out",
+    "save_only_model": (
+        "such checkpoints cannot be gone on from. Leave it out (--save_total_limit keeps few)"
+    ),
+    # What would change nothing.
+    "per_device_eval_batch_size": _MEASURED,
+    "prediction_loss_only": _MEASURED,
+    "eval_do_concat_batches": _MEASURED,
+    "eval_use_gather_object": _MEASURED,
+    "eval_accumulation_steps": _MEASURED,
+    "include_for_metrics": _MEASURED,
+    "batch_eval_metrics": _MEASURED,
+    "remove_unused_columns": _TOKENISED,
+    "label_names": _TOKENISED,
+    "length_column_name": _TOKENISED,
+    "use_cache": "training caches nothing. Leave it out",
+    "logging_nan_inf_filter": "a loss that is no number ends the training. Leave it out",
+}
+"""Arguments that must stay as they are, and why; the other ones are tried by `check_trainer`."""
+_REFUSED_OPTIMIZERS = ("galore", "apollo", "lomo", "adalomo", "schedule_free")
+_CHOICES = {
+    "log_level": ("passive", "detail", "debug", "info", "warning", "error", "critical"),
+    "log_level_replica": ("passive", "detail", "debug", "info", "warning", "error", "critical"),
+    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
+    "train_sampling_strategy": ("random", "sequential"),
+}
+_MAPPINGS = (
+    *("lr_scheduler_kwargs", "accelerator_config"),
+    *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
+)
+_LEAST = {
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "dataloader_prefetch_factor": 1,
+    "dataloader_num_workers": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+    "warmup_steps": 0,
+    "eval_delay": 0,
+    "early_stopping_patience": 1,
+    "early_stopping_threshold": 0,
+    "ddp_timeout": 1,
+}
+_POSITIVE = ("learning_rate", "eval_steps", "save_steps", "logging_steps", "max_train_minutes")
 
 
 def _arg(default: Any, text: str) -> Any:
@@ -77,10 +159,8 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
 
     def __post_init__(self) -> None:
         """Refuse what a T5 reader cannot do, and tie checkpoints to measurements."""
-        if self.fp16:
-            raise ConfigError("fp16 overflows in a T5 and gives NaN: use --bf16, or neither")
-        if self.label_smoothing_factor:
-            raise ConfigError("label_smoothing_factor is not supported by the reader: leave it out")
+        self._read_mappings()
+        self._check_refused()
         self._check_numbers()
         self._check_shots()
         self._check_stops()
@@ -97,22 +177,70 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         self.report_to = check_trackers(self.report_to) or ["none"]
         try:
             super().__post_init__()
-        except ValueError as error:
+        except (ValueError, TypeError, OSError, ImportError) as error:
             raise ConfigError(f"training arguments: {error}") from None
+        if self.mixed_precision != ("bf16" if self.bf16 else "no"):  # set by `accelerate launch`
+            raise ConfigError(
+                f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
+                "say it by --bf16 alone"
+            )
         if self.n_gpu > 1:  # one process sees several GPUs: the Trainer would use DataParallel,
             self._n_gpu = (
                 1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all
             )
 
+    def choose_metric(self, metric: str) -> None:
+        """Let a metric choose the checkpoint, unless another one is named."""
+        if self.metric_for_best_model in (None, "loss"):
+            self.metric_for_best_model: str | None = metric
+            self.greater_is_better = True
+
+    def _check_refused(self) -> None:
+        for one in dataclasses.fields(self):
+            value = getattr(self, one.name)
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            if one.name in REFUSED and (value or None) != (default or None):
+                raise ConfigError(f"{one.name} is {value!r}: {REFUSED[one.name]}")
+            if not _is_finite(value):
+                raise ConfigError(f"{one.name} is {value}: it must be a finite number")
+        for name, known in _CHOICES.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                choose(name, value, known)
+        optim = str(getattr(self.optim, "value", self.optim))
+        if optim.startswith(_REFUSED_OPTIMIZERS):
+            raise ConfigError(
+                f"optim is '{optim}': the reader does not support it. Leave it out, or take "
+                "adamw_torch, adafactor or sgd"
+            )
+        if self.greater_is_better is False and self.metric_for_best_model is None:
+            raise ConfigError(
+                "greater_is_better is False: the task's metric is better when it is greater. Leave "
+                "it out, or name metric_for_best_model"
+            )
+
+    def _read_mappings(self) -> None:
+        for name in _MAPPINGS:
+            value = getattr(self, name)
+            try:
+                if name == "accelerator_config" and str(value).endswith(".json"):
+                    value = Path(str(value)).read_text(encoding="utf-8")
+                value = json.loads(value) if isinstance(value, str) else value
+                if name == "accelerator_config":
+                    _check_accelerator(value)
+            except (OSError, ValueError, TypeError) as error:
+                raise ConfigError(f"{name} is {value!r}: {error}") from None
+            if isinstance(value, str | int | float | list):
+                raise ConfigError(f"{name} is {value!r}: it must be a mapping in JSON")
+            setattr(self, name, value)
+
     def _check_numbers(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate is {self.learning_rate}: it must be above 0")
-        for name in (
-            "per_device_train_batch_size",
-            "per_device_eval_batch_size",
-            "gradient_accumulation_steps",
-        ):
-            at_least(name, getattr(self, name), 1)
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}: it must be above 0")
+        for name, least in _LEAST.items():
+            at_least(name, getattr(self, name), least)
         if self.max_steps != -1:  # -1 leaves it to num_train_epochs
             at_least("max_steps", self.max_steps, 1)
         elif self.num_train_epochs <= 0:
@@ -131,18 +259,6 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
 
     def _check_stops(self) -> None:
-        if self.enable_jit_checkpoint:
-            raise ConfigError(
-                "enable_jit_checkpoint: SIGTERM saves a checkpoint here anyway. Leave it out"
-            )
-        if self.save_only_model:
-            raise ConfigError(
-                "save_only_model leaves checkpoints that cannot be gone on from: leave it out "
-                "(--save_total_limit keeps few of them)"
-            )
-        if self.max_train_minutes is not None and not self.max_train_minutes > 0:
-            raise ConfigError(f"max_train_minutes is {self.max_train_minutes}: must be above 0")
-        at_least("early_stopping_patience", self.early_stopping_patience, 1)
         measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
         if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
             raise ConfigError(
@@ -151,8 +267,29 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             )
 
     def _suit_machine(self) -> None:
-        if getattr(self, "activation_checkpointing", None) is None:  # the library's new name for it
-            self.activation_checkpointing = self.gradient_checkpointing
+        for end in ("checkpointing", "checkpointing_kwargs"):  # the library's new name for it
+            if getattr(self, f"activation_{end}", None) is None:
+                setattr(self, f"activation_{end}", getattr(self, f"gradient_{end}"))
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one
+
+
+def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:
+    config = AcceleratorConfig(**value) if isinstance(value, Mapping) else value
+    if not isinstance(config, AcceleratorConfig):
+        return
+    if config.dispatch_batches or not config.use_seedable_sampler:
+        raise ValueError(
+            "with dispatch_batches, or without use_seedable_sampler, a run that goes on would read "
+            "other batches. Leave them out"
+        )
+    if (config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
+        raise ValueError("take gradient_accumulation_steps instead of num_steps")
+
+
+def _is_finite(value: object) -> bool:
+    """Say whether all numbers in a value are finite; JSON's NaN may stand in a mapping."""
+    if isinstance(value, Mapping):
+        return all(_is_finite(part) for part in value.values())
+    return not isinstance(value, float) or math.isfinite(value)

@@ -107,8 +107,7 @@ def train_reader(
     resume = checkpoint_to_resume(arguments)
     _check(train, dev, verbalizer, arguments)
     verbalizer.audit(tokenizer, decode=decision.decode)
-    if arguments.metric_for_best_model in (None, "loss"):
-        arguments.metric_for_best_model, arguments.greater_is_better = metric, True
+    arguments.choose_metric(metric)
     start = time.monotonic()
     trainer = ReaderTrainer(
         model=reader,

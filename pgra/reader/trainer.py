@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 from tqdm import tqdm
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, get_scheduler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.errors import ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.models.fid import FusionReader
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.losses import LossLog, last_logged
 from pgra.reader.predict import Decision, decide, score_inputs
 from pgra.reader.stopping import Stopper
@@ -110,6 +114,79 @@ class ReaderTrainer(Trainer):  # type: ignore[misc]  # transformers is not follo
         handler, control = self.callback_handler, self.control
         self.control: Any = handler.on_evaluate(self.args, self.state, control, metrics)
         return metrics
+
+
+_UNUSABLE = (ImportError, ValueError, TypeError, KeyError, RuntimeError, AssertionError)
+
+
+def check_trainer(arguments: ReaderTrainingArguments) -> None:
+    """Make what the Trainer will make, of nothing, so that a value it cannot use is refused early.
+
+    Raises:
+        ConfigError: If it cannot be made; names, values and the reason are told.
+    """
+    for make, names in _MAKERS.items():
+        try:
+            make(arguments)
+        except (
+            ImportError,
+            ValueError,
+            TypeError,
+            KeyError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
+            values = [getattr(arguments, name, None) for name in names]
+            told = [f"{n} {getattr(v, 'value', v)}" for n, v in zip(names, values, strict=True)]
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"{', '.join(told)} cannot be used: {reason}") from None
+
+
+def _make_optimizer(arguments: ReaderTrainingArguments) -> torch.optim.Optimizer:
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
+    optimizer: torch.optim.Optimizer = kind(torch.nn.Linear(1, 1).parameters(), **options)
+    return optimizer
+
+
+def _make_schedule(arguments: ReaderTrainingArguments) -> None:
+    steps = arguments.max_steps if arguments.max_steps > 0 else 1000  # else known by the examples
+    get_scheduler(
+        arguments.lr_scheduler_type,
+        optimizer=torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=arguments.learning_rate),
+        num_warmup_steps=arguments.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+    )
+
+
+def _make_batches(arguments: ReaderTrainingArguments) -> None:
+    DataLoader[int](
+        [0],  # type: ignore[arg-type]  # anything with a length will do
+        num_workers=arguments.dataloader_num_workers,
+        prefetch_factor=arguments.dataloader_prefetch_factor,
+        multiprocessing_context=arguments.dataloader_multiprocessing_context,
+    )
+
+
+def _make_compiled(arguments: ReaderTrainingArguments) -> None:
+    if arguments.torch_compile:
+        backend, mode = arguments.torch_compile_backend, arguments.torch_compile_mode
+        DynamoBackend(str(backend).upper())
+        torch.compile(torch.nn.Identity(), backend=str(backend), mode=mode)
+
+
+def _make_checkpointed(arguments: ReaderTrainingArguments) -> None:
+    options = {"use_reentrant": False, **(arguments.activation_checkpointing_kwargs or {})}
+    checkpoint(torch.nn.Identity(), torch.zeros(1, requires_grad=True), **options)
+
+
+_MAKERS: dict[Callable[[ReaderTrainingArguments], object], tuple[str, ...]] = {
+    _make_optimizer: ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    _make_schedule: ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    _make_batches: ("dataloader_num_workers", "dataloader_multiprocessing_context"),
+    _make_compiled: ("torch_compile_backend", "torch_compile_mode"),
+    _make_checkpointed: ("activation_checkpointing_kwargs",),
+}
 
 
 class Steps(TrainerCallback):  # type: ignore[misc]

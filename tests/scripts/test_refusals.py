@@ -15,7 +15,7 @@ def bench(tmp_path, lm_dirs, encoder_dirs, t5_dirs):
     ("change", "message"),
     [
         ({"learning_rate": "-1"}, r"learning_rate is -1\.0: it must be above 0"),
-        ({"learning_rate": "nan"}, "learning_rate is nan: it must be above 0"),
+        ({"learning_rate": "nan"}, "learning_rate is nan: it must be a finite number"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0: it must be at"),
         ({"seed": -1}, "seed is -1: it must lie between 0 and 4294967295"),
         ({"max_steps": 0}, "max_steps is 0: it must be at least 1"),
@@ -30,6 +30,25 @@ def test_it_is_refused_before_anything_is_encoded(bench, change, message):
     error = bench.train("x", **change).error
     assert re.search(message, error), error
     assert not (bench.artifacts / "indexes").exists()
+    assert not bench.run("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("neftune_noise_alpha", 5),
+        ("train_sampling_strategy", "group_by_length"),
+        ("weight_decay", "nan"),
+        ("num_train_epochs", "inf"),
+        ("lr_scheduler_type", "cosine_with_min_lr"),
+        ("metric_for_best_model", "unknown"),
+    ],
+)
+def test_a_value_the_trainer_cannot_use_is_refused_before_anything_is_made(bench, name, value):
+    error = bench.train("x", **{name: value}).error
+    assert name in error
+    assert str(value) in error
+    assert not bench.artifacts.exists()
     assert not bench.run("x").exists()
 
 

@@ -106,6 +106,27 @@ def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
     assert contents(bench.root) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train_sampling_strategy", "sequential"),
+        ("eval_delay", 1),
+        ("save_strategy", "best"),
+        ("accelerator_config", '{"even_batches": false}'),
+    ],
+)
+def test_a_finished_run_is_not_taken_up_for_another(bench, first, name, value):
+    before = contents(bench.root)
+    assert f"was made with {name} " in bench.train("first", **{name: value}).error
+    assert contents(bench.root) == before
+
+
+def test_a_finished_run_is_taken_up_whatever_is_logged(bench, first):
+    again = bench.train("first", logging_steps=1, max_train_minutes=90, dataloader_num_workers=1)
+    assert again.code == 0
+    assert "(reused)" in again.out
+
+
 def test_the_same_words_elsewhere_give_the_same_run(bench, first):
     bench.train("second", artifacts_dir=bench.root / "second")
     assert bench.predictions("second") == bench.predictions("first")

@@ -1,9 +1,18 @@
+import copy
+import re
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+
 import pytest
 
 from pgra.arguments import parse_arguments
 from pgra.config import ReaderArguments
 from pgra.errors import ConfigError
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.evaluation.comparable import TRAINING_NOT_DECIDING
+from pgra.io import canonical_json
+from pgra.pipelines.run_folder import training_identity
+from pgra.reader.arguments import REFUSED, ReaderTrainingArguments
+from pgra.reader.trainer import check_trainer
 
 
 def test_arguments_have_the_papers_defaults():
@@ -28,12 +37,8 @@ def test_a_short_run_is_measured_at_its_end():
 
 
 def test_arguments_that_cannot_work_are_refused():
-    with pytest.raises(ConfigError, match="fp16 overflows in a T5"):
-        ReaderTrainingArguments(fp16=True)
     with pytest.raises(ConfigError, match=r"save_steps \(500\) differs from eval_steps \(20\)"):
         ReaderTrainingArguments(save_steps=500, eval_steps=20)
-    with pytest.raises(ConfigError, match="label_smoothing_factor is not supported"):
-        ReaderTrainingArguments(label_smoothing_factor=0.1)
     with pytest.raises(ConfigError, match="training arguments: --load_best_model_at_end requires"):
         ReaderTrainingArguments(eval_strategy="no")
 
@@ -54,9 +59,6 @@ def test_arguments_come_from_yaml_and_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint: SIGTERM saves a checkpoint here"),
-        ({"save_only_model": True}, "save_only_model leaves checkpoints that cannot be gone on"),
-        ({"max_train_minutes": 0.0}, "max_train_minutes is 0.0: must be above 0"),
         ({"early_stopping_patience": 0}, "early_stopping_patience is 0: it must be at least 1"),
         (
             {"early_stopping_patience": 2, "load_best_model_at_end": False},
@@ -74,3 +76,204 @@ def test_a_dropout_rate_is_a_share():
     assert ReaderArguments(dropout_rate=0.0).dropout_rate == 0
     with pytest.raises(ConfigError, match=r"dropout_rate is 1.0: it must lie in \[0, 1\)"):
         ReaderArguments(dropout_rate=1.0)
+
+
+FIELDS = [one.name for one in fields(ReaderTrainingArguments)]
+OTHER = {
+    "dataloader_prefetch_factor": 2,
+    "parallelism_config": SimpleNamespace(to_json=lambda: {"dp_shard_size": 2}),
+    "accelerator_config": {"even_batches": False},
+    "activation_checkpointing_kwargs": {"use_reentrant": True},
+    "data_seed": 7,
+    "dataloader_multiprocessing_context": "fork",
+    "debug": "underflow_overflow",
+    "early_stopping_patience": 3,
+    "eval_strategy": "epoch",
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "greater_is_better": False,
+    "hub_strategy": "end",
+    "log_level": "debug",
+    "log_level_replica": "debug",
+    "logging_strategy": "epoch",
+    "lr_scheduler_kwargs": {"power": 2.0},
+    "lr_scheduler_type": "cosine",
+    "max_steps": 900,
+    "max_train_minutes": 5.0,
+    "metric_for_best_model": "mcc",
+    "optim": "sgd",
+    "include_num_input_tokens_seen": "all",
+    "optim_args": "maximize=False",
+    "torch_compile_mode": "reduce-overhead",
+    "torch_empty_cache_steps": 2,
+    "report_to": ["tensorboard"],
+    "save_strategy": "best",
+    "torch_compile_backend": "eager",
+    "train_sampling_strategy": "sequential",
+}
+"""Other legal values, where they do not follow from the field's kind."""
+NOT_HERE = ("tf32", "ddp_backend")  # ask for a GPU, and for several processes
+BESIDES = {
+    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
+    "dataloader_persistent_workers": {"dataloader_num_workers": 1},
+    "dataloader_multiprocessing_context": {"dataloader_num_workers": 1},
+    "eval_strategy": {"load_best_model_at_end": False},
+    "greater_is_better": {"metric_for_best_model": "mcc"},
+    "save_steps": {"load_best_model_at_end": False},
+}
+"""What else a value asks for."""
+
+
+def other_value(name):
+    """Give another value of a field than its default."""
+    if name in OTHER:
+        return OTHER[name]
+    value = getattr(ReaderTrainingArguments(use_cpu=True), name)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value / 2 if 0 < value < 1 else value + 1
+    return "x"
+
+
+def with_value(name):
+    """Give arguments with a field's default and with another value, set by force if refused."""
+    more = {"use_cpu": True, **BESIDES.get(name, {})}
+    before = ReaderTrainingArguments(**more)
+    try:
+        return before, ReaderTrainingArguments(**{**more, name: other_value(name)})
+    except ConfigError:
+        after = copy.copy(before)
+        setattr(after, name, other_value(name))
+        return before, after
+
+
+def identity(arguments):
+    return canonical_json(training_identity(arguments, "accuracy"))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
+    before, after = with_value(name)
+    assert (identity(before) == identity(after)) == (name in TRAINING_NOT_DECIDING)
+
+
+def test_what_is_declared_exists():
+    assert set(FIELDS) >= TRAINING_NOT_DECIDING
+
+
+def test_an_argument_of_a_later_trainer_decides():
+    @dataclass
+    class Later(ReaderTrainingArguments):
+        brand_new: int = 0
+
+    assert identity(Later(use_cpu=True)) != identity(Later(use_cpu=True, brand_new=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, {"warmup_steps": 0.0, "num_train_epochs": 3, "eval_delay": 0.0}),
+        ({}, {"eval_steps": 500.0, "optim": "adamw_torch_fused", "accelerator_config": {}}),
+        ({}, {"metric_for_best_model": "accuracy", "greater_is_better": True}),
+        ({"max_steps": 40}, {"max_steps": 40, "eval_steps": 40}),
+        (
+            {"torch_compile": True, "torch_compile_backend": "eager"},
+            {"torch_compile_backend": "eager"},
+        ),
+        ({"lr_scheduler_kwargs": '{"power": 2}'}, {"lr_scheduler_kwargs": {"power": 2.0}}),
+    ],
+    ids=str,
+)
+def test_a_value_is_what_it_resolves_to(given, resolved):
+    one, other = (ReaderTrainingArguments(use_cpu=True, **values) for values in (given, resolved))
+    assert identity(one) == identity(other)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_reader_cannot_do_is_refused_with_its_value(name):
+    ReaderTrainingArguments(use_cpu=True)  # the control
+    value = other_value(name)
+    with pytest.raises(ConfigError, match=f"^{name} is ") as caught:
+        ReaderTrainingArguments(use_cpu=True, **{name: value})
+    assert repr(value) in str(caught.value)
+    assert "eave it out" in str(caught.value) or "--" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", [one for one in FIELDS if isinstance(other_value(one), float) and one not in REFUSED]
+)
+def test_no_number_is_endless_or_none(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} is {value}: it must be"):
+        ReaderTrainingArguments(use_cpu=True, **{name: value})
+
+
+def test_no_number_in_a_mapping_is_none():
+    with pytest.raises(ConfigError, match="^lr_scheduler_kwargs is .*it must be"):
+        ReaderTrainingArguments(use_cpu=True, lr_scheduler_kwargs='{"min_lr": NaN}')
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"train_sampling_strategy": "group_by_length"},
+        {"optim": "galore_adamw"},
+        {"optim": "schedule_free_adamw"},
+        {"optim": "adamw_torch_xla"},
+        {"optim_args": "no_pair"},
+        {"adam_beta1": 1.5},
+        {"adam_epsilon": -1.0},
+        {"weight_decay": -1.0},
+        {"max_grad_norm": -1.0},
+        {"lr_scheduler_type": "cosine_with_min_lr"},
+        {"lr_scheduler_type": "warmup_stable_decay"},
+        {"lr_scheduler_kwargs": "text"},
+        {"lr_scheduler_kwargs": "{"},
+        {"lr_scheduler_kwargs": '{"unknown": 1}'},
+        {"accelerator_config": '{"unknown": 1}'},
+        {"accelerator_config": "/nowhere.json"},
+        {"accelerator_config": '{"gradient_accumulation_kwargs": {"num_steps": 2}}'},
+        {"accelerator_config": '{"dispatch_batches": true}'},
+        {"accelerator_config": {"use_seedable_sampler": False}},
+        {"accelerator_config": "[1]"},
+        {"activation_checkpointing_kwargs": '{"unknown": 1}'},
+        {"dataloader_num_workers": -1},
+        {"dataloader_multiprocessing_context": "spawn"},
+        {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "unknown"},
+        {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 0},
+        {"torch_compile_backend": "unknown"},
+        {"torch_compile_mode": "unknown"},
+        {"include_num_input_tokens_seen": "unknown"},
+        {"log_level": "unknown"},
+        {"eval_steps": -5},
+        {"eval_steps": 0},
+        {"greater_is_better": False},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_value_that_cannot_be_used_is_refused_before_the_training(values):
+    with pytest.raises(ConfigError) as caught:
+        check_trainer(ReaderTrainingArguments(use_cpu=True, **values))
+    (name, value), *_ = reversed(values.items())
+    assert name in str(caught.value)
+    told = str(caught.value).lower()
+    assert all(word.lower() in told for word in re.findall(r"\w+", str(value)))
+
+
+@pytest.mark.parametrize("name", [one for one in FIELDS if one not in {*REFUSED, *NOT_HERE}])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_legal_value_of_any_argument_can_be_used(name):
+    more = {"use_cpu": True, **BESIDES.get(name, {})}
+    if name == "lr_scheduler_kwargs":
+        more["lr_scheduler_type"] = "polynomial"
+    check_trainer(ReaderTrainingArguments(**{**more, name: other_value(name)}))
+
+
+def test_a_precision_that_accelerate_sets_is_said_by_the_argument(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    ReaderTrainingArguments(use_cpu=True, bf16=True)  # the control
+    with pytest.raises(
+        ConfigError, match="ACCELERATE_MIXED_PRECISION is 'bf16', and bf16 is False"
+    ):
+        ReaderTrainingArguments(use_cpu=True)

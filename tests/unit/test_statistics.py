@@ -3,7 +3,7 @@ import pytest
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
-from pgra.evaluation.metrics import METRICS, paired_bootstrap
+from pgra.evaluation.metrics import METRICS, Discordant, paired_bootstrap, sign_flip
 from pgra.evaluation.statistics import (
     Gaps,
     average_gaps,
@@ -200,8 +200,8 @@ def test_more_seeds_of_one_difference_narrow_the_interval():
 def test_the_average_of_tasks_has_the_spread_of_independent_ones():
     generator = np.random.default_rng(0)
     gaps = [
-        Gaps(0.02, generator.normal(0.02, 0.01, 5000)),
-        Gaps(0.04, generator.normal(0.04, 0.02, 5000)),
+        Gaps(0.02, generator.normal(0.02, 0.01, 5000), Discordant(9)),
+        Gaps(0.04, generator.normal(0.04, 0.02, 5000), Discordant(9)),
     ]
     found = average_gaps(gaps)
     assert found.difference == pytest.approx(0.03)
@@ -213,3 +213,72 @@ def test_the_average_of_tasks_has_the_spread_of_independent_ones():
 def test_a_system_without_predictions_is_refused():
     with pytest.raises(ValueError, match="no predictions"):
         paired_gaps("accuracy", ["bad"], [], [["bad"]], NAMES, seed=0)
+
+
+def gap_of(metric, only_a, only_b, n=60):
+    """Compare two systems that differ on so many examples, each right where the other is wrong."""
+    labels = labels_of(n)
+    a, b = decided(labels, range(only_a, only_a + only_b)), decided(labels, range(only_a))
+    both = paired_gaps(metric, labels, [a], [b], NAMES, seed=0).summarise()
+    assert paired_bootstrap(metric, labels, a, b, NAMES, seed=0).p == pytest.approx(both.p, abs=0.1)
+    return both
+
+
+def bootstrap_p(gaps):
+    return min(1.0, 2 * (1 + min((gaps.draws <= 0).sum(), (gaps.draws >= 0).sum())) / 2001)
+
+
+def test_seven_against_none_is_one_in_64():
+    """2 / 2**7; a resample without any of the seven is one in 1,200, so the bootstrap says less."""
+    found = gap_of("accuracy", 7, 0)
+    assert found.p == 0.015625
+    assert found.low > 0
+    assert gap_of("accuracy", 0, 7).p == found.p
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_five_examples_cannot_be_significant_by_any_metric(metric):
+    if metric == "exact_match":
+        pytest.skip("of texts")
+    assert gap_of(metric, 5, 0).p >= 2 / 2**5
+    assert gap_of(metric, 12, 0).p < 0.05  # the control
+
+
+def test_where_many_differ_the_exact_test_and_the_bootstrap_agree():
+    labels = labels_of(400)
+    a, b = decided(labels, range(60, 100)), decided(labels, range(60))
+    gaps = paired_gaps("accuracy", labels, [a], [b], NAMES, seed=0)
+    assert gaps.discordant.p == pytest.approx(stats.binomtest(40, 100).pvalue)
+    assert bootstrap_p(gaps) == pytest.approx(gaps.discordant.p, abs=0.02)
+    assert gaps.summarise().p == max(bootstrap_p(gaps), gaps.discordant.p)
+
+
+def test_more_examples_on_one_side_never_raise_p():
+    found = [gap_of("accuracy", only_a, 2).p for only_a in range(2, 20)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_a_sum_of_signs_is_scipys_permutation_test():
+    generator = np.random.default_rng(1)
+    for count in (2, 5, 11):
+        parts = generator.normal(0.4, 1, size=count)
+        theirs = stats.permutation_test(
+            (parts, np.zeros(count)),
+            lambda x, y, axis: np.sum(x - y, axis=axis),
+            permutation_type="samples",
+            n_resamples=np.inf,
+        ).pvalue
+        assert sign_flip(parts) == pytest.approx(theirs)
+    many = generator.normal(0.2, 1, size=200)
+    assert sign_flip(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
+    assert sign_flip([]) == sign_flip([0.0]) == 1.0
+
+
+def test_a_mean_over_tasks_counts_the_examples_of_all():
+    labels = labels_of(50)
+    one = paired_gaps("accuracy", labels, [labels], [decided(labels, range(3))], NAMES, seed=0)
+    two = paired_gaps("mcc", labels, [labels], [decided(labels, range(4))], NAMES, seed=1)
+    assert average_gaps([one, one]).discordant.p == pytest.approx(2 / 2**6)
+    assert average_gaps([one, two]).discordant == Discordant(7)
+    assert average_gaps([one, two]).summarise().p >= 2 / 2**7
