@@ -97,7 +97,7 @@ NAMES = [
     ({"train_file": None, "test_file": None, "dataset_name": "no-such-folder"}, "no-such-folder"),
     ({"lm": "no/such-model"}, "cannot find model 'no/such-model': it is no folder here"),
     ({"test_file": "none.jsonl"}, "none.jsonl does not exist"),
-    ({"fp16": True}, "fp16 overflows in a T5 and gives NaN: use --bf16"),
+    ({"fp16": True}, "fp16 is True: it overflows in a T5 and gives NaN: use --bf16"),
     ({"max_segment_tokens": 8}, "max_segment_tokens (8) is less than the reader template's own"),
     ({"index_factory": "IVF9999,Flat"}, "has 9999 lists, the corpus 12 passages: use Flat"),
     ({"index_factory": "Flatt"}, "index_factory 'Flatt' does not work for 16-wide vectors"),

@@ -268,7 +268,7 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
     from pgra.memory import finetuning
 
     whole = train(lm, tmp_path / "whole")
-    end = finetuning._Bar.on_step_end
+    end = finetuning.TrainingBar.on_step_end
 
     def die(self, args, state, control, **more):
         end(self, args, state, control, **more)
@@ -276,7 +276,7 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning._Bar, "on_step_end", die)
+        patch.setattr(finetuning.TrainingBar, "on_step_end", die)
         with pytest.raises(Killed):
             train(lm, tmp_path / "stopped")
     assert not (tmp_path / "stopped" / "lm").exists()

@@ -4,6 +4,7 @@ import csv
 import gzip
 import logging
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
@@ -255,7 +256,8 @@ def on_the_hub(monkeypatch, **splits):
     from datasets import Dataset, DatasetDict
 
     data = DatasetDict({name: Dataset.from_dict(columns) for name, columns in splits.items()})
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: data)
+    builder = SimpleNamespace(download_and_prepare=lambda: None, as_dataset=lambda: data)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
     return data
 
 
