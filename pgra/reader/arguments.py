@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from pgra.config import at_least
 from pgra.errors import ConfigError
+from pgra.models.loading import ready_device
 from pgra.reader.trackers import check_trackers
 
 _A_WEEK = 7 * 24 * 3600
@@ -98,6 +99,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             super().__post_init__()
         except ValueError as error:
             raise ConfigError(f"training arguments: {error}") from None
+        ready_device(self.device)
         if self.n_gpu > 1:  # one process sees several GPUs: the Trainer would use DataParallel,
             self._n_gpu = (
                 1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all

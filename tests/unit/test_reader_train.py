@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from small_training import (
@@ -127,3 +129,16 @@ def test_a_label_that_no_example_shows_is_refused(t5_dir, tmp_path):
     with pytest.raises(DataError, match=r"no training example has label 'negative' \(of 9 exam"):
         train(t5_dir, make_arguments(tmp_path), rows=only)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
+    """Its position bias too, which cuDNN's attention would give no gradient."""
+    before = FusionReader.from_name(str(t5_dir)).t5
+    arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, use_cpu=False, bf16=True)
+    reader, result = train(t5_dir, arguments)
+    assert reader.device.type == "cuda"
+    assert all(map(math.isfinite, _losses(result)))
+    for name, weight in before.state_dict().items():
+        if "relative_attention_bias" in name:
+            assert not torch.equal(reader.t5.state_dict()[name].cpu(), weight)
