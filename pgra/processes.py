@@ -64,7 +64,8 @@ def cpu_group() -> "ProcessGroup":
 def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
     import torch.distributed as dist
 
-    return dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return group
 
 
 def machine_memory() -> int:

@@ -204,9 +204,9 @@ def choose_device(name: str) -> torch.device:
         ModelError: If there is no such device.
     """
     if name == "auto":
-        has_gpu = torch.cuda.is_available()
-        current = torch.cuda.current_device() if has_gpu else None
-        return ready_device(torch.device("cpu" if current is None else "cuda", current))
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return ready_device(torch.device("cuda", torch.cuda.current_device()))
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

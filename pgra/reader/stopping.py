@@ -132,7 +132,8 @@ class Stopper:
         if not self._agreed or self._awaits_epoch_end:
             return
         if self._world > 1:
-            dist.barrier(group=cpu_group())  # the first that leaves makes a launcher kill the others
+            # The first that leaves makes a launcher kill the others.
+            dist.barrier(group=cpu_group())
         raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
 
     def after_training(self) -> None:
