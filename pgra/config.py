@@ -183,7 +183,7 @@ class ReaderArguments:
     evidence_attention: bool = _arg(
         False,
         "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
-        "(predicting then takes about 15 % longer).",
+        "(predicting then takes about 15 %% longer).",
     )
 
     def __post_init__(self) -> None:
