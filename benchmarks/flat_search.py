@@ -1,8 +1,9 @@
 """Exact search of random vectors in all ways, in one process: pgra's, and FAISS called directly."""
 
 import argparse
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ SHARD_ROWS = 8192
 INDEX = "ours.faiss"
 TUNED, DEFAULT = 1, faiss.cvar.distance_compute_blas_threshold
 OVERHEAD = "pgra overhead"
+OURS, OTHERS = "pgra", ("FAISS tuned", "FAISS default")
+LEAST_SECONDS, MOST_ROUNDS = 15, 25  # of short searches: one call alone says little
 
 
 class TimedIndex:
@@ -52,35 +55,67 @@ class TimedIndex:
 def time_ways(
     args: argparse.Namespace, folder: str, rows: str, width: str
 ) -> dict[str, dict[str, float]]:
-    """Time all ways in turn, at each batch size."""
+    """Time all ways in turn, at each batch size: rates, ratios to others, and the overhead.
+
+    A ratio is the median over the rounds, in each of which two calls stand side by side, now the
+    one and now the other first. The best calls of each are from different moments, and where other
+    jobs run these differ by more than the ways do.
+    """
     source, queries = source_of(Path(folder), int(rows), int(width)), read_queries(folder)
     raw = faiss.IndexFlatIP(int(width))
     for block in source.blocks():
         raw.add(block)
     mapped = TimedIndex(map_faiss(Path(folder) / INDEX))
     ways: dict[str, Callable[[Vectors], object]] = {
-        "pgra": lambda batch: retriever(mapped).search(batch, args.k),
+        OURS: lambda batch: retriever(mapped).search(batch, args.k),
         "FAISS tuned": partial(ask_raw, raw, k=args.k, threshold=TUNED),
         "FAISS default": partial(ask_raw, raw, k=args.k, threshold=DEFAULT),
         "pgra, shards": lambda batch: retriever(BlockSearch(source.blocks, source.num_rows)).search(
             batch, args.k
         ),
     }
-    rates: dict[str, dict[str, float]] = {way: {} for way in (*ways, OVERHEAD)}
+    names = (*ways, *map(versus, OTHERS), OVERHEAD)
+    rates: dict[str, dict[str, float]] = {way: {} for way in names}
     for size in BATCHES:
         calls = 8 if size == 1 else 1
         for search in ways.values():
             search(queries[:size])  # pages are read, buffers made
-        for _ in range(args.repeats):
-            for way, search in ways.items():
-                mapped.seconds = 0.0
-                seconds = seconds_of(partial(ask_often, search, queries, size, calls))
-                rate = size * calls / seconds
-                rates[way][str(size)] = max(rates[way].get(str(size), 0.0), rate)
-                if mapped.seconds:
-                    least = rates[OVERHEAD].get(str(size), float("inf"))
-                    rates[OVERHEAD][str(size)] = min(least, seconds / mapped.seconds)
+        rounds = take_rounds(
+            {way: partial(ask_often, search, queries, size, calls) for way, search in ways.items()},
+            mapped,
+            least=args.repeats,
+        )
+        for way in ways:
+            rates[way][str(size)] = size * calls / min(took[way] for took in rounds)
+        for other in OTHERS:
+            ratios = [took[other] / took[OURS] for took in rounds]
+            rates[versus(other)][str(size)] = statistics.median(ratios)
+        rates[OVERHEAD][str(size)] = min(took[OVERHEAD] for took in rounds)
     return rates
+
+
+def take_rounds(
+    ways: Mapping[str, Callable[[], object]], mapped: TimedIndex, *, least: int
+) -> list[dict[str, float]]:
+    """Time all ways round by round, back and forth; give each round's seconds, and the overhead."""
+    rounds: list[dict[str, float]] = []
+    begun = time.perf_counter()
+    while len(rounds) < least or (
+        len(rounds) < MOST_ROUNDS and time.perf_counter() - begun < LEAST_SECONDS
+    ):
+        took: dict[str, float] = {}
+        for way in list(ways)[:: -1 if len(rounds) % 2 else 1]:
+            mapped.seconds = 0.0
+            took[way] = seconds_of(ways[way])
+            if mapped.seconds:
+                took[OVERHEAD] = took[way] / mapped.seconds
+        rounds.append(took)
+    return rounds
+
+
+def versus(other: str) -> str:
+    """Name the ratio of our rate to another's."""
+    return f"{OURS} / {other}"
 
 
 def ask_often(search: Callable[[Vectors], object], queries: Vectors, size: int, calls: int) -> None:

@@ -11,8 +11,9 @@ Three parts, printed as one table each:
     search   random unit vectors (an exact search takes the same time for any), `--k` hits a query:
              pgra's flat index as it is mapped from its file; its search of the float16 shards; and
              FAISS' flat index called directly, as it comes and tuned (matrix products always).
-             These run in one process in turn, on a CPU. The overhead is the seconds of pgra's
-             search over those of the FAISS call inside it, the least of `--repeats`.
+             These run in one process in turn, on a CPU, for at least 15 seconds or 25 rounds. A
+             ratio is the median of the rounds'. The overhead is the seconds of pgra's search over
+             those of the FAISS call inside it, the least of all rounds.
     words    BM25 on real sentences, queries are real reviews: pgra's, and rank-bm25
 
 Each runs in a process of its own; "grown" is what that process's peak of memory (Linux) lies
@@ -39,6 +40,7 @@ from flat_search import (
     retriever,
     source_of,
     time_ways,
+    versus,
 )
 from measuring import (
     parse_flags,
@@ -198,7 +200,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
         f"{'queries/s at a batch of':<26}" + "".join(f"{size:>10}" for size in BATCHES),
     ]
     for way, by_batch in rates.items():
-        digits = 4 if way == OVERHEAD else 1
+        digits = 4 if way == OVERHEAD else 3 if "/" in way else 1
         cells = [f"{by_batch[str(size)]:>10.{digits}f}" for size in BATCHES]
         lines.append(f"{way:<26}" + "".join(cells))
     say("\n".join(lines) + "\n")
@@ -215,10 +217,11 @@ def search_figures(name: str, rates: Mapping[str, Mapping[str, float]]) -> Figur
         f"{name}/b{size}_{way.replace(' ', '_')}": rate
         for way, by_batch in rates.items()
         for size, rate in by_batch.items()
+        if "/" not in way
     }
     for size in map(str, BATCHES):
         for other in ("default", "tuned"):
-            ratio = rates["pgra"][size] / rates[f"FAISS {other}"][size]
+            ratio = rates[versus(f"FAISS {other}")][size]
             figures[f"{name}/b{size}_flat_search_vs_{other}"] = ratio
     for key in ("flat_search_vs_default", "flat_search_vs_tuned", OVERHEAD.replace(" ", "_")):
         figures[key] = figures[f"{name}/b{HEADLINE}_{key}"]

@@ -5,9 +5,17 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pgra.types import Worker
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LONGEST_WAIT = timedelta(days=7)
+"""How long processes wait for each other: one may encode or read long after the others are done."""
 
 
 def no_wait() -> None:
@@ -34,12 +42,30 @@ def join_processes(device: str) -> Processes:
     import torch
     from accelerate import PartialState
 
-    # One process may encode or read for long after the others are done. Without `cpu`, accelerate
-    # takes each process for the only one where there is no GPU.
+    # Without `cpu`, accelerate takes each process for the only one where there is no GPU.
     on_cpu = device == "cpu" or not torch.cuda.is_available()
-    state = PartialState(cpu=on_cpu, timeout=timedelta(days=7))
+    state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     atexit.register(state.destroy_process_group)
     return Processes(Worker(state.process_index, state.num_processes), state.wait_for_everyone)
+
+
+def cpu_group() -> "ProcessGroup":
+    """Give the group in which these processes exchange what lies on the CPU.
+
+    The default group cannot be counted on for that: on GPUs accelerate makes it with NCCL alone,
+    which refuses such tensors. The first call makes the group, so all processes must make it.
+    """
+    import torch.distributed as dist
+
+    return _cpu_group_beside(dist.group.WORLD)
+
+
+@cache
+def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
+    import torch.distributed as dist
+
+    group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return group
 
 
 def machine_memory() -> int:

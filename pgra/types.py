@@ -73,8 +73,14 @@ class Candidates:
             ValueError: If a score of a present row is NaN.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if _is_best_first(rows, scores) and rows.shape[1] >= k:
+        is_sorted = _are_best_first(rows, scores)
+        if rows.shape[1] >= k and is_sorted.all():
             return cls(rows[:, :k], np.asarray(scores[:, :k], dtype=np.float32))
+        if rows.shape[1] >= k and is_sorted.any():  # only lines with equal scores are sorted
+            rest = cls.best(rows[~is_sorted], scores[~is_sorted], k)
+            rows, scores = rows[:, :k].copy(), np.array(scores[:, :k], dtype=np.float32)
+            rows[~is_sorted], scores[~is_sorted] = rest.rows, rest.scores
+            return cls(rows, scores)
         scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
         if np.isnan(scores).any():
             raise ValueError("a score is NaN")
@@ -96,10 +102,12 @@ class Candidates:
         return len(self.rows)
 
 
-def _is_best_first(rows: Rows, scores: Scores) -> bool:
-    """Say whether lines are whole and strictly falling, as a search mostly gives them."""
-    falls = bool((scores[:, :-1] > scores[:, 1:]).all())
-    return falls and bool((rows != MISSING_ROW).all()) and bool(np.isfinite(scores).all())
+def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
+    """Say which lines are whole and strictly falling, as a search mostly gives them: (B,)."""
+    falls = (scores[:, :-1] > scores[:, 1:]).all(axis=1)
+    is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
+    both: npt.NDArray[np.bool_] = falls & is_whole
+    return both
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pgra.errors import ModelError
 from pgra.io import sync_folder
 from pgra.memory.lesson_packs import IGNORED, Pack
 from pgra.memory.seen import Seen
-from pgra.models.loading import ModelSource, load_pretrained
+from pgra.models.loading import ModelSource, load_pretrained, ready_device
 from pgra.reader.checkpoints import last_checkpoint
 from pgra.reader.trainer import TrainingBar
 
@@ -186,7 +186,7 @@ def _stacks(model: Any) -> Iterator[Any]:
 
 
 def _arguments(folder: Path, settings: FinetuneSettings) -> TrainingArguments:
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=settings.max_steps,
         per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on a CPU
@@ -209,6 +209,8 @@ def _arguments(folder: Path, settings: FinetuneSettings) -> TrainingArguments:
         use_cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
+    ready_device(arguments.device)
+    return arguments
 
 
 def _save(model: Any, tokenizer: Any, seen: Seen, folder: Path) -> None:

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
+from pgra.retrieval.choice import import_faiss
 from pgra.retrieval.factory import empty_index, map_faiss
 
 _SHARE_OF_LISTS = 16  # one list in so many is looked into
@@ -21,7 +21,7 @@ def train_index(vectors: npt.NDArray[np.float16]) -> Any:
     rows, width = vectors.shape
     lists = min(_MOST_LISTS, 1 << round(np.log2(rows) / 2))
     index = empty_index(f"IVF{lists},SQ8", width, rows)
-    clustering = faiss.extract_index_ivf(index).cp
+    clustering = import_faiss().extract_index_ivf(index).cp
     clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
     clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
     draw = np.random.default_rng(0)
@@ -35,6 +35,6 @@ def train_index(vectors: npt.NDArray[np.float16]) -> Any:
 def map_index(path: Path) -> Any:
     """Open an index on disk, to look into one list in sixteen."""
     index = map_faiss(path)
-    ivf = faiss.extract_index_ivf(index)
+    ivf = import_faiss().extract_index_ivf(index)
     ivf.nprobe = max(1, ivf.nlist // _SHARE_OF_LISTS)
     return index

@@ -7,8 +7,10 @@ them in one matrix product, and no mask is needed. Models get it by name through
 interface of transformers; nothing in them is replaced.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -61,13 +63,18 @@ class Spans:
         return cls(values[4:], int(lengths.max()), row=values[2:4], prefix=values[:2])
 
 
+def takes_one_row(device: torch.device) -> bool:
+    """Say whether a device's kernel takes texts of different lengths side by side: a GPU's does."""
+    return device.type == "cuda"
+
+
 def cascade_rows(count: int, device: torch.device) -> list[list[int]]:
     """Say in which rows the texts must stand: one row for all on a GPU, else a row each.
 
-    A GPU's kernel takes texts of different lengths side by side; a CPU's takes equal ones, so
-    there the batch is padded, which costs little when texts of like length are together.
+    A CPU's kernel takes texts of equal lengths, so there the batch is padded, which costs little
+    when texts of like length are together.
     """
-    return [list(range(count))] if device.type == "cuda" else [[i] for i in range(count)]
+    return [list(range(count))] if takes_one_row(device) else [[i] for i in range(count)]
 
 
 def prepare_prefix(
@@ -77,14 +84,14 @@ def prepare_prefix(
 
     A GPU's takes fewer key heads than query heads; for a CPU's they are repeated, once.
     """
-    if prefix[0][0].device.type == "cuda":
+    if takes_one_row(prefix[0][0].device):
         return list(prefix)
     return [(_widen(keys, heads), _widen(values, heads)) for keys, values in prefix]
 
 
 def find_spans(layout: RowLayout, prefix_tokens: int, device: torch.device) -> Spans | None:
     """Say where the texts of a batch stand that was laid out by `cascade_rows`."""
-    if device.type != "cuda":
+    if not takes_one_row(device):
         return None
     return Spans.of(layout.lengths, prefix_tokens, device)
 
@@ -179,16 +186,20 @@ def _attend_flat(
     # With the layers spread over several GPUs, the spans follow them.
     row, behind, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
-    how: dict[str, Any] = {
-        "scale": scaling,
-        "enable_gqa": q.shape[1] != k.shape[1],
-        "return_aux": AuxRequest(lse=True),
-    }
+    how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
+    if q.shape[1] != k.shape[1] and _must_be_told_of_gqa(varlen_attn):
+        how["enable_gqa"] = True
     far, far_lse = varlen_attn(q, far_k, far_v, row, behind, len(q), len(far_k), **how)
     near, near_lse = varlen_attn(
         q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
     )
     return _merge(far, far_lse.T, near, near_lse.T)[None]  # (1, T, heads, width)
+
+
+@cache
+def _must_be_told_of_gqa(varlen_attn: Callable[..., object]) -> bool:
+    """Say whether fewer key heads must be announced; torch 2.11 takes them without a word."""
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tensor:

@@ -222,13 +222,11 @@ class Encoder:
         todo = token_budget_batches(lengths, self._batch_tokens)[::-1]
         while todo:
             batch = todo.pop()
-            try:
-                vectors[torch.tensor(batch, device=self._device)] = self._forward(
-                    [ids[index] for index in batch]
-                )
-            except torch.OutOfMemoryError:
+            found = self._forward_if_it_fits([ids[index] for index in batch])
+            if found is None:
                 todo = self._smaller([*todo, batch][::-1], lengths)
                 continue
+            vectors[torch.tensor(batch, device=self._device)] = found
             step(len(batch))
         array: Vectors = vectors.cpu().numpy()
         _check_finite(array, texts, start)
@@ -248,6 +246,12 @@ class Encoder:
         else:  # a slow tokenizer does not tell, so texts that just fit are counted too
             self.num_cut += sum(len(line) >= self._max_tokens for line in ids)
         return ids
+
+    def _forward_if_it_fits(self, ids: Sequence[Sequence[int]]) -> Tensor | None:
+        try:
+            return self._forward(ids)
+        except torch.OutOfMemoryError:
+            return None  # what the attempt held goes with the handler, before the cache is emptied
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:

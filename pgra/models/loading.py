@@ -198,23 +198,33 @@ def tokenizer_identity(tokenizer: Any) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """Give the device of that name; "auto" is the current GPU if there is one.
+    """Give the device of that name, made ready; "auto" is the current GPU if there is one.
 
     Raises:
         ModelError: If there is no such device.
     """
     if name == "auto":
-        return (
-            torch.device("cuda", torch.cuda.current_device())
-            if torch.cuda.is_available()
-            else torch.device("cpu")
-        )
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return ready_device(torch.device("cuda", torch.cuda.current_device()))
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"cannot use device '{name}': {reason}. Use auto or cpu.") from None
+    return ready_device(device)
+
+
+def ready_device(device: torch.device) -> torch.device:
+    """Set what models need on this device, for the whole process; give the device back.
+
+    On a GPU scaled_dot_product_attention goes without cuDNN's kernel: torch prefers that one for
+    half precision on H100 and H200, but it gives a mask no gradient, and a T5 learns its position
+    bias through the mask.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

@@ -351,16 +351,19 @@ class PromptedEncoder:
 
     def _find_way(self) -> str:
         fault: str | None = None
-        for way in WAYS if self.sharing == "auto" else (self.sharing,):
+        is_auto = self.sharing == "auto"
+        for way in WAYS if is_auto else (self.sharing,):
             fault = self._fault(way)
             if fault is None:
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
+                if is_auto and way != WAYS[0]:
+                    logger.warning("'%s' costs %s", way, self._behind.cost_of(way))
                 return way
-            logger.info("prefix sharing '%s' does not work here: %s", way, fault)
-        if self.sharing == "auto":
-            logger.warning(
-                "'%s' shares no prefix: each text costs the whole prompt", self.lm.source.name
-            )
+            level = logging.WARNING if is_auto else logging.INFO  # else the error below tells
+            logger.log(level, "prefix sharing '%s' does not work here: %s", way, fault)
+        if is_auto:
+            name = self.lm.source.name
+            logger.warning("'%s' shares no prefix: each text costs the whole prompt", name)
             return "none"
         raise ModelError(
             f"prefix_sharing '{self.sharing}' does not work on '{self.lm.source.name}' ({fault}): "

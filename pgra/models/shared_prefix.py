@@ -59,6 +59,12 @@ class SharedPrefix:
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
         return states
 
+    def cost_of(self, way: str) -> str:
+        """Say what a way costs that the first of `WAYS` does not."""
+        size = sum(keys.nbytes + values.nbytes for keys, values in self._prefix) / 1e6
+        batch = f"{ROW_TOKENS} tokens" if way == "packed" else "text"
+        return f"a mask, and a copy of the prefix's {size:.3g} MB for every {batch}"
+
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
         register(cascade.NAME, cascade.attend)
         spans = cascade.find_spans(layout, len(self.ids), self.lm.device)

@@ -15,6 +15,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from pgra.checks import choose
 from pgra.config import at_least
 from pgra.errors import ConfigError
+from pgra.models.loading import ready_device
 from pgra.reader.trackers import check_trackers
 
 _A_WEEK = 7 * 24 * 3600
@@ -184,6 +185,7 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
                 f"ACCELERATE_MIXED_PRECISION is '{self.mixed_precision}', and bf16 is {self.bf16}: "
                 "say it by --bf16 alone"
             )
+        ready_device(self.device)
         if self.n_gpu > 1:  # one process sees several GPUs: the Trainer would use DataParallel,
             self._n_gpu = (
                 1  # which cannot gather a FiD's outputs; `accelerate launch` uses them all

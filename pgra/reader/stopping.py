@@ -20,6 +20,7 @@ from transformers import EarlyStoppingCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from pgra.errors import Stopped
+from pgra.processes import cpu_group
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +84,8 @@ class Stopper:
         """Give the largest of each flag over all processes; all must call it together."""
         if self._world == 1:
             return list(flags)
-        shared = torch.tensor(flags)  # on the CPU, over gloo: no GPU waits for it
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        shared = torch.tensor(flags)  # on the CPU: no GPU waits for it
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
         return [int(flag) for flag in shared]
 
     @property
@@ -131,7 +132,8 @@ class Stopper:
         if not self._agreed or self._awaits_epoch_end:
             return
         if self._world > 1:
-            dist.barrier()  # the first that leaves makes a launcher kill the others
+            # The first that leaves makes a launcher kill the others.
+            dist.barrier(group=cpu_group())
         raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
 
     def after_training(self) -> None:

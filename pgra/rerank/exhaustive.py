@@ -21,7 +21,7 @@ from pgra.processes import Processes
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker, query_key
 from pgra.rerank.similarity import Similarity
-from pgra.retrieval.choice import AUTO, EXACT, choose_factory, memory_limit
+from pgra.retrieval.choice import AUTO, EXACT, choose_factory, import_faiss, memory_limit
 from pgra.retrieval.dense import load_faiss
 from pgra.retrieval.exact import Vectors, ask, most_hits, nearest
 from pgra.retrieval.factory import (
@@ -152,6 +152,8 @@ class ExhaustiveSearch:
         return self.reranker.fitting.num_columns(self._width)
 
     def _check_factory(self) -> None:
+        if self._device == "cpu":
+            import_faiss()  # or it would be missed only when the LM has read everything
         if not self.is_exact:
             empty_index(self.factory, self._num_columns, self.num_rows)
 

@@ -1,7 +1,11 @@
-"""Which FAISS index suits a corpus (`--index_factory auto`), and how much memory it may take."""
+"""FAISS itself; and which index of it suits a corpus (`--index_factory auto`) and the memory."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
 
+from pgra.errors import ConfigError
 from pgra.processes import machine_memory
 
 AUTO = "auto"
@@ -14,6 +18,39 @@ _LARGEST_CODE = 64  # bytes of a product quantizer's code
 _ROW_BYTES = 8  # its number, in a list
 _SHARE = 0.5  # of the machine's memory
 _GB = 1e9
+_PACKAGES = ("faiss-cpu", "faiss-gpu")  # both are the module `faiss`
+
+
+@cache
+def import_faiss() -> Any:
+    """Give the module `faiss`, which comes with the extra `cpu` or the extra `gpu`.
+
+    Raises:
+        ConfigError: If neither is installed, or both: the one has then overwritten files of the
+            other, and which of them works is chance.
+    """
+    if all(map(_is_installed, _PACKAGES)):
+        raise ConfigError(
+            f"{' and '.join(_PACKAGES)} are both installed and overwrite each other: "
+            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install 'pgra[gpu]' for a GPU or "
+            "'pgra[cpu]' for none"
+        )
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"to search vectors, FAISS is needed ({error}): pip install 'pgra[cpu]', or "
+            "'pgra[gpu]' for a GPU"
+        ) from None
+    return faiss
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import faiss
 import numpy as np
 
 from pgra.config import RetrieverArguments
@@ -15,7 +14,7 @@ from pgra.io import artifact_dir, read_manifest
 from pgra.models.encoder import Encoder
 from pgra.models.loading import choose_device
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
-from pgra.retrieval.choice import AUTO, EXACT, choose_factory, memory_limit
+from pgra.retrieval.choice import AUTO, EXACT, choose_factory, import_faiss, memory_limit
 from pgra.retrieval.exact import Vectors, ask, most_hits
 from pgra.retrieval.factory import IndexPlan, find_faiss, map_faiss
 from pgra.retrieval.flat import BlockSearch
@@ -26,6 +25,9 @@ from pgra.retrieval.rescore import Rescored
 from pgra.retrieval.shards import find_shards, read_rows, read_shards
 from pgra.retrieval.tombstones import STAGE, read_removed, search_kept, with_history
 from pgra.types import Candidates, Json, Rows
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -185,22 +187,25 @@ def load_faiss(folder: Path, device: str) -> Any:
     path = find_faiss(folder)
     assert path is not None, "an index without a FAISS file is searched from its shards"
     index = map_faiss(path)
-    if device != "cpu" and getattr(faiss, "get_num_gpus", int)() > 0:
-        return _to_gpu(index, path)
+    place = choose_device(device)
+    if place.type == "cuda" and getattr(import_faiss(), "get_num_gpus", int)() > 0:
+        return _to_gpu(index, path, place)
     return index
 
 
-def _to_gpu(index: Any, path: Path) -> Any:
+def _to_gpu(index: Any, path: Path, place: "torch.device") -> Any:
     import torch
 
+    faiss = import_faiss()
+    number = torch.cuda.current_device() if place.index is None else place.index
     needed = 1.2 * path.stat().st_size
-    free, _ = torch.cuda.mem_get_info()
+    free, _ = torch.cuda.mem_get_info(number)
     if needed > free:
         logger.warning("an index of %.1f GB does not fit on the GPU: using the CPU", needed / 1e9)
         return index
     resources = faiss.StandardGpuResources()
     try:
-        return faiss.index_cpu_to_gpu(resources, torch.cuda.current_device(), index)
+        return faiss.index_cpu_to_gpu(resources, number, index)
     except RuntimeError as error:  # HNSW and some others have no GPU kind
         logger.warning("FAISS cannot put this index on the GPU (%s): searching on the CPU", error)
         return index

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
+from pgra.retrieval.choice import import_faiss
 from pgra.types import Candidates, Rows
 
 Vectors = npt.NDArray[np.float32]
@@ -46,13 +46,14 @@ def quick_products(num_queries: int) -> Iterator[None]:
     Args:
         num_queries: Queries of one call.
     """
-    before = faiss.cvar.distance_compute_blas_threshold
+    settings = import_faiss().cvar
+    before = settings.distance_compute_blas_threshold
     wanted = _ALWAYS if num_queries >= _LEAST_QUERIES else _NEVER
-    faiss.cvar.distance_compute_blas_threshold = wanted
+    settings.distance_compute_blas_threshold = wanted
     try:
         yield
     finally:
-        faiss.cvar.distance_compute_blas_threshold = before
+        settings.distance_compute_blas_threshold = before
 
 
 def ask(index: Any, queries: Vectors, k: int) -> Hits:
@@ -113,6 +114,7 @@ def nearest(
 def _search_by_faiss(
     queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int
 ) -> tuple[Rows, Vectors]:
+    faiss = import_faiss()
     heap = faiss.ResultHeap(len(queries), depth, keep_max=True)
     for rows, vectors in blocks:
         count = min(depth, len(vectors))

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 from tqdm import tqdm
 
 from pgra.errors import ConfigError
 from pgra.io import find_stage, load_manifest, write_aside
 from pgra.processes import machine_memory
-from pgra.retrieval.choice import EXACT
+from pgra.retrieval.choice import EXACT, import_faiss
 from pgra.retrieval.exact import Vectors
 from pgra.retrieval.flat import BlockSearch, flat_header, write_flat
 from pgra.retrieval.recall import (
@@ -112,7 +111,7 @@ def build_faiss(
         return {**counts, **_build_exact(source, plan, path)}
     index = empty_index(plan.factory, source.width, source.num_rows)
     if begun is not None:
-        index = faiss.read_index(str(begun))
+        index = import_faiss().read_index(str(begun))
     elif not index.is_trained:
         counts |= _train(index, source, plan.factory)
     start, num_there = 0, index.ntotal
@@ -164,6 +163,7 @@ def find_faiss(folder: Path) -> Path | None:
 
 def map_faiss(path: Path) -> Any:
     """Open an index on disk; an exact one is mapped, so that processes share its pages."""
+    faiss = import_faiss()
     return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
 
 
@@ -171,8 +171,9 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     """Make the index that a factory string names.
 
     Raises:
-        ConfigError: If it cannot work for so many rows of this width.
+        ConfigError: If it cannot work for so many rows of this width, or there is no FAISS.
     """
+    faiss = import_faiss()
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -191,7 +192,7 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
 
 
 def _count_lists(index: Any) -> int | None:
-    ivf = faiss.try_extract_index_ivf(index)
+    ivf = import_faiss().try_extract_index_ivf(index)
     return None if ivf is None else int(ivf.nlist)
 
 
@@ -267,6 +268,7 @@ def write_faiss(index: Any, path: Path) -> None:
     Raises:
         OSError: If the disk is full.
     """
+    faiss = import_faiss()
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
     failures: list[OSError] = []
     with write_aside(path) as aside, aside.open("wb") as file:
@@ -279,7 +281,7 @@ def write_faiss(index: Any, path: Path) -> None:
                 return 0
 
         try:
-            sink = faiss.PyCallbackIOWriter(write, _WRITE_BYTES)  # type: ignore[attr-defined]
+            sink = faiss.PyCallbackIOWriter(write, _WRITE_BYTES)
             faiss.write_index(index, sink)
         except RuntimeError:
             if failures:

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import faiss
 import numpy as np
 
 from pgra.io import write_aside
+from pgra.retrieval.choice import import_faiss
 from pgra.retrieval.exact import Hits, Vectors, nearest, numbered
 
 _ROWS_AT = 8  # of the number of rows: behind the kind and the width, 4 bytes each
@@ -81,6 +81,7 @@ def flat_header(num_rows: int, width: int) -> bytes | None:
     Returns:
         The bytes, or None where this FAISS writes another form.
     """
+    faiss = import_faiss()
     index = faiss.IndexFlatIP(width)
     empty = faiss.serialize_index(index).tobytes()
     index.add(np.zeros((1, width), np.float32))

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import faiss
 import numpy as np
 
+from pgra.retrieval.choice import import_faiss
 from pgra.retrieval.exact import Vectors, ask, nearest, numbered
 from pgra.types import MISSING_ROW, Rows
 
@@ -134,7 +134,7 @@ def _parameter(index: Any) -> str | None:
 
 
 def _set(index: Any, name: str, value: int) -> None:
-    faiss.ParameterSpace().set_index_parameter(index, name, value)
+    import_faiss().ParameterSpace().set_index_parameter(index, name, value)
 
 
 def depths_for(num_rows: int) -> Sequence[int]:

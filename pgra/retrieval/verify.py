@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
-
 from pgra.data.corpus import STAGE as CORPUS_STAGE
 from pgra.data.corpus import changed_sources, load_corpus
 from pgra.errors import ArtifactError, DataError
 from pgra.io import Manifest, check_fingerprint, file_checksum, find_stage, load_manifest
-from pgra.retrieval.factory import find_faiss
+from pgra.retrieval.factory import find_faiss, map_faiss
 from pgra.retrieval.recipe import Recipe
 from pgra.retrieval.shards import Shard
 from pgra.retrieval.tombstones import STAGE
@@ -90,7 +88,7 @@ def _check_rows(folder: Path, manifest: Manifest) -> list[str]:
     path = find_faiss(folder)
     if path is None:  # searched from the shards
         return damage
-    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    index = map_faiss(path)
     if (index.ntotal, index.d) != (num_rows, width):
         damage.append(
             f"{path.name} has {index.ntotal} rows of width {index.d}, not {num_rows} of {width}"

@@ -1,5 +1,6 @@
 """Attention in two parts equals attention to all keys at once, and copies no prefix."""
 
+import functools
 import weakref
 from types import SimpleNamespace
 
@@ -144,6 +145,105 @@ def test_the_real_lm_gives_the_states_of_whole_prompts(two_threads):
     for sharing in WAYS:
         states = PromptedEncoder(lm, PROMPT, sharing=sharing).encode(texts)
         assert relative_error(states, truth) < 1e-4
+
+
+class FlashKernel:
+    """FlashAttention-2 for many lengths as torch calls it on a GPU, with its demands, on a CPU.
+
+    Attributes:
+        takes_float32: It does not; where its numbers are looked at, it may.
+        groups: Query heads a key head, of each call.
+    """
+
+    takes_float32 = False
+
+    def __init__(self):
+        self.groups = []
+
+    def __call__(self, q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, is_debug, **how):
+        kinds = (torch.float16, torch.bfloat16, *([torch.float32] * self.takes_float32))
+        if q.dtype not in kinds:
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        assert {k.dtype, v.dtype} == {q.dtype}
+        for part in (q, k, v):
+            assert (part.dim(), part.stride(-1), part.shape[-1] % 8) == (3, 1, 0)
+        for ends, longest, rows in ((cu_q, max_q, len(q)), (cu_k, max_k, len(k))):
+            assert (ends.dtype, ends.dim()) == (torch.int32, 1)
+            assert ends.is_contiguous()
+            assert (int(ends[0]), int(ends[-1]), int(ends.diff().max())) == (0, rows, longest)
+        assert len(cu_q) == len(cu_k)
+        self.groups.append(q.shape[1] // k.shape[1])
+        out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q))  # (heads, T) float32
+        for i in range(len(cu_q) - 1):
+            own, seen = slice(*cu_q[i : i + 2]), slice(*cu_k[i : i + 2])
+            keys, values = (x[seen].repeat_interleave(self.groups[-1], 1).float() for x in (k, v))
+            scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
+            scores = torch.einsum("thd,shd->hts", q[own].float(), keys) * scale
+            if is_causal:
+                after = torch.ones(scores.shape[1:], dtype=torch.bool).triu(
+                    len(keys) - len(q[own]) + 1
+                )
+                scores = scores.masked_fill(after, -torch.inf)
+            lse[:, own] = scores.logsumexp(-1)
+            out[own] = torch.einsum("hts,shd->thd", scores.softmax(-1), values).to(q.dtype)
+        return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
+
+
+def varlen_of_torch_211(
+    kernel, q, k, v, cu_q, cu_k, max_q, max_k, *, return_aux, scale, window_size=(-1, -1)
+):
+    """Its signature: fewer key heads are taken without a word."""
+    is_causal = window_size == (-1, 0)
+    found = kernel(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, is_causal, False, scale=scale)
+    return found[:2] if return_aux.lse else found[0]
+
+
+@pytest.fixture(params=["2.11", "this torch"])
+def kernel(request, monkeypatch):
+    """A GPU's way in cascade, on the CPU: one row, and the kernel behind `varlen_attn` emulated."""
+    kernel = FlashKernel()
+    monkeypatch.setattr(cascade, "takes_one_row", lambda device: True)
+    if request.param == "2.11":
+        old = functools.partial(varlen_of_torch_211, kernel)
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old)
+        yield kernel
+        return
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", kernel, "CPU")
+        yield kernel
+
+
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if r.name.startswith("pgra")]
+
+
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel):
+    kernel.takes_float32 = True
+    lm = CausalLM.from_name(str(lm_dir))
+    encoder = PromptedEncoder(lm, PROMPT, sharing="cascade")
+    assert relative_error(encoder.encode(TEXTS), whole_prompts(lm_dir, TEXTS)) < 1e-5
+    heads = lm.config.num_attention_heads
+    assert set(kernel.groups) == {heads // getattr(lm.config, "num_key_value_heads", heads)}
+
+
+def test_auto_takes_one_row_of_a_gpu_in_bfloat16(lm_dir, kernel, caplog):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir), dtype="bfloat16"), PROMPT)
+    with caplog.at_level("WARNING", "pgra"):
+        states = encoder.encode(TEXTS)
+    assert encoder.way == "cascade"
+    assert warnings_of(caplog) == []
+    assert relative_error(states.float(), whole_prompts(lm_dir, TEXTS)) < 0.1
+
+
+def test_what_the_kernel_refuses_is_told_with_the_cost_of_the_next_way(lm_dir, kernel, caplog):
+    encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir)), PROMPT)
+    with caplog.at_level("WARNING", "pgra"):
+        states = encoder.encode(TEXTS)
+    assert encoder.way == "packed"
+    refused, cost = warnings_of(caplog)
+    assert "'cascade' does not work here: RuntimeError: FlashAttention only support fp16" in refused
+    assert "'packed' costs a mask, and a copy of the prefix's" in cost
+    assert relative_error(states, whole_prompts(lm_dir, TEXTS)) < 1e-4
 
 
 @pytest.mark.gpu

@@ -2,8 +2,9 @@ import re
 
 import pytest
 
+from pgra.errors import ConfigError
 from pgra.processes import machine_memory
-from pgra.retrieval.choice import choose_factory, memory_limit
+from pgra.retrieval.choice import choose_factory, import_faiss, memory_limit
 
 GB = 10**9
 
@@ -40,3 +41,37 @@ def test_half_of_the_memory_is_the_limit_unless_one_is_given():
     assert memory_limit(1.5) == 1_500_000_000
     assert memory_limit(None) == machine_memory() // 2
     assert machine_memory() > GB // 10
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Packages that are looked for in another folder, and not found before."""
+
+    def install(*names):
+        for name in names:
+            folder = tmp_path / f"{name.replace('-', '_')}-1.15.1.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.15.1\n"
+            )
+        monkeypatch.setattr("sys.path", [str(tmp_path)])
+
+    import_faiss.cache_clear()
+    yield install
+    import_faiss.cache_clear()
+
+
+@pytest.mark.parametrize("names", [("faiss-cpu",), ("faiss-gpu",)])
+def test_one_kind_of_faiss_is_imported(names, installed):
+    module = import_faiss()
+    installed(*names)
+    import_faiss.cache_clear()
+    assert import_faiss() is module
+
+
+def test_two_kinds_of_faiss_are_refused(installed):
+    installed("faiss-cpu", "faiss-gpu")
+    with pytest.raises(
+        ConfigError, match="both installed .*: pip uninstall -y faiss-cpu faiss-gpu"
+    ):
+        import_faiss()

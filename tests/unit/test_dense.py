@@ -1,12 +1,15 @@
+import faiss
 import numpy as np
 import pytest
+import torch
 from conftest import SENTENCES
 
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval import RETRIEVERS, open_retriever
-from pgra.retrieval.dense import DenseRetriever, load_encoder
+from pgra.retrieval.base import IndexRequest
+from pgra.retrieval.dense import DenseRetriever, load_encoder, load_faiss
 
 
 @pytest.fixture
@@ -186,3 +189,36 @@ def test_queries_beyond_one_batch_are_all_answered(encoder_dir, corpus, tmp_path
     monkeypatch.setattr("pgra.retrieval.dense._QUERY_BATCH", 5)
     np.testing.assert_array_equal(retriever.retrieve(SENTENCES, 3).rows, whole.rows)
     assert whole.rows[:, 0].tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("free", [10**9, 0])
+def test_an_index_goes_to_the_gpu_that_was_asked_for(
+    free, encoder_dir, corpus, tmp_path, monkeypatch
+):
+    """And its free memory decides; that of another GPU does not."""
+    (built,) = DenseRetriever.prepare(
+        IndexRequest(
+            args=arguments(encoder_dir),
+            corpus=corpus,
+            artifacts=tmp_path,
+            device="cpu",
+            progress=False,
+        )
+    )
+    asked = []
+
+    def free_of(number):
+        asked.append(number)
+        return free, 10**9
+
+    monkeypatch.setattr("pgra.retrieval.dense.choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_of)
+    for name, value in {
+        "get_num_gpus": lambda: 2,
+        "StandardGpuResources": lambda: None,
+        "index_cpu_to_gpu": lambda resources, number, index: f"on {number}",
+    }.items():  # those of faiss-gpu
+        monkeypatch.setattr(faiss, name, value, raising=False)
+    index = load_faiss(built.folder, "cuda:1")
+    assert asked == [1]
+    assert index == "on 1" if free else index.ntotal == len(corpus)

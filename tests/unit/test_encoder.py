@@ -1,5 +1,6 @@
 import json
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -183,19 +184,27 @@ def test_auto_knows_simcse_by_name(encoder_dir, tmp_path, name, pooling):
     assert resolve_pooling(find_model(str(folder))) == pooling
 
 
-def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog):
+def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, monkeypatch):
     expected = make(encoder_dir).encode(SENTENCES)
     encoder = make(encoder_dir)
 
+    attempts, alive = [], []
+
     def refuse_large(module, args, kwargs):
         if len(kwargs["input_ids"]) > 2:
+            held = torch.empty(1)  # what a layer had made when the next found no room
+            attempts.append(weakref.ref(held))
             raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(attempts[-1]() is not None))
 
     encoder.model.register_forward_pre_hook(refuse_large, with_kwargs=True)
     done = []
     np.testing.assert_allclose(encoder.encode(SENTENCES, advance=done.append), expected, atol=1e-5)
     assert sum(done) == len(SENTENCES)
     assert "out of memory" in caplog.text
+    assert len(alive) == len(attempts) > 0
+    assert not any(alive)  # a cache is emptied of what nobody holds
 
 
 def test_one_text_that_does_not_fit_is_refused(encoder_dir):

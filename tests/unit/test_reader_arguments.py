@@ -4,12 +4,16 @@ from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import TrainingArguments
 
 from pgra.arguments import parse_arguments
 from pgra.config import ReaderArguments
 from pgra.errors import ConfigError
 from pgra.evaluation.comparable import TRAINING_NOT_DECIDING
 from pgra.io import canonical_json
+from pgra.memory import finetuning
+from pgra.models.loading import choose_device
 from pgra.pipelines.run_folder import training_identity
 from pgra.reader.arguments import REFUSED, ReaderTrainingArguments
 from pgra.reader.trainer import check_trainer
@@ -277,3 +281,54 @@ def test_a_precision_that_accelerate_sets_is_said_by_the_argument(monkeypatch):
         ConfigError, match="ACCELERATE_MIXED_PRECISION is 'bf16', and bf16 is False"
     ):
         ReaderTrainingArguments(use_cpu=True)
+
+
+@pytest.fixture
+def cudnn_on():
+    """cuDNN's attention as torch has it at the start; it gives a T5's position bias no gradient."""
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@pytest.fixture
+def seen_gpu(monkeypatch, cudnn_on):
+    """A GPU that is seen and never used."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+
+
+def finetune_arguments(folder):
+    settings = finetuning.FinetuneSettings(
+        max_steps=1,
+        packs_per_step=1,
+        learning_rate=1e-3,
+        frozen_layers=0,
+        save_steps=1,
+        seed=0,
+        bf16=False,
+        device="cpu",
+    )
+    return finetuning._arguments(folder, settings)
+
+
+WAYS_TO_A_DEVICE = {
+    "choose_device": lambda folder: choose_device("auto"),
+    "the reader's Trainer": lambda folder: ReaderTrainingArguments(use_cpu=True),
+    "the LM's Trainer": finetune_arguments,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
+def test_whoever_takes_a_gpu_goes_without_cudnns_attention(way, seen_gpu, tmp_path):
+    WAYS_TO_A_DEVICE[way](tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
+def test_on_a_cpu_torchs_attention_is_left_as_it_is(way, cudnn_on, tmp_path):
+    WAYS_TO_A_DEVICE[way](tmp_path)
+    choose_device("cpu")
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -144,3 +145,16 @@ def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_p
     assert re.search(r"train: +100%.* 6/6 .*loss=\d+\.\d{3}", shown.err)
     assert len(re.findall(r"step [36]: dev accuracy [01]\.\d{4}\n", shown.err)) == 2
     assert hidden == ("", "")
+
+
+@pytest.mark.gpu
+def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
+    """Its position bias too, which cuDNN's attention would give no gradient."""
+    before = FusionReader.from_name(str(t5_dir)).t5
+    arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, use_cpu=False, bf16=True)
+    reader, result = train(t5_dir, arguments)
+    assert reader.device.type == "cuda"
+    assert all(map(math.isfinite, _losses(result)))
+    for name, weight in before.state_dict().items():
+        if "relative_attention_bias" in name:
+            assert not torch.equal(reader.t5.state_dict()[name].cpu(), weight)

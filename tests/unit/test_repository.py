@@ -108,10 +108,21 @@ def test_the_project_and_its_requirements_agree():
     pinned = dict(line.split("==") for line in pins("requirements.txt"))
     versions = {re.sub(r"[-_.]+", "-", name).lower(): pin for name, pin in pinned.items()}
     extras = project["optional-dependencies"]
-    for text in [*project["dependencies"], *extras["demo"], *extras["dev"]]:
+    for text in [*project["dependencies"], *extras["cpu"], *extras["demo"], *extras["dev"]]:
         requirement = Requirement(text)
         pin = versions[re.sub(r"[-_.]+", "-", requirement.name).lower()]
         assert requirement.specifier.contains(pin), text
+
+
+def test_no_install_asks_for_both_kinds_of_faiss_but_by_both_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = {
+        name: [text for text in texts if "faiss" in text]
+        for name, texts in {"core": project["dependencies"], **extras}.items()
+    }
+    found = {name: texts for name, texts in asked.items() if texts}
+    assert found == {"cpu": ["faiss-cpu>=1.15"], "gpu": ["faiss-gpu>=1.15"]}
 
 
 def test_the_licence_is_apache_2():

@@ -67,3 +67,23 @@ def test_workers_share_all_units_once(world):
     assert sorted(unit for share in shares for unit in share) == list("abcde")
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert [Worker(rank, world).is_main for rank in range(world)] == [True] + [False] * (world - 1)
+
+
+def test_lines_are_sorted_each_for_itself():
+    """Some fall already, some hold equal scores, a missing row or any order: as if alone."""
+    rng = np.random.default_rng(0)
+    rows = rng.permuted(np.tile(np.arange(20), (64, 1)), axis=1)
+    scores = -np.sort(-rng.integers(0, 900, (64, 20)).astype(np.float32), axis=1)
+    rows[3, 5], scores[3, 5] = MISSING_ROW, -np.inf
+    scores[7] = rng.permuted(scores[7])
+    is_falling = (np.diff(scores, axis=1) < 0).all(axis=1)
+    assert 10 < is_falling.sum() < 60
+    for k in (6, 20, 25):
+        best = Candidates.best(rows, scores, k)
+        for line in range(64):
+            order = sorted(
+                range(20), key=lambda i: (rows[line, i] < 0, -scores[line, i], rows[line, i])
+            )
+            expected = [*rows[line, order], *[MISSING_ROW] * 5][:k]
+            np.testing.assert_array_equal(best.rows[line], expected)
+            np.testing.assert_array_equal(best.scores[line, : min(k, 20)], scores[line, order][:k])
