@@ -173,12 +173,15 @@ def _go_on(
     trainer.add_callback(
         Steps(reader, losses, stopper, source=source, way_out=lambda: _last_good(arguments))
     )
-    trainer.add_callback(TrainingBar("train", progress=not arguments.disable_tqdm))
+    bar = TrainingBar("train", progress=not arguments.disable_tqdm)
+    trainer.add_callback(bar)
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     except Stopped:  # a tracker's run ends here
         trainer.callback_handler.on_train_end(arguments, trainer.state, trainer.control)
         raise
+    finally:
+        bar.close()
 
 
 def _check(

@@ -256,6 +256,7 @@ class TrainingBar(TrainerCallback):  # type: ignore[misc]
         """Take what stands before the bar; only the main process shows one, and none if told so."""
         self._title = title
         self._progress = progress
+        self._bar = tqdm(disable=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Open it where the run stands."""
@@ -288,6 +289,10 @@ class TrainingBar(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close it, also after a training that failed: its error is then the last line."""
         self._bar.close()
 
 

@@ -32,10 +32,10 @@ def test_the_demo_compares_three_readers_and_is_reused(tmp_path, monkeypatch, ca
     }
     assert all(line["evidence"] == [] for line in lines["t5"])
     assert all(
-        [seen["stage1_rank"] for seen in line["evidence"]] == [1, 2, 3, 4] for line in lines["fid"]
+        [seen["stage1_rank"] for seen in line["evidence"]] == [1, 2] for line in lines["fid"]
     )
     chosen = [[seen["stage1_rank"] for seen in line["evidence"]] for line in lines["pgra"]]
-    assert any(ranks != [1, 2, 3, 4] for ranks in chosen)
+    assert any(ranks != [1, 2] for ranks in chosen)
     same = {tuple(line["id"] for line in found) for found in lines.values()}
     assert len(same) == 1  # the same test sentences for all
 
