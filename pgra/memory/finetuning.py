@@ -113,18 +113,22 @@ def finetune(
     """
     model = load_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=torch.float32)
     freeze_layers(model, settings.frozen_layers)
+    bar = TrainingBar("finetune")
     trainer = AnswersTrainer(
         model=model,
         args=_arguments(folder, settings),
         train_dataset=_InOrder(packs),
         data_collator=collate,
-        callbacks=[TrainingBar("finetune")],
+        callbacks=[bar],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(folder, processes=1)
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        bar.close()
     _save(model, tokenizer, seen, folder / LM_FOLDER)
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(path)

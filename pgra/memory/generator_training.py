@@ -102,16 +102,20 @@ def train_generator(
     tokenizer = load_tokenizer(source)
     model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
     work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
+    bar = TrainingBar("training")
     trainer = Trainer(
         model=model,
         args=_training_arguments(work, arguments, device=device),
         train_dataset=_rows(tokenizer, pairs),
         data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=[TrainingBar("training")],
+        callbacks=[bar],
     )
     trainer.remove_callback(PrinterCallback)
     checkpoint = last_checkpoint(work)
-    told = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    try:
+        told = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        bar.close()
     if not math.isfinite(told.training_loss):
         raise ModelError(
             f"the loss of '{arguments.model}' is no number: lower the learning rate "
