@@ -1,0 +1,352 @@
+"""Runs the scenarios, keeps what they left as plain JSON, and tells where two records differ."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import golden_world
+import numpy as np
+from golden_scenarios import SCENARIOS, SHORT
+
+from pgra.cli import main
+
+HERE = Path(__file__).parent
+FINGERPRINTS = HERE / "fingerprints.json"
+TOLERANCE = 1e-4
+"""Relative or absolute: the last digits of another processor differ."""
+
+_HASH = re.compile(r"(?<![0-9a-zA-Z])(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}|[0-9a-f]{12})(?![0-9a-zA-Z])")
+_NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
+_VOLATILE = [  # what a clock, a disk or a processor says
+    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( ?UTC|Z|[+-]\d\d:\d\d)?"), "<when>"),
+    (re.compile(r"\b\d[\d.,]* (s|min|h|ms|GFLOP/s|TFLOP/s|texts/s|tokens/s|minutes|seconds)\b"), "<time>"),
+    (re.compile(r"\b\d[\d.,]* (bytes|B|kB|KB|MB|GB|KiB|MiB|GiB)\b"), "<size>"),
+    (re.compile(r"\b\d+\.\d+\.\d+(\+cpu)?(?![\d.])"), "<version>"),
+]
+_DROPPED = {"git_commit", "commit", "python", "platform", "machine", "time", "when", "created"}
+_KEYS_ONLY = {"seconds", "versions", "arguments.json", "run.json", "pgra.json", "calibration_seconds"}
+
+
+@dataclass
+class Symbols:
+    """Names fingerprints in the order in which they are met, so that a record says which recur.
+
+    Which artifact is reused and which is made anew then shows whatever the hashes are; what they
+    are stands in a file of its own.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    full: dict[str, str] = field(default_factory=dict)
+
+    def of(self, text: str) -> str:
+        key = text[:12]
+        name = self.names.setdefault(key, f"#{len(self.names) + 1}")
+        if len(text) > len(self.full.get(name, "")):
+            self.full[name] = text
+        return name
+
+    def put_in(self, text: str) -> str:
+        return _HASH.sub(lambda match: self.of(match.group()), text)
+
+
+def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None) -> dict:
+    """Run a group's commands one after the other in a new folder.
+
+    Args:
+        group: A key of `SCENARIOS`.
+        root: An empty folder; the commands run in it, so that all paths are relative.
+        changed: Replaces parts of command lines, for the control.
+
+    Returns:
+        What each left, by its name; under "fingerprints" what the symbols stand for.
+    """
+    golden_world.build(root)
+    symbols, texts, steps = Symbols(), {}, {}
+    with _in_folder(root):
+        for name, told in SCENARIOS[group].items():
+            line = expand(told)
+            for old, new in (changed or {}).items():
+                line = line.replace(old, new)
+            if "BUILT" in line:
+                line = line.replace("BUILT", str(min((root / "artifacts/indexes").glob("bert-*"), key=os.path.getmtime).relative_to(root)))
+            before = _stamps(root)
+            if line.startswith("python:"):
+                steps[name] = _simplify(golden_world.API[line.removeprefix("python:")](), symbols)
+                continue
+            code, out, err = _call(shlex.split(line))
+            step = {"run": told, "code": code, "out": _lines(out, symbols)}
+            if code:
+                step["error"] = _first_words(err)
+            step |= _left(root, before, symbols, texts)
+            steps[name] = {key: value for key, value in step.items() if value not in ([], {})}
+    return {"steps": steps, "fingerprints": symbols.full}
+
+
+def expand(told: str) -> str:
+    """Write out the abbreviations of a scenario's line."""
+    while (line := re.sub(r"\{(\w+)\}", lambda match: SHORT[match.group(1)], told)) != told:
+        told = line
+    return line
+
+
+def _call(argv: list[str]) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(argv)
+    return code, out.getvalue(), err.getvalue()
+
+
+@contextlib.contextmanager
+def _in_folder(root: Path) -> Iterator[None]:
+    old, home = Path.cwd(), os.environ.get("PGRA_HOME")
+    os.chdir(root)
+    os.environ["PGRA_HOME"] = str(root / "m" / "home")
+    try:
+        yield
+    finally:
+        os.chdir(old)
+        os.environ.pop("PGRA_HOME")
+        if home is not None:
+            os.environ["PGRA_HOME"] = home
+
+
+def _stamps(root: Path) -> dict[Path, tuple[int, int]]:
+    """Say when each file was written; models, locks and what the Trainer keeps do not count."""
+    found = {}
+    for path in root.rglob("*"):
+        parts = path.relative_to(root).parts
+        is_ours = parts[0] != "m" and not path.name.endswith(".lock")
+        if is_ours and path.is_file() and not any(part.startswith("checkpoint-") for part in parts):
+            stat = path.stat()
+            found[path.relative_to(root)] = (stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def _left(root: Path, before: Mapping, symbols: Symbols, texts: dict[str, str]) -> dict:
+    """Give names of the files that a command wrote or removed, and what those for people hold."""
+    after = _stamps(root)
+    new = [path for path in after if after[path] != before.get(path)]
+    # by time where only the hash differs: the order of hashes is none
+    new.sort(key=lambda path: (_HASH.sub("#", str(path)), after[path]))
+    folders: dict[str, list[str]] = {}
+    contents: dict[str, object] = {}
+    for path in (path for path in new if path.name == "metrics.json"):
+        for key, value in _fingerprints(json.loads((root / path).read_text())):
+            symbols.put_in(f"{key} {value}")
+    for path in new:
+        name = _HASH.sub("*", path.name)
+        if path.suffix == ".npy":
+            shape = np.load(root / path, mmap_mode="r").shape
+            name += f"[{'x'.join(map(str, shape))}]"
+        folders.setdefault(symbols.put_in(str(path.parent)), []).append(name)
+        value = _content(root / path, symbols)
+        if value is not None:
+            shown = symbols.put_in(str(path))
+            written = json.dumps(value) if path.name in _SHARED else None
+            contents[shown] = f"as {texts[written]}" if written in texts else value
+            if written is not None:
+                texts.setdefault(written, shown)
+    gone = sorted({symbols.put_in(str(path)) for path in before if path not in after})
+    return {
+        "files": {folder: " ".join(sorted(names)) for folder, names in folders.items()},
+        "removed": gone,
+        "contents": contents,
+    }
+
+
+_SHARED = ("arguments.json", "run.json", "pgra.json", "prompt.txt", "README.md")
+"""Of these, one that is as an earlier one only says so."""
+
+
+def _fingerprints(metrics: Mapping) -> Iterator[tuple[str, str]]:
+    for key, value in sorted(metrics.get("fingerprints", {}).items()):
+        yield key, json.dumps(value, sort_keys=True)
+
+
+def _content(path: Path, symbols: Symbols) -> object:
+    """Give what a file for people holds; None of all others."""
+    if "artifacts" in path.parts:
+        return None
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return [_row(row, symbols) for row in rows]
+    if path.suffix == ".json" and path.parent.name != "reader":
+        value = json.loads(path.read_text())
+        if path.name in _KEYS_ONLY:
+            return " ".join(sorted(key for key, _ in _leaves(value)))
+        return {k: v for k, v in _leaves(_simplify(value, symbols)) if v not in ([], {}, "")}
+    if path.name == "pgra.json":
+        return " ".join(sorted(key for key, _ in _leaves(json.loads(path.read_text()))))
+    if path.suffix in (".txt", ".csv", ".md", ".tex") and path.name != "README.md":
+        return _lines(path.read_text(), symbols)
+    if path.suffix == ".safetensors":
+        return {"norm": _rounded(_norm(path))}
+    return None
+
+
+def _norm(path: Path) -> float:
+    from safetensors.numpy import load_file
+
+    return math.sqrt(sum(float((array.astype("f8") ** 2).sum()) for array in load_file(path).values()))
+
+
+def _row(row: Mapping, symbols: Symbols) -> object:
+    """Write a line of predictions.jsonl briefly, and of other files as it is."""
+    if list(row) == ["step", "loss", "learning_rate"]:
+        return _rounded(row["loss"])
+    if "prediction" not in row:
+        return _simplify(row, symbols)
+    row = dict(row)
+    parts = [str(row.pop("id", "")), f"{row.pop('label', None)}>{row.pop('prediction')}"]
+    parts += [f"{name}={value:.5f}" for name, value in row.pop("scores", {}).items()]
+    for one in row.pop("evidence", None) or []:
+        told = [f"{one.pop('row', None)}@{one.pop('stage1_rank', None)}"]
+        told += [f"{value:.5f}" for key in ("stage1_score", "score") if (value := one.pop(key, None))]
+        one.pop("text", None)
+        parts.append("/".join([*told, *([json.dumps(_simplify(one, symbols))] if one else [])]))
+    for one in row.pop("exemplars", None) or []:
+        near = one.pop("similarity", None)
+        parts.append(f"{one.pop('id')}" + ("" if near is None else f":{near:.5f}"))
+    if not str(row.get("id", "")).startswith("query"):
+        row.pop("text", None), row.pop("fields", None)
+    if row:
+        parts.append(json.dumps(_simplify(row, symbols), sort_keys=True))
+    return " ".join(parts)
+
+
+def _simplify(value: object, symbols: Symbols) -> object:
+    if isinstance(value, Mapping):
+        kept = {key: item for key, item in value.items() if key not in _DROPPED}
+        return {
+            key: " ".join(sorted(item)) if key in _KEYS_ONLY and isinstance(item, Mapping)
+            else _simplify(item, symbols)
+            for key, item in kept.items()
+            if not (key in _KEYS_ONLY and not isinstance(item, Mapping))
+        }
+    if isinstance(value, list | tuple):
+        return [_simplify(item, symbols) for item in value]
+    if isinstance(value, str):
+        return _masked(symbols.put_in(value))
+    return _rounded(value)
+
+
+def _rounded(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+
+
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _masked(text: str) -> str:
+    for pattern, name in _VOLATILE:
+        text = pattern.sub(name, text)
+    return text
+
+
+def _lines(text: str, symbols: Symbols) -> list[object]:
+    rows = []
+    for line in text.rstrip("\n").splitlines():
+        is_json = line.startswith("{") and line.endswith("}")
+        rows.append(
+            _row(json.loads(line), symbols) if is_json else _masked(symbols.put_in(line.rstrip()))
+        )
+    return rows
+
+
+def _first_words(err: str) -> str:
+    last = err.strip().splitlines()[-1]
+    return _masked(" ".join(last.removeprefix("pgra: ").split()[:7]))
+
+
+def differences(expected: object, actual: object, path: str = "") -> Iterator[str]:
+    """Say where two records differ, each place with both values, the first one first."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in [*expected, *(key for key in actual if key not in expected)]:
+            here = f"{path} / {key}" if path else str(key)
+            if key not in actual:
+                yield f"{here}: expected {_short(expected[key])}, it is not there"
+            elif key not in expected:
+                yield f"{here}: not expected, it is {_short(actual[key])}"
+            else:
+                yield from differences(expected[key], actual[key], here)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            yield f"{path}: expected {len(expected)} items, there are {len(actual)}"
+        for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
+            yield from differences(one, other, f"{path} / {number}")
+    elif not _is_same(expected, actual):
+        yield f"{path}: expected {_short(expected)}, it is {_short(actual)}"
+
+
+def _is_same(expected: object, actual: object) -> bool:
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, float) and isinstance(actual, float | int):
+        return math.isclose(expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if isinstance(expected, str) and isinstance(actual, str):
+        return _is_same_text(expected, actual)
+    return type(expected) is type(actual) and expected == actual
+
+
+def _is_same_text(expected: str, actual: str) -> bool:
+    """Compare words exactly, and numbers to the last digit that is written of them."""
+    if expected == actual:
+        return True
+    if _NUMBER.sub("<>", expected) != _NUMBER.sub("<>", actual):
+        return False
+    pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(actual), strict=True)
+    return all(
+        math.isclose(float(a), float(b), rel_tol=TOLERANCE, abs_tol=_last_digit(a, b))
+        for a, b in pairs
+    )
+
+
+def _last_digit(*written: str) -> float:
+    decimals = max(len(number.split("e")[0].partition(".")[2]) for number in written)
+    return max(1.01 * 10.0**-decimals, TOLERANCE)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def near_ties(recorded: object) -> Iterator[str]:
+    """Find decisions that another processor may turn, so that other data can be chosen."""
+    for path, value in _leaves(recorded):
+        for line in value if isinstance(value, list) else []:
+            scores = sorted(map(float, re.findall(r"=(\d\.\d{5})\b", str(line))))
+            if len(scores) > 1 and scores[-1] - scores[-2] < 1e-3:
+                yield f"{path}: {line}"
+            found = [float(x) for x in re.findall(r"\d@\S*?/(-?\d+\.\d+)(?= |$)", str(line))]
+            if any(abs(a - b) < 1e-4 for a, b in zip(found, found[1:], strict=False)):
+                yield f"{path}: {line}"
+
+
+def expected_path(group: str) -> Path:
+    return HERE / f"{group}.json"
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def write(value: object, path: Path) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    path.write_text(f"{text}\n")
+
+

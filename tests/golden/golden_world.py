@@ -1,0 +1,185 @@
+"""The tiny models and files that the scenarios name, and what is asked of the public Python API."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, write_jsonl
+
+GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
+THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
+TASK = """
+inputs: [premise, claim]
+labels: ["no", maybe, "yes"]
+prompt: "Premise: {premise}\\nClaim: {claim}\\nDoes it follow?"
+reader_template: "{premise} So, <extra_id_0> , {claim}"
+verbalizer: {"no": terrible, maybe: film, "yes": great}
+metric: macro_f1
+"""
+BASE = """
+title: A small grid
+about: it is small
+base:
+  task: sst2
+  train_file: train.jsonl
+  test_file: test.jsonl
+  corpus: corpus.txt
+  encoder: m/bert
+  lm: m/gpt2
+  num_candidates: 6
+  num_exemplars: 2
+  model_name_or_path: m/t5
+  device: cpu
+  max_steps: 2
+  eval_strategy: "no"
+  save_strategy: "no"
+  load_best_model_at_end: false
+  per_device_train_batch_size: 4
+  learning_rate: 2.0e-2
+seeds: [0, 1]
+"""
+GRIDS = {
+    "axes": """
+labels: {num_evidence: d, similarity: ""}
+baseline: {num_evidence: 1, similarity: dot}
+grid: {num_evidence: [1, 2], similarity: [dot, cosine]}
+""",
+    "points": """
+baseline: {system: plain}
+points:
+  - {name: T5, system: plain}
+  - {name: neighbors, system: knn}
+  - {name: BM25, system: fid, retriever: bm25, num_evidence: 2}
+""",
+}
+WORDS = ["fast", "pretty", "brave", "cold"]
+ASKED = {
+    "syn": ("What is like < {} > ?", "when I ask for like, I want a synonym.", "the synonym for {} is {}"),
+    "ant": ("What is unlike < {} > ?", "when I ask for unlike , I want an antonym.", "the antonym for {} is {}"),
+    "defn": ("< {} > means what ?", "when I ask for means what , I want a definition.", "the definition of {} is {}"),
+}
+PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
+
+
+@cache
+def _models() -> Path:
+    """Build each model once a process."""
+    from tiny_models import build_encoder, build_lm, build_t5
+
+    root = Path(tempfile.mkdtemp(prefix="golden-models-"))
+    for kind in LM_KINDS:
+        build_lm(root / kind, kind)
+    build_lm(root / "long", "llama", window=4096)
+    for kind in ENCODER_KINDS:
+        build_encoder(root / kind, kind)
+    build_t5(root / "t5")
+    build_t5(root / "flan", "flan-t5")
+    return root
+
+
+def review(i: int, words: list[str], step: int) -> str:
+    return f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
+
+
+def reviews(start: int, stop: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for i in range(start, stop):
+        rows.append({"text": review(i, GOOD, 1), "label": "positive"})
+        rows.append({"text": review(i, BAD, 3), "label": "negative"})
+    return rows
+
+
+def build(root: Path) -> None:
+    """Write models and files into an empty folder."""
+    shutil.copytree(_models(), root / "m")
+    (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
+    (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
+    write_jsonl(root / "train.jsonl", reviews(0, 20))
+    write_jsonl(root / "test.jsonl", reviews(20, 25))
+    write_jsonl(root / "other.jsonl", reviews(25, 27))
+    (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
+    (root / "pairs.yaml").write_text(TASK)
+    pairs = [
+        {
+            "premise": f"The {GOOD[i % 4]} {THINGS[i % 10]}, number {i}",
+            "claim": f"it is a {THINGS[i * 7 % 10]}",
+            "label": ["no", "maybe", "yes"][i % 3],
+        }
+        for i in range(36)
+    ]
+    write_jsonl(root / "pairs.jsonl", pairs[:30])
+    write_jsonl(root / "pairs-test.jsonl", pairs[30:])
+    for name, text in GRIDS.items():
+        (root / f"{name}.yaml").write_text(BASE + text)
+    asked = [
+        {"question": f"where is the town hall of {place}?", "answers": [place, f"The {place}"]}
+        for place in PLACES
+    ]
+    write_jsonl(root / "pool.jsonl", asked)
+    write_jsonl(
+        root / "asked.jsonl",
+        [{"question": f"where stands the {place} town hall?", "answers": [place]} for place in PLACES[:3]],
+    )
+    steps = [
+        {
+            "type": kind,
+            "word": word,
+            "question": question.format(word),
+            "feedback": feedback,
+            "expected_answer": answer.format(word, "x"),
+        }
+        for word in WORDS
+        for kind, (question, feedback, answer) in ASKED.items()
+    ]
+    write_jsonl(root / "stream.jsonl", steps)
+    write_jsonl(root / "feedback.jsonl", [{k: s[k] for k in ("type", "question", "feedback")} for s in steps])
+    write_jsonl(
+        root / "words.jsonl",
+        [
+            {"type": kind, "word": f"{word}er", "answer": "x"}
+            for kind in ("syn", "ant", "hom", "defn", "sent")
+            for word in WORDS
+        ],
+    )
+    (root / "half.yaml").write_text("num_evidence: 1\nlearning_rate: 0.5\n")
+    (root / "broken.yaml").write_text("num_evidence: [1\n")
+    (root / "unlabelled.jsonl").write_text(json.dumps({"text": "no label here"}) + "\n")
+
+
+def _states(kind: str) -> dict[str, object]:
+    """Give the states h(x) of a few texts under a prompt, and under two prefixes."""
+    import pgra
+
+    task = pgra.load_task("sst2")
+    files = pgra.DataArguments(task="sst2", train_file="train.jsonl", test_file="test.jsonl")
+    train = pgra.load_splits(task, files).train
+    template = pgra.prompt_template(task)
+    lm = pgra.CausalLM.from_name(f"m/{kind}", device="cpu")
+    told: dict[str, object] = {}
+    for number in (0, 2, 4):
+        prompt = pgra.build_prompt(template, train, task.prompt_words, num_exemplars=number)
+        states = pgra.PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
+        told[f"{number} exemplars"] = [
+            " ".join(f"{x:.4f}" for x in [*row[:6].tolist(), row.norm().item()]) for row in states
+        ]
+    return told
+
+
+def _reader() -> dict[str, object]:
+    """Ask a trained reader's folder alone."""
+    import pgra
+
+    reader = pgra.Reader.load(Path("runs/pgra/reader"))
+    texts = ["A warm film by the sea.", "The dull end of a family."]
+    found = reader.predict(texts, [[SENTENCES[0], SENTENCES[1]], [SENTENCES[2]]])
+    return {one.example_id: [one.label, *map(float, one.scores.values())] for one in found}
+
+
+API: dict[str, Callable[[], dict[str, object]]] = {
+    **{f"states {kind}": (lambda kind=kind: _states(kind)) for kind in LM_KINDS},
+    "reader": _reader,
+}
+"""What is asked of `pgra/__init__.py`'s names, by the name that a scenario gives it."""
