@@ -22,16 +22,28 @@ FINGERPRINTS = HERE / "fingerprints.json"
 TOLERANCE = 1e-4
 """Relative or absolute: the last digits of another processor differ."""
 
-_HASH = re.compile(r"(?<![0-9a-zA-Z])(?:[0-9a-f]{64}|[0-9a-f]{32}|[0-9a-f]{16}|[0-9a-f]{12})(?![0-9a-zA-Z])")
+_HASH = re.compile(
+    "(?<![0-9a-zA-Z])(?:" + "|".join(f"[0-9a-f]{{{n}}}" for n in (64, 32, 16, 12)) + ")(?![0-9a-zA-Z])"
+)
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
-_VOLATILE = [  # what a clock, a disk or a processor says
+_UNITS = {
+    "<time>": "s|ms|min|h|minutes|seconds",
+    "<speed>": r"\w*FLOP/s|\w+/s( in one call)?",
+    "<size>": "bytes|B|kB|MB|GB|KiB|MiB|GiB",
+}
+_VOLATILE = [  # what a clock, a disk, a processor or an installation says
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( ?UTC|Z|[+-]\d\d:\d\d)?"), "<when>"),
-    (re.compile(r"\b\d[\d.,]* (s|min|h|ms|GFLOP/s|TFLOP/s|texts/s|tokens/s|minutes|seconds)\b"), "<time>"),
-    (re.compile(r"\b\d[\d.,]* (bytes|B|kB|KB|MB|GB|KiB|MiB|GiB)\b"), "<size>"),
+    *((re.compile(rf"\b\d[\d.,]* ({units})(?!\w)"), name) for name, units in _UNITS.items()),
     (re.compile(r"\b\d+\.\d+\.\d+(\+cpu)?(?![\d.])"), "<version>"),
+    (re.compile(r"(?<=  bytes) +[\d,]+"), " <size>"),
 ]
-_DROPPED = {"git_commit", "commit", "python", "platform", "machine", "time", "when", "created"}
-_KEYS_ONLY = {"seconds", "versions", "arguments.json", "run.json", "pgra.json", "calibration_seconds"}
+_DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"}
+"""Of metrics: what differs each time, and notes, which are shown too."""
+_LIBRARIES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_KEYS = {"arguments.json": 2, "run.json": 1, "pgra.json": 1}
+"""Of these the keys alone, down to so many levels: their values are in the command line."""
+_SHARED = (*_KEYS, "prompt.txt")
+"""Of these, one that is as an earlier one only says so."""
 
 
 @dataclass
@@ -74,8 +86,8 @@ def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None) 
             line = expand(told)
             for old, new in (changed or {}).items():
                 line = line.replace(old, new)
-            if "BUILT" in line:
-                line = line.replace("BUILT", str(min((root / "artifacts/indexes").glob("bert-*"), key=os.path.getmtime).relative_to(root)))
+            if "BUILT" in line:  # the one index that is there
+                line = line.replace("BUILT", next(map(str, Path("artifacts/indexes").glob("bert-*"))))
             before = _stamps(root)
             if line.startswith("python:"):
                 steps[name] = _simplify(golden_world.API[line.removeprefix("python:")](), symbols)
@@ -122,7 +134,7 @@ def _stamps(root: Path) -> dict[Path, tuple[int, int]]:
     found = {}
     for path in root.rglob("*"):
         parts = path.relative_to(root).parts
-        is_ours = parts[0] != "m" and not path.name.endswith(".lock")
+        is_ours = parts[0] != "m" and not path.name.endswith((".lock", "-shm", "-wal"))
         if is_ours and path.is_file() and not any(part.startswith("checkpoint-") for part in parts):
             stat = path.stat()
             found[path.relative_to(root)] = (stat.st_mtime_ns, stat.st_size)
@@ -161,10 +173,6 @@ def _left(root: Path, before: Mapping, symbols: Symbols, texts: dict[str, str]) 
     }
 
 
-_SHARED = ("arguments.json", "run.json", "pgra.json", "prompt.txt", "README.md")
-"""Of these, one that is as an earlier one only says so."""
-
-
 def _fingerprints(metrics: Mapping) -> Iterator[tuple[str, str]]:
     for key, value in sorted(metrics.get("fingerprints", {}).items()):
         yield key, json.dumps(value, sort_keys=True)
@@ -172,23 +180,37 @@ def _fingerprints(metrics: Mapping) -> Iterator[tuple[str, str]]:
 
 def _content(path: Path, symbols: Symbols) -> object:
     """Give what a file for people holds; None of all others."""
-    if "artifacts" in path.parts:
+    if "artifacts" in path.parts or path.name in _LIBRARIES or path.name == "README.md":
         return None
+    if path.name in _KEYS:
+        return _key_names(json.loads(path.read_text()), _KEYS[path.name])
     if path.suffix == ".jsonl":
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        return [_row(row, symbols) for row in rows]
-    if path.suffix == ".json" and path.parent.name != "reader":
-        value = json.loads(path.read_text())
-        if path.name in _KEYS_ONLY:
-            return " ".join(sorted(key for key, _ in _leaves(value)))
-        return {k: v for k, v in _leaves(_simplify(value, symbols)) if v not in ([], {}, "")}
-    if path.name == "pgra.json":
-        return " ".join(sorted(key for key, _ in _leaves(json.loads(path.read_text()))))
-    if path.suffix in (".txt", ".csv", ".md", ".tex") and path.name != "README.md":
+        return [_row(json.loads(line), symbols) for line in path.read_text().splitlines()]
+    if path.suffix == ".json":
+        return dict(_leaves(_simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)))
+    if path.suffix in (".txt", ".csv", ".md", ".tex"):
         return _lines(path.read_text(), symbols)
     if path.suffix == ".safetensors":
         return {"norm": _rounded(_norm(path))}
     return None
+
+
+def _key_names(value: Mapping, levels: int) -> str:
+    """Name keys; those of the Trainer differ between versions of its library."""
+    names = []
+    for key, item in sorted(value.items()):
+        goes_on = levels > 1 and isinstance(item, Mapping) and key != "training"
+        names.append(f"{key}({_key_names(item, levels - 1)})" if goes_on else key)
+    return " ".join(names)
+
+
+def _with_symbols(value: object, symbols: Symbols) -> object:
+    """Shorten the fingerprints of a metrics.json to their symbols."""
+    if not isinstance(value, Mapping) or "fingerprints" not in value:
+        return value
+    told = {key: _HASH.findall(text) for key, text in _fingerprints(value)}
+    short = ", ".join(f"{k} {' '.join(map(symbols.of, found))}" for k, found in told.items())
+    return {**value, "fingerprints": short}
 
 
 def _norm(path: Path) -> float:
@@ -198,38 +220,39 @@ def _norm(path: Path) -> float:
 
 
 def _row(row: Mapping, symbols: Symbols) -> object:
-    """Write a line of predictions.jsonl briefly, and of other files as it is."""
+    """Write a line of a jsonl file in one string."""
     if list(row) == ["step", "loss", "learning_rate"]:
         return _rounded(row["loss"])
-    if "prediction" not in row:
-        return _simplify(row, symbols)
     row = dict(row)
-    parts = [str(row.pop("id", "")), f"{row.pop('label', None)}>{row.pop('prediction')}"]
-    parts += [f"{name}={value:.5f}" for name, value in row.pop("scores", {}).items()]
-    for one in row.pop("evidence", None) or []:
-        told = [f"{one.pop('row', None)}@{one.pop('stage1_rank', None)}"]
-        told += [f"{value:.5f}" for key in ("stage1_score", "score") if (value := one.pop(key, None))]
-        one.pop("text", None)
-        parts.append("/".join([*told, *([json.dumps(_simplify(one, symbols))] if one else [])]))
-    for one in row.pop("exemplars", None) or []:
-        near = one.pop("similarity", None)
-        parts.append(f"{one.pop('id')}" + ("" if near is None else f":{near:.5f}"))
-    if not str(row.get("id", "")).startswith("query"):
-        row.pop("text", None), row.pop("fields", None)
-    if row:
-        parts.append(json.dumps(_simplify(row, symbols), sort_keys=True))
+    parts = []
+    if "prediction" in row:
+        parts = [str(row.pop("id", "")), f"{row.pop('label', None)}>{row.pop('prediction')}"]
+        parts += [f"{name}={value:.5f}" for name, value in row.pop("scores", {}).items()]
+        parts += [_evidence(dict(item), symbols) for item in row.pop("evidence", None) or []]
+        for item in row.pop("exemplars", None) or []:
+            near = item.get("similarity")
+            parts.append(f"{item['id']}" + ("" if near is None else f":{near:.5f}"))
+    if parts and parts[0]:  # an example of a file, where its text is
+        for name in ("text", "fields"):
+            row.pop(name, None)
+    rest = {key: value for key, value in row.items() if value not in (0, "", None, [], {})}
+    if rest:
+        parts.append(json.dumps(_simplify(rest, symbols), ensure_ascii=False))
     return " ".join(parts)
+
+
+def _evidence(item: dict[str, object], symbols: Symbols) -> str:
+    told = [f"{item.pop('row', None)}@{item.pop('stage1_rank', None)}"]
+    scores = (item.pop("stage1_score", None), item.pop("score", None))
+    told += [f"{score:.5f}" for score in scores if score is not None]
+    item.pop("text", None)
+    return "/".join([*told, *([json.dumps(_simplify(item, symbols))] if item else [])])
 
 
 def _simplify(value: object, symbols: Symbols) -> object:
     if isinstance(value, Mapping):
-        kept = {key: item for key, item in value.items() if key not in _DROPPED}
-        return {
-            key: " ".join(sorted(item)) if key in _KEYS_ONLY and isinstance(item, Mapping)
-            else _simplify(item, symbols)
-            for key, item in kept.items()
-            if not (key in _KEYS_ONLY and not isinstance(item, Mapping))
-        }
+        kept = ((key, item) for key, item in value.items() if key not in _DROPPED)
+        return {key: _simplify(item, symbols) for key, item in kept}
     if isinstance(value, list | tuple):
         return [_simplify(item, symbols) for item in value]
     if isinstance(value, str):
@@ -252,6 +275,7 @@ def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _masked(text: str) -> str:
+    text = text.replace(f"{Path.cwd()}/", "")
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     return text

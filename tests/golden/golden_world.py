@@ -11,7 +11,15 @@ from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, write_jsonl
 
 GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
 THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
-TASK = """
+REVIEWS = """
+labels: [negative, positive]
+prompt: "Is this a good review?\\n{text}"
+answer: "The answer is"
+reader_template: "{text} It was <extra_id_0> ."
+verbalizer: {negative: sad, positive: good}
+prompt_words: {negative: "no", positive: "yes"}
+"""
+PAIRS = """
 inputs: [premise, claim]
 labels: ["no", maybe, "yes"]
 prompt: "Premise: {premise}\\nClaim: {claim}\\nDoes it follow?"
@@ -23,7 +31,7 @@ BASE = """
 title: A small grid
 about: it is small
 base:
-  task: sst2
+  task: reviews.yaml
   train_file: train.jsonl
   test_file: test.jsonl
   corpus: corpus.txt
@@ -33,12 +41,12 @@ base:
   num_exemplars: 2
   model_name_or_path: m/t5
   device: cpu
-  max_steps: 2
+  max_steps: 3
   eval_strategy: "no"
   save_strategy: "no"
   load_best_model_at_end: false
   per_device_train_batch_size: 4
-  learning_rate: 2.0e-2
+  learning_rate: 5.0e-3
 seeds: [0, 1]
 """
 GRIDS = {
@@ -75,9 +83,23 @@ def _models() -> Path:
     build_lm(root / "long", "llama", window=4096)
     for kind in ENCODER_KINDS:
         build_encoder(root / kind, kind)
-    build_t5(root / "t5")
-    build_t5(root / "flan", "flan-t5")
+    for kind in ("t5", "flan-t5"):
+        _listening(build_t5(root / kind, kind))
     return root
+
+
+def _listening(folder: Path) -> Path:
+    """Give a T5 weights so large that its label depends on what it reads, after few steps too."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(5)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in sorted(weights.items()):
+        if tensor.dim() > 1:
+            weights[name] = torch.randn(tensor.shape, generator=generator) * 0.4
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def review(i: int, words: list[str], step: int) -> str:
@@ -100,8 +122,10 @@ def build(root: Path) -> None:
     write_jsonl(root / "train.jsonl", reviews(0, 20))
     write_jsonl(root / "test.jsonl", reviews(20, 25))
     write_jsonl(root / "other.jsonl", reviews(25, 27))
+    write_jsonl(root / "dev.jsonl", reviews(30, 56))
     (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
-    (root / "pairs.yaml").write_text(TASK)
+    (root / "reviews.yaml").write_text(REVIEWS)
+    (root / "pairs.yaml").write_text(PAIRS)
     pairs = [
         {
             "premise": f"The {GOOD[i % 4]} {THINGS[i % 10]}, number {i}",
@@ -135,6 +159,7 @@ def build(root: Path) -> None:
         for kind, (question, feedback, answer) in ASKED.items()
     ]
     write_jsonl(root / "stream.jsonl", steps)
+    (root / "lexical.yaml").write_text(_family())
     write_jsonl(root / "feedback.jsonl", [{k: s[k] for k in ("type", "question", "feedback")} for s in steps])
     write_jsonl(
         root / "words.jsonl",
@@ -149,12 +174,24 @@ def build(root: Path) -> None:
     (root / "unlabelled.jsonl").write_text(json.dumps({"text": "no label here"}) + "\n")
 
 
+def _family() -> str:
+    """Give the shipped family, but with letters that a tiny LM does write for what is understood."""
+    import yaml
+
+    import pgra
+
+    path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["understood_by"] = {"syn": ["ter"], "ant": ["x"], "hom": ["a"], "defn": ["b"], "sent": ["b"]}
+    return yaml.safe_dump(values, sort_keys=False)
+
+
 def _states(kind: str) -> dict[str, object]:
     """Give the states h(x) of a few texts under a prompt, and under two prefixes."""
     import pgra
 
-    task = pgra.load_task("sst2")
-    files = pgra.DataArguments(task="sst2", train_file="train.jsonl", test_file="test.jsonl")
+    task = pgra.load_task("reviews.yaml")
+    files = pgra.DataArguments(task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl")
     train = pgra.load_splits(task, files).train
     template = pgra.prompt_template(task)
     lm = pgra.CausalLM.from_name(f"m/{kind}", device="cpu")

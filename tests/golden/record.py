@@ -22,8 +22,9 @@ def main(groups: list[str]) -> int:
             recorded = golden.record(group, Path(folder))
         kept[group] = recorded["fingerprints"]
         path = golden.expected_path(group)
-        for line in golden.differences(golden.read(path), recorded["steps"]):
-            sys.stdout.write(f"{group}: {line}\n")
+        before = golden.read(path)
+        for line in golden.differences(before, recorded["steps"]) if before else ():
+            sys.stdout.write(f"{group} / {line}\n")
         for line in golden.near_ties(recorded["steps"]):
             sys.stdout.write(f"{group}: nearly a tie: {line}\n")
         golden.write(recorded["steps"], path)
