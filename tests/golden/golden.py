@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ _DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calib
 _LIBRARIES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _KEYS = {"arguments.json": 2, "run.json": 1, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
+_TEXTS = (".txt", ".csv", ".md", ".tex")
 _SHARED = (*_KEYS, "prompt.txt")
 """Of these, one that is as an earlier one only says so."""
 
@@ -68,13 +69,14 @@ class Symbols:
         return _HASH.sub(lambda match: self.of(match.group()), text)
 
 
-def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None) -> dict:
+def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None, only: Collection[str] = ()) -> dict:
     """Run a group's commands one after the other in a new folder.
 
     Args:
         group: A key of `SCENARIOS`.
         root: An empty folder; the commands run in it, so that all paths are relative.
         changed: Replaces parts of command lines, for the control.
+        only: The steps that are wanted; default: all.
 
     Returns:
         What each left, by its name; under "fingerprints" what the symbols stand for.
@@ -83,6 +85,8 @@ def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None) 
     symbols, texts, steps = Symbols(), {}, {}
     with _in_folder(root):
         for name, told in SCENARIOS[group].items():
+            if only and name not in only:
+                continue
             line = expand(told)
             for old, new in (changed or {}).items():
                 line = line.replace(old, new)
@@ -93,12 +97,16 @@ def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None) 
                 steps[name] = _simplify(golden_world.API[line.removeprefix("python:")](), symbols)
                 continue
             code, out, err = _call(shlex.split(line))
-            step = {"run": told, "code": code, "out": _lines(out, symbols)}
+            shown = _lines(out, symbols)
+            if len(shown) > 9:
+                shown = _once(shown, name, texts)
+            step = {"code": code, "out": shown}
             if code:
                 step["error"] = _first_words(err)
             step |= _left(root, before, symbols, texts)
             steps[name] = {key: value for key, value in step.items() if value not in ([], {})}
-    return {"steps": steps, "fingerprints": symbols.full}
+    short = {name: text[:12] for name, text in symbols.full.items()}
+    return {"steps": steps, "fingerprints": {"models": golden_world.digest(root), **short}}
 
 
 def expand(told: str) -> str:
@@ -147,30 +155,41 @@ def _left(root: Path, before: Mapping, symbols: Symbols, texts: dict[str, str]) 
     new = [path for path in after if after[path] != before.get(path)]
     # by time where only the hash differs: the order of hashes is none
     new.sort(key=lambda path: (_HASH.sub("#", str(path)), after[path]))
-    folders: dict[str, list[str]] = {}
-    contents: dict[str, object] = {}
     for path in (path for path in new if path.name == "metrics.json"):
         for key, value in _fingerprints(json.loads((root / path).read_text())):
             symbols.put_in(f"{key} {value}")
+    contents = {}
     for path in new:
-        name = _HASH.sub("*", path.name)
-        if path.suffix == ".npy":
-            shape = np.load(root / path, mmap_mode="r").shape
-            name += f"[{'x'.join(map(str, shape))}]"
-        folders.setdefault(symbols.put_in(str(path.parent)), []).append(name)
-        value = _content(root / path, symbols)
+        value, shown = _content(root / path, symbols), symbols.put_in(str(path))
         if value is not None:
-            shown = symbols.put_in(str(path))
-            written = json.dumps(value) if path.name in _SHARED else None
-            contents[shown] = f"as {texts[written]}" if written in texts else value
-            if written is not None:
-                texts.setdefault(written, shown)
-    gone = sorted({symbols.put_in(str(path)) for path in before if path not in after})
-    return {
-        "files": {folder: " ".join(sorted(names)) for folder, names in folders.items()},
-        "removed": gone,
-        "contents": contents,
-    }
+            is_long = isinstance(value, list) and len(value) > 9
+            is_shared = path.name in _SHARED or (is_long and path.suffix in _TEXTS)
+            contents[shown] = _once(value, shown, texts) if is_shared else value
+    gone = sorted({symbols.put_in(str(path.parent)) for path in before if path not in after})
+    return {"files": _names(root, new, symbols), "left of": gone, "contents": contents}
+
+
+def _once(value: object, name: str, texts: dict[str, str]) -> object:
+    """Give a text, or the name of the place where it has been told already."""
+    written = json.dumps(value)
+    if written in texts:
+        return f"as {texts[written]}"
+    texts[written] = name
+    return value
+
+
+def _names(root: Path, new: list[Path], symbols: Symbols) -> dict[str, list[str]]:
+    """Give the folders that hold files of these names, and how many rows their arrays have."""
+    folders: dict[Path, list[Path]] = {}
+    for path in new:
+        folders.setdefault(path.parent, []).append(path)
+    told: dict[str, list[str]] = {}
+    for folder, paths in folders.items():
+        arrays = [np.load(root / path, mmap_mode="r") for path in paths if path.suffix == ".npy"]
+        sizes = sorted({"x".join(map(str, array.shape)) for array in arrays})
+        names = " ".join(sorted(_HASH.sub("*", path.name) for path in paths))
+        told.setdefault(names, []).append(" ".join([symbols.put_in(str(folder)), *sizes]))
+    return dict(sorted(told.items()))
 
 
 def _fingerprints(metrics: Mapping) -> Iterator[tuple[str, str]]:
@@ -188,7 +207,7 @@ def _content(path: Path, symbols: Symbols) -> object:
         return [_row(json.loads(line), symbols) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
         return dict(_leaves(_simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)))
-    if path.suffix in (".txt", ".csv", ".md", ".tex"):
+    if path.suffix in _TEXTS:
         return _lines(path.read_text(), symbols)
     if path.suffix == ".safetensors":
         return {"norm": _rounded(_norm(path))}
@@ -227,11 +246,11 @@ def _row(row: Mapping, symbols: Symbols) -> object:
     parts = []
     if "prediction" in row:
         parts = [str(row.pop("id", "")), f"{row.pop('label', None)}>{row.pop('prediction')}"]
-        parts += [f"{name}={value:.5f}" for name, value in row.pop("scores", {}).items()]
+        parts += [f"{name}={value:.4f}" for name, value in row.pop("scores", {}).items()]
         parts += [_evidence(dict(item), symbols) for item in row.pop("evidence", None) or []]
         for item in row.pop("exemplars", None) or []:
             near = item.get("similarity")
-            parts.append(f"{item['id']}" + ("" if near is None else f":{near:.5f}"))
+            parts.append(f"{item['id']}" + ("" if near is None else f":{near:.4f}"))
     if parts and parts[0]:  # an example of a file, where its text is
         for name in ("text", "fields"):
             row.pop(name, None)
@@ -244,7 +263,7 @@ def _row(row: Mapping, symbols: Symbols) -> object:
 def _evidence(item: dict[str, object], symbols: Symbols) -> str:
     told = [f"{item.pop('row', None)}@{item.pop('stage1_rank', None)}"]
     scores = (item.pop("stage1_score", None), item.pop("score", None))
-    told += [f"{score:.5f}" for score in scores if score is not None]
+    told += [f"{score:.4f}" for score in scores if score is not None]
     item.pop("text", None)
     return "/".join([*told, *([json.dumps(_simplify(item, symbols))] if item else [])])
 
@@ -252,7 +271,7 @@ def _evidence(item: dict[str, object], symbols: Symbols) -> str:
 def _simplify(value: object, symbols: Symbols) -> object:
     if isinstance(value, Mapping):
         kept = ((key, item) for key, item in value.items() if key not in _DROPPED)
-        return {key: _simplify(item, symbols) for key, item in kept}
+        return {key: _simplify(item, symbols) for key, item in kept if item is not None}
     if isinstance(value, list | tuple):
         return [_simplify(item, symbols) for item in value]
     if isinstance(value, str):
@@ -353,8 +372,8 @@ def near_ties(recorded: object) -> Iterator[str]:
     """Find decisions that another processor may turn, so that other data can be chosen."""
     for path, value in _leaves(recorded):
         for line in value if isinstance(value, list) else []:
-            scores = sorted(map(float, re.findall(r"=(\d\.\d{5})\b", str(line))))
-            if len(scores) > 1 and scores[-1] - scores[-2] < 1e-3:
+            scores = sorted(map(float, re.findall(r"=(\d\.\d{4})\b", str(line))))
+            if len(scores) > 1 and 0 < scores[-1] < scores[-2] + 1e-3:
                 yield f"{path}: {line}"
             found = [float(x) for x in re.findall(r"\d@\S*?/(-?\d+\.\d+)(?= |$)", str(line))]
             if any(abs(a - b) < 1e-4 for a, b in zip(found, found[1:], strict=False)):

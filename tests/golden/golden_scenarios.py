@@ -12,7 +12,7 @@ SHORT = {
     "--learning_rate 5e-3 --seed 1 --device cpu",
     "two": "--num_evidence 2",
     "all": "{data} {dense} {lm} {two} {reads}",
-    "rerank": 'rerank "A warm film." {data} {dense} --num_evidence 6 --num_shown 6',
+    "rerank": 'rerank "A warm film." {data} {dense} --num_evidence 6 --num_shown 4',
     "icl": "icl {data} --lm m/gpt2 --encoder m/bert --num_exemplars 3 --device cpu",
     "ask": "icl --task webquestions --train_file pool.jsonl --test_file asked.jsonl --lm m/gpt2 "
     "--encoder bm25 --num_exemplars 2 --device cpu",
@@ -52,7 +52,7 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "profile paper": "train {data} {dense} {lm} {two} {reads} --profile paper --output_dir runs/paper",
         "profile pgra": "train {data} {dense} {lm} {reads} --profile pgra {two} --output_dir runs/default",
         "yaml beneath": "train {data} {dense} {lm} {reads} --config half.yaml --output_dir runs/yaml",
-        "calibrated": "train {all} --validation_file dev.jsonl --output_dir runs/calibrated",
+        "calibrated": "train {all} --validation_file dev.jsonl --seed 3 --output_dir runs/calibrated",
         "shipped task": "train {data} {dense} {lm} --task sst2 --seed 1 --system icl --output_dir runs/sst2",
         "flan": "train {all} --model_name_or_path m/flan-t5 --max_segment_tokens 24 --output_dir runs/flan",
         "bank full": "train {all} --bank full --output_dir runs/full",
@@ -138,8 +138,8 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "list imported": "memory list --memory other.sqlite",
         "gate": "memory gate --family lexical.yaml --stream stream.jsonl",
         "gate encoder": "memory gate --family lexical.yaml --stream stream.jsonl --lookup encoder --encoder m/bert --device cpu",
-        "stream": "{stream} --output_dir runs/stream",
-        "stream again": "{stream} --output_dir runs/stream",
+        "stream": "{stream} --clarification_probabilities 1 --output_dir runs/stream",
+        "stream again": "{stream} --clarification_probabilities 1 --output_dir runs/stream",
         "stream encoder": "{stream} --systems mem --lookup encoder --encoder m/bert --threshold 0.5 "
         "--num_steps 6 --seeds 3 --shuffle --output_dir runs/encoder",
         "train similarity": "memory train-similarity feedback.jsonl --encoder m/bert --width 8 "
@@ -210,3 +210,6 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "endpoint without a key": "icl {data} --lm openai:x --base_url ftp://x",
     },
 }
+
+SLOW = ("options", "runs")
+"""Groups that train many readers."""

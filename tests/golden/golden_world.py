@@ -1,5 +1,6 @@
 """The tiny models and files that the scenarios name, and what is asked of the public Python API."""
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -51,9 +52,9 @@ seeds: [0, 1]
 """
 GRIDS = {
     "axes": """
-labels: {num_evidence: d, similarity: ""}
-baseline: {num_evidence: 1, similarity: dot}
-grid: {num_evidence: [1, 2], similarity: [dot, cosine]}
+labels: {num_evidence: d}
+baseline: {num_evidence: 1}
+grid: {num_evidence: [1, 2]}
 """,
     "points": """
 baseline: {system: plain}
@@ -102,6 +103,15 @@ def _listening(folder: Path) -> Path:
     return folder
 
 
+def digest(root: Path) -> str:
+    """Say which models these are: fingerprints of runs can be compared only where they are alike."""
+    found = hashlib.sha256()
+    for path in sorted((root / "m").glob("*/*")):
+        if path.parent.name != "home":
+            found.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
 def review(i: int, words: list[str], step: int) -> str:
     return f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
 
@@ -120,7 +130,7 @@ def build(root: Path) -> None:
     (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
     write_jsonl(root / "train.jsonl", reviews(0, 20))
-    write_jsonl(root / "test.jsonl", reviews(20, 25))
+    write_jsonl(root / "test.jsonl", reviews(20, 24))
     write_jsonl(root / "other.jsonl", reviews(25, 27))
     write_jsonl(root / "dev.jsonl", reviews(30, 56))
     (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
@@ -182,7 +192,7 @@ def _family() -> str:
 
     path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
     values = yaml.safe_load(path.read_text())
-    values["understood_by"] = {"syn": ["ter"], "ant": ["x"], "hom": ["a"], "defn": ["b"], "sent": ["b"]}
+    values["understood_by"] = {"syn": ["ter"], "ant": ["q"], "hom": ["a"], "defn": ["q"], "sent": ["b"]}
     return yaml.safe_dump(values, sort_keys=False)
 
 
