@@ -39,8 +39,8 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
 ]
 _DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"}
 """Of metrics: what differs each time, and notes, which are shown too."""
-_LIBRARIES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-_KEYS = {"arguments.json": 2, "run.json": 1, "pgra.json": 1}
+_NAME_ONLY = ("run.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_KEYS = {"arguments.json": 2, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
 _TEXTS = (".txt", ".csv", ".md", ".tex")
 _SHARED = (*_KEYS, "prompt.txt")
@@ -199,7 +199,7 @@ def _fingerprints(metrics: Mapping) -> Iterator[tuple[str, str]]:
 
 def _content(path: Path, symbols: Symbols) -> object:
     """Give what a file for people holds; None of all others."""
-    if "artifacts" in path.parts or path.name in _LIBRARIES or path.name == "README.md":
+    if "artifacts" in path.parts or path.name in _NAME_ONLY or path.name == "README.md":
         return None
     if path.name in _KEYS:
         return _key_names(json.loads(path.read_text()), _KEYS[path.name])
