@@ -35,10 +35,12 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?( ?UTC|Z|[+-]\d\d:\d\d)?"), "<when>"),
     *((re.compile(rf"\b\d[\d.,]* ({units})(?!\w)"), name) for name, units in _UNITS.items()),
     (re.compile(r"\b\d+\.\d+\.\d+(\+cpu)?(?![\d.])"), "<version>"),
-    (re.compile(r"(?<=  bytes) +[\d,]+"), " <size>"),
+    (re.compile(r"(?<=  bytes) +[\d,]+|(?<=  index) +[\d.]+ KB(?=  on disk)"), " <size>"),
 ]
 _DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"}
 """Of metrics: what differs each time, and notes, which are shown too."""
+_MANIFESTS = ("first.index_bytes", "sizes.index")
+"""Of a plan: files that hold how long something took."""
 _NAME_ONLY = ("run.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _KEYS = {"arguments.json": 2, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
@@ -56,17 +58,19 @@ class Symbols:
     """
 
     names: dict[str, str] = field(default_factory=dict)
-    full: dict[str, str] = field(default_factory=dict)
+    lasting: set[str] = field(default_factory=set)
 
     def of(self, text: str) -> str:
-        key = text[:12]
-        name = self.names.setdefault(key, f"#{len(self.names) + 1}")
-        if len(text) > len(self.full.get(name, "")):
-            self.full[name] = text
-        return name
+        return self.names.setdefault(text[:12], f"#{len(self.names) + 1}")
 
-    def put_in(self, text: str) -> str:
+    def put_in(self, text: str, *, lasts: bool = False) -> str:
+        """Put symbols for fingerprints; those that last hold no time and no commit."""
+        if lasts:
+            self.lasting |= {match.group()[:12] for match in _HASH.finditer(text)}
         return _HASH.sub(lambda match: self.of(match.group()), text)
+
+    def values(self) -> dict[str, str]:
+        return {name: text for text, name in self.names.items() if text in self.lasting}
 
 
 def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None, only: Collection[str] = ()) -> dict:
@@ -105,8 +109,8 @@ def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None, 
                 step["error"] = _first_words(err)
             step |= _left(root, before, symbols, texts)
             steps[name] = {key: value for key, value in step.items() if value not in ([], {})}
-    short = {name: text[:12] for name, text in symbols.full.items()}
-    return {"steps": steps, "fingerprints": {"models": golden_world.digest(root), **short}}
+    found = {"models": golden_world.digest(root), **symbols.values()}
+    return {"steps": steps, "fingerprints": found}
 
 
 def expand(told: str) -> str:
@@ -157,10 +161,11 @@ def _left(root: Path, before: Mapping, symbols: Symbols, texts: dict[str, str]) 
     new.sort(key=lambda path: (_HASH.sub("#", str(path)), after[path]))
     for path in (path for path in new if path.name == "metrics.json"):
         for key, value in _fingerprints(json.loads((root / path).read_text())):
-            symbols.put_in(f"{key} {value}")
+            symbols.put_in(f"{key} {value}", lasts=True)
     contents = {}
     for path in new:
-        value, shown = _content(root / path, symbols), symbols.put_in(str(path))
+        value = _content(root / path, symbols)
+        shown = symbols.put_in(str(path), lasts=path.parts[0] == "artifacts")
         if value is not None:
             is_long = isinstance(value, list) and len(value) > 9
             is_shared = path.name in _SHARED or (is_long and path.suffix in _TEXTS)
@@ -206,7 +211,8 @@ def _content(path: Path, symbols: Symbols) -> object:
     if path.suffix == ".jsonl":
         return [_row(json.loads(line), symbols) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
-        return dict(_leaves(_simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)))
+        value = _simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)
+        return {key: item for key, item in _leaves(value) if key not in _MANIFESTS}
     if path.suffix in _TEXTS:
         return _lines(path.read_text(), symbols)
     if path.suffix == ".safetensors":

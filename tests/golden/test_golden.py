@@ -30,8 +30,8 @@ def test_another_seed_and_another_similarity_are_noticed(tmp_path):
     recorded = golden.record("rerank", tmp_path, changed=changed, only=kept)["steps"]
     expected = {name: golden.read(golden.expected_path("rerank"))[name] for name in kept}
     told = list(golden.differences(expected, recorded))
-    assert told[0].startswith("similarity cosine / out / ")
-    assert any(line.startswith("other exemplar seed / out / ") for line in told)
+    assert told[0].startswith("similarity cosine / out")
+    assert any(line.startswith("other exemplar seed / out") for line in told)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_another_seed_and_another_similarity_are_noticed(tmp_path):
     [
         (("pgra", "contents", "runs/pgra/losses.jsonl", 1), lambda x: x * 1.001),
         (("pgra", "contents", "runs/pgra/metrics.json", "value"), lambda x: x + 0.01),
-        (("pgra", "contents", "runs/pgra/predictions.jsonl", 0), lambda x: x.replace("@1/", "@2/")),
+        (("pgra", "contents", "runs/pgra/predictions.jsonl", 0), lambda x: x.replace("@", "@1")),
         (("pgra", "code"), lambda x: x + 1),
         (("pgra", "out", 0), lambda x: x.replace("test", "dev")),
     ],
