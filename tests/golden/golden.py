@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import golden_world
 import numpy as np
+import pytest
 from golden_scenarios import SCENARIOS, SHORT
 
 from pgra.cli import main
@@ -129,16 +129,11 @@ def _call(argv: list[str]) -> tuple[int, str, str]:
 
 @contextlib.contextmanager
 def _in_folder(root: Path) -> Iterator[None]:
-    old, home = Path.cwd(), os.environ.get("PGRA_HOME")
-    os.chdir(root)
-    os.environ["PGRA_HOME"] = str(root / "m" / "home")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("PGRA_HOME", str(root / "m" / "home"))
+        patch.setenv("COLUMNS", "180")  # tables are as wide as the terminal
         yield
-    finally:
-        os.chdir(old)
-        os.environ.pop("PGRA_HOME")
-        if home is not None:
-            os.environ["PGRA_HOME"] = home
 
 
 def _stamps(root: Path) -> dict[Path, tuple[int, int]]:
