@@ -23,7 +23,9 @@ TOLERANCE = 1e-4
 """Relative or absolute: the last digits of another processor differ."""
 
 _HASH = re.compile(
-    "(?<![0-9a-zA-Z])(?:" + "|".join(f"[0-9a-f]{{{n}}}" for n in (64, 32, 16, 12)) + ")(?![0-9a-zA-Z])"
+    "(?<![0-9a-zA-Z])(?:"
+    + "|".join(f"[0-9a-f]{{{n}}}" for n in (64, 32, 16, 12))
+    + ")(?![0-9a-zA-Z])"
 )
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
 _UNITS = {
@@ -41,7 +43,13 @@ _DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calib
 """Of metrics: what differs each time, and notes, which are shown too."""
 _MANIFESTS = ("first.index_bytes", "sizes.index")
 """Of a plan: files that hold how long something took."""
-_NAME_ONLY = ("run.json", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_NAME_ONLY = (
+    "run.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 _KEYS = {"arguments.json": 2, "pgra.json": 1}
 """Of these the keys alone, down to so many levels: their values are in the command line."""
 _TEXTS = (".txt", ".csv", ".md", ".tex")
@@ -73,7 +81,9 @@ class Symbols:
         return {name: text for text, name in self.names.items() if text in self.lasting}
 
 
-def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None, only: Collection[str] = ()) -> dict:
+def record(
+    group: str, root: Path, *, changed: Mapping[str, str] | None = None, only: Collection[str] = ()
+) -> dict:
     """Run a group's commands one after the other in a new folder.
 
     Args:
@@ -95,7 +105,9 @@ def record(group: str, root: Path, *, changed: Mapping[str, str] | None = None, 
             for old, new in (changed or {}).items():
                 line = line.replace(old, new)
             if "BUILT" in line:  # the one index that is there
-                line = line.replace("BUILT", next(map(str, Path("artifacts/indexes").glob("bert-*"))))
+                line = line.replace(
+                    "BUILT", next(map(str, Path("artifacts/indexes").glob("bert-*")))
+                )
             before = _stamps(root)
             if line.startswith("python:"):
                 steps[name] = _simplify(golden_world.API[line.removeprefix("python:")](), symbols)
@@ -236,7 +248,9 @@ def _with_symbols(value: object, symbols: Symbols) -> object:
 def _norm(path: Path) -> float:
     from safetensors.numpy import load_file
 
-    return math.sqrt(sum(float((array.astype("f8") ** 2).sum()) for array in load_file(path).values()))
+    return math.sqrt(
+        sum(float((array.astype("f8") ** 2).sum()) for array in load_file(path).values())
+    )
 
 
 def _row(row: Mapping, symbols: Symbols) -> object:
@@ -392,5 +406,3 @@ def read(path: Path) -> dict:
 def write(value: object, path: Path) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False)
     path.write_text(f"{text}\n")
-
-

@@ -9,7 +9,7 @@ SHORT = {
     "dense": "--corpus corpus.txt --encoder m/bert --num_candidates 6 --device cpu",
     "lm": "--lm m/gpt2 --num_exemplars 4",
     "reads": "--model_name_or_path m/t5 --max_steps 4 --eval_steps 2 --per_device_train_batch_size 4 "
-    "--learning_rate 5e-3 --seed 1 --device cpu",
+    "--learning_rate 1e-2 --adam_epsilon 1 --seed 1 --device cpu",
     "two": "--num_evidence 2",
     "all": "{data} {dense} {lm} {two} {reads}",
     "rerank": 'rerank "A warm film." {data} {dense} --num_evidence 6 --num_shown 4',
@@ -59,18 +59,30 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "attention": "train {all} --evidence_attention --output_dir runs/attention",
     },
     "rerank": {
-        **{f"states {kind}": f"python:states {kind}" for kind in ("gpt2", "llama", "opt", "opt-350m", "qwen2")},
-        **{f"LM {kind}": f"{{rerank}} --lm m/{kind} --num_exemplars 2" for kind in ("llama", "opt", "qwen2")},
+        **{
+            f"states {kind}": f"python:states {kind}"
+            for kind in ("gpt2", "llama", "opt", "opt-350m", "qwen2")
+        },
+        **{
+            f"LM {kind}": f"{{rerank}} --lm m/{kind} --num_exemplars 2"
+            for kind in ("llama", "opt", "qwen2")
+        },
         **{
             f"similarity {name}": f"{{rerank}} {{lm}} --similarity {name}"
             for name in ("dot", "cosine", "whitened", "whitened_cosine", "label_words")
         },
-        **{f"exemplars {name}": f"{{rerank}} {{lm}} --exemplars {name}" for name in ("random", "official", "knn")},
+        **{
+            f"exemplars {name}": f"{{rerank}} {{lm}} --exemplars {name}"
+            for name in ("random", "official", "knn")
+        },
         "two prefixes": "{rerank} {lm} --num_prefixes 2",
         "other exemplar seed": "{rerank} {lm} --exemplar_seed 1",
         "no exemplars": "{rerank} --lm m/gpt2 --num_exemplars 0",
         "prefix not shared": "{rerank} {lm} --prefix_sharing none",
-        **{f"retriever {name}": f"{{rerank}} {{lm}} --retriever {name}" for name in ("bm25", "hybrid", "random")},
+        **{
+            f"retriever {name}": f"{{rerank}} {{lm}} --retriever {name}"
+            for name in ("bm25", "hybrid", "random")
+        },
         "retriever exhaustive": "{rerank} {lm} --retriever exhaustive",
         "roberta": "{rerank} {lm} --encoder m/roberta --pooling cls --no_normalize",
         "plan": "plan {data} {dense} {lm} {two} --calibration_seconds 0 --json plan.json",
@@ -80,7 +92,7 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "again": "index --corpus corpus.txt --encoder m/bert --shard_rows 5 --device cpu",
         "info": "index info --corpus corpus.txt --encoder m/bert --device cpu",
         "verify": "index verify --corpus corpus.txt --encoder m/bert --device cpu",
-        "search": 'index search --corpus corpus.txt --encoder m/bert --device cpu --num_candidates 3 '
+        "search": "index search --corpus corpus.txt --encoder m/bert --device cpu --num_candidates 3 "
         '--text "a warm film" "the sea"',
         "add": "index add --index_dir BUILT --corpus more.txt --device cpu",
         "remove": "index remove --index_dir BUILT --rows 3 5",
@@ -165,7 +177,7 @@ SCENARIOS: dict[str, dict[str, str]] = {
         "labels": "memory labels {run} --seeds 0 --output labels.jsonl --device cpu",
         "reader": "python:reader",
         "seeds": "train {all} --seeds 0 1 --output_dir runs/seeds",
-        "search": "train {all} --search grid --search_learning_rates 1e-3 2e-2 --search_batch_sizes 4 "
+        "search": "train {all} --search grid --search_learning_rates 1e-3 1e-2 --search_batch_sizes 4 "
         "--output_dir runs/search",
         "consistency": "consistency --runs runs/pgra runs/plain --output_dir consistency --no_plots --device cpu",
         "grid": "ablate axes.yaml --output_dir runs/axes",

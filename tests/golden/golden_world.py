@@ -47,7 +47,8 @@ base:
   save_strategy: "no"
   load_best_model_at_end: false
   per_device_train_batch_size: 4
-  learning_rate: 5.0e-3
+  learning_rate: 1.0e-2
+  adam_epsilon: 1.0
 seeds: [0, 1]
 """
 GRIDS = {
@@ -66,9 +67,21 @@ points:
 }
 WORDS = ["fast", "pretty", "brave", "cold"]
 ASKED = {
-    "syn": ("What is like < {} > ?", "when I ask for like, I want a synonym.", "the synonym for {} is {}"),
-    "ant": ("What is unlike < {} > ?", "when I ask for unlike , I want an antonym.", "the antonym for {} is {}"),
-    "defn": ("< {} > means what ?", "when I ask for means what , I want a definition.", "the definition of {} is {}"),
+    "syn": (
+        "What is like < {} > ?",
+        "when I ask for like, I want a synonym.",
+        "the synonym for {} is {}",
+    ),
+    "ant": (
+        "What is unlike < {} > ?",
+        "when I ask for unlike , I want an antonym.",
+        "the antonym for {} is {}",
+    ),
+    "defn": (
+        "< {} > means what ?",
+        "when I ask for means what , I want a definition.",
+        "the definition of {} is {}",
+    ),
 }
 PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
 
@@ -98,7 +111,7 @@ def _listening(folder: Path) -> Path:
     weights = load_file(folder / "model.safetensors")
     for name, tensor in sorted(weights.items()):
         if tensor.dim() > 1:
-            weights[name] = torch.randn(tensor.shape, generator=generator) * 0.4
+            weights[name] = torch.randn(tensor.shape, generator=generator) * 0.35
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -155,7 +168,10 @@ def build(root: Path) -> None:
     write_jsonl(root / "pool.jsonl", asked)
     write_jsonl(
         root / "asked.jsonl",
-        [{"question": f"where stands the {place} town hall?", "answers": [place]} for place in PLACES[:3]],
+        [
+            {"question": f"where stands the {place} town hall?", "answers": [place]}
+            for place in PLACES[:3]
+        ],
     )
     steps = [
         {
@@ -170,7 +186,10 @@ def build(root: Path) -> None:
     ]
     write_jsonl(root / "stream.jsonl", steps)
     (root / "lexical.yaml").write_text(_family())
-    write_jsonl(root / "feedback.jsonl", [{k: s[k] for k in ("type", "question", "feedback")} for s in steps])
+    write_jsonl(
+        root / "feedback.jsonl",
+        [{k: s[k] for k in ("type", "question", "feedback")} for s in steps],
+    )
     write_jsonl(
         root / "words.jsonl",
         [
@@ -192,7 +211,13 @@ def _family() -> str:
 
     path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
     values = yaml.safe_load(path.read_text())
-    values["understood_by"] = {"syn": ["ter"], "ant": ["q"], "hom": ["a"], "defn": ["q"], "sent": ["b"]}
+    values["understood_by"] = {
+        "syn": ["ter"],
+        "ant": ["q"],
+        "hom": ["a"],
+        "defn": ["q"],
+        "sent": ["b"],
+    }
     return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -201,7 +226,9 @@ def _states(kind: str) -> dict[str, object]:
     import pgra
 
     task = pgra.load_task("reviews.yaml")
-    files = pgra.DataArguments(task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl")
+    files = pgra.DataArguments(
+        task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl"
+    )
     train = pgra.load_splits(task, files).train
     template = pgra.prompt_template(task)
     lm = pgra.CausalLM.from_name(f"m/{kind}", device="cpu")
