@@ -43,12 +43,9 @@ def code_lines(source: str) -> set[int]:
         if token.type not in _SPACE:
             found.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for item in body if isinstance(body, list) else []:
-            # a docstring, or a string below a name that it explains
-            if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant):
-                if isinstance(item.value.value, str):
-                    found -= set(range(item.lineno, (item.end_lineno or item.lineno) + 1))
+        # a docstring, or a string below a name that it explains
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            found -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return found
 
 

@@ -13,21 +13,23 @@ from pathlib import Path
 import golden_world
 import numpy as np
 import pytest
-from golden_scenarios import SCENARIOS, SHORT
+import yaml
+from golden_compare import leaves
 
 from pgra.cli import main
 
 HERE = Path(__file__).parent
 FINGERPRINTS = HERE / "fingerprints.json"
-TOLERANCE = 1e-4
-"""Relative or absolute: the last digits of another processor differ."""
+_TOLD = yaml.safe_load((HERE / "scenarios.yaml").read_text())
+SLOW: list[str] = _TOLD["slow"]
+SCENARIOS: dict[str, dict[str, str]] = _TOLD["groups"]
+_SHORT: dict[str, str] = _TOLD["short"]
 
 _HASH = re.compile(
     "(?<![0-9a-zA-Z])(?:"
     + "|".join(f"[0-9a-f]{{{n}}}" for n in (64, 32, 16, 12))
     + ")(?![0-9a-zA-Z])"
 )
-_NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
 _UNITS = {
     "<time>": "s|ms|min|h|minutes|seconds",
     "<speed>": r"\w*FLOP/s|\w+/s( in one call)?",
@@ -104,10 +106,9 @@ def record(
             line = expand(told)
             for old, new in (changed or {}).items():
                 line = line.replace(old, new)
-            if "BUILT" in line:  # the one index that is there
-                line = line.replace(
-                    "BUILT", next(map(str, Path("artifacts/indexes").glob("bert-*")))
-                )
+            if "$built" in line:
+                (built,) = Path("artifacts/indexes").glob("bert-*")
+                line = line.replace("$built", str(built))
             before = _stamps(root)
             if line.startswith("python:"):
                 steps[name] = _simplify(golden_world.API[line.removeprefix("python:")](), symbols)
@@ -127,7 +128,7 @@ def record(
 
 def expand(told: str) -> str:
     """Write out the abbreviations of a scenario's line."""
-    while (line := re.sub(r"\{(\w+)\}", lambda match: SHORT[match.group(1)], told)) != told:
+    while (line := re.sub(r"\$(\w+)", lambda match: _SHORT.get(match[1], match[0]), told)) != told:
         told = line
     return line
 
@@ -219,7 +220,7 @@ def _content(path: Path, symbols: Symbols) -> object:
         return [_row(json.loads(line), symbols) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
         value = _simplify(_with_symbols(json.loads(path.read_text()), symbols), symbols)
-        return {key: item for key, item in _leaves(value) if key not in _MANIFESTS}
+        return {key: item for key, item in leaves(value) if key not in _MANIFESTS}
     if path.suffix in _TEXTS:
         return _lines(path.read_text(), symbols)
     if path.suffix == ".safetensors":
@@ -300,14 +301,6 @@ def _rounded(value: object) -> object:
     return float(f"{value:.6g}") if math.isfinite(value) else str(value)
 
 
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
-
-
 def _masked(text: str) -> str:
     text = text.replace(f"{Path.cwd()}/", "")
     for pattern, name in _VOLATILE:
@@ -328,71 +321,6 @@ def _lines(text: str, symbols: Symbols) -> list[object]:
 def _first_words(err: str) -> str:
     last = err.strip().splitlines()[-1]
     return _masked(" ".join(last.removeprefix("pgra: ").split()[:7]))
-
-
-def differences(expected: object, actual: object, path: str = "") -> Iterator[str]:
-    """Say where two records differ, each place with both values, the first one first."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for key in [*expected, *(key for key in actual if key not in expected)]:
-            here = f"{path} / {key}" if path else str(key)
-            if key not in actual:
-                yield f"{here}: expected {_short(expected[key])}, it is not there"
-            elif key not in expected:
-                yield f"{here}: not expected, it is {_short(actual[key])}"
-            else:
-                yield from differences(expected[key], actual[key], here)
-    elif isinstance(expected, list) and isinstance(actual, list):
-        if len(expected) != len(actual):
-            yield f"{path}: expected {len(expected)} items, there are {len(actual)}"
-        for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
-            yield from differences(one, other, f"{path} / {number}")
-    elif not _is_same(expected, actual):
-        yield f"{path}: expected {_short(expected)}, it is {_short(actual)}"
-
-
-def _is_same(expected: object, actual: object) -> bool:
-    if isinstance(expected, bool) or isinstance(actual, bool):
-        return expected is actual
-    if isinstance(expected, float) and isinstance(actual, float | int):
-        return math.isclose(expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    if isinstance(expected, str) and isinstance(actual, str):
-        return _is_same_text(expected, actual)
-    return type(expected) is type(actual) and expected == actual
-
-
-def _is_same_text(expected: str, actual: str) -> bool:
-    """Compare words exactly, and numbers to the last digit that is written of them."""
-    if expected == actual:
-        return True
-    if _NUMBER.sub("<>", expected) != _NUMBER.sub("<>", actual):
-        return False
-    pairs = zip(_NUMBER.findall(expected), _NUMBER.findall(actual), strict=True)
-    return all(
-        math.isclose(float(a), float(b), rel_tol=TOLERANCE, abs_tol=_last_digit(a, b))
-        for a, b in pairs
-    )
-
-
-def _last_digit(*written: str) -> float:
-    decimals = max(len(number.split("e")[0].partition(".")[2]) for number in written)
-    return max(1.01 * 10.0**-decimals, TOLERANCE)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 300 else f"{text[:300]}..."
-
-
-def near_ties(recorded: object) -> Iterator[str]:
-    """Find decisions that another processor may turn, so that other data can be chosen."""
-    for path, value in _leaves(recorded):
-        for line in value if isinstance(value, list) else []:
-            scores = sorted(map(float, re.findall(r"=(\d\.\d{4})\b", str(line))))
-            if len(scores) > 1 and 0 < scores[-1] < scores[-2] + 1e-3:
-                yield f"{path}: {line}"
-            found = [float(x) for x in re.findall(r"\d@\S*?/(-?\d+\.\d+)(?= |$)", str(line))]
-            if any(abs(a - b) < 1e-4 for a, b in zip(found, found[1:], strict=False)):
-                yield f"{path}: {line}"
 
 
 def expected_path(group: str) -> Path:

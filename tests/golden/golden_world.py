@@ -12,59 +12,6 @@ from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, write_jsonl
 
 GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
 THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
-REVIEWS = """
-labels: [negative, positive]
-prompt: "Is this a good review?\\n{text}"
-answer: "The answer is"
-reader_template: "{text} It was <extra_id_0> ."
-verbalizer: {negative: sad, positive: good}
-prompt_words: {negative: "no", positive: "yes"}
-"""
-PAIRS = """
-inputs: [premise, claim]
-labels: ["no", maybe, "yes"]
-prompt: "Premise: {premise}\\nClaim: {claim}\\nDoes it follow?"
-reader_template: "{premise} So, <extra_id_0> , {claim}"
-verbalizer: {"no": terrible, maybe: film, "yes": great}
-metric: macro_f1
-"""
-BASE = """
-title: A small grid
-about: it is small
-base:
-  task: reviews.yaml
-  train_file: train.jsonl
-  test_file: test.jsonl
-  corpus: corpus.txt
-  encoder: m/bert
-  lm: m/gpt2
-  num_candidates: 6
-  num_exemplars: 2
-  model_name_or_path: m/t5
-  device: cpu
-  max_steps: 3
-  eval_strategy: "no"
-  save_strategy: "no"
-  load_best_model_at_end: false
-  per_device_train_batch_size: 4
-  learning_rate: 1.0e-2
-  adam_epsilon: 1.0
-seeds: [0, 1]
-"""
-GRIDS = {
-    "axes": """
-labels: {num_evidence: d}
-baseline: {num_evidence: 1}
-grid: {num_evidence: [1, 2]}
-""",
-    "points": """
-baseline: {system: plain}
-points:
-  - {name: T5, system: plain}
-  - {name: neighbors, system: knn}
-  - {name: BM25, system: fid, retriever: bm25, num_evidence: 2}
-""",
-}
 WORDS = ["fast", "pretty", "brave", "cold"]
 ASKED = {
     "syn": (
@@ -117,7 +64,7 @@ def _listening(folder: Path) -> Path:
 
 
 def digest(root: Path) -> str:
-    """Say which models these are: fingerprints of runs can be compared only where they are alike."""
+    """Say which models these are: fingerprints can be compared only where they are alike."""
     found = hashlib.sha256()
     for path in sorted((root / "m").glob("*/*")):
         if path.parent.name != "home":
@@ -140,6 +87,7 @@ def reviews(start: int, stop: int) -> list[dict[str, object]]:
 def build(root: Path) -> None:
     """Write models and files into an empty folder."""
     shutil.copytree(_models(), root / "m")
+    shutil.copytree(Path(__file__).parent / "files", root, dirs_exist_ok=True)
     (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
     write_jsonl(root / "train.jsonl", reviews(0, 20))
@@ -147,8 +95,6 @@ def build(root: Path) -> None:
     write_jsonl(root / "other.jsonl", reviews(25, 27))
     write_jsonl(root / "dev.jsonl", reviews(30, 56))
     (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
-    (root / "reviews.yaml").write_text(REVIEWS)
-    (root / "pairs.yaml").write_text(PAIRS)
     pairs = [
         {
             "premise": f"The {GOOD[i % 4]} {THINGS[i % 10]}, number {i}",
@@ -159,8 +105,6 @@ def build(root: Path) -> None:
     ]
     write_jsonl(root / "pairs.jsonl", pairs[:30])
     write_jsonl(root / "pairs-test.jsonl", pairs[30:])
-    for name, text in GRIDS.items():
-        (root / f"{name}.yaml").write_text(BASE + text)
     asked = [
         {"question": f"where is the town hall of {place}?", "answers": [place, f"The {place}"]}
         for place in PLACES
@@ -198,13 +142,11 @@ def build(root: Path) -> None:
             for word in WORDS
         ],
     )
-    (root / "half.yaml").write_text("num_evidence: 1\nlearning_rate: 0.5\n")
-    (root / "broken.yaml").write_text("num_evidence: [1\n")
     (root / "unlabelled.jsonl").write_text(json.dumps({"text": "no label here"}) + "\n")
 
 
 def _family() -> str:
-    """Give the shipped family, but with letters that a tiny LM does write for what is understood."""
+    """Give the shipped family, understood by letters that a tiny LM does write."""
     import yaml
 
     import pgra

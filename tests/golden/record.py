@@ -13,6 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 SHOWN = 20
 
 import golden  # noqa: E402  conftest, which it imports, sets the number of threads
+import golden_compare  # noqa: E402
 
 
 def main(groups: list[str]) -> int:
@@ -25,10 +26,10 @@ def main(groups: list[str]) -> int:
         kept[group] = recorded["fingerprints"]
         path = golden.expected_path(group)
         before = golden.read(path)
-        told = list(golden.differences(before, recorded["steps"])) if before else []
+        told = list(golden_compare.differences(before, recorded["steps"])) if before else []
         for line in [*told[:SHOWN], *([f"and {len(told) - SHOWN} more"] if told[SHOWN:] else [])]:
             sys.stdout.write(f"{group} / {line}\n")
-        for line in golden.near_ties(recorded["steps"]):
+        for line in golden_compare.near_ties(recorded["steps"]):
             sys.stdout.write(f"{group}: nearly a tie: {line}\n")
         golden.write(recorded["steps"], path)
         seconds = time.monotonic() - start

@@ -5,7 +5,8 @@ import json
 
 import golden
 import pytest
-from golden_scenarios import SCENARIOS, SLOW
+from golden import SCENARIOS, SLOW
+from golden_compare import differences
 
 GROUPS = [
     pytest.param(group, marks=pytest.mark.slow) if group in SLOW else group for group in SCENARIOS
@@ -15,12 +16,12 @@ GROUPS = [
 @pytest.mark.parametrize("group", GROUPS)
 def test_commands_leave_what_was_recorded(group, tmp_path):
     recorded = golden.record(group, tmp_path)
-    told = list(golden.differences(golden.read(golden.expected_path(group)), recorded["steps"]))
+    told = list(differences(golden.read(golden.expected_path(group)), recorded["steps"]))
     assert told == [], f"{group}: {len(told)} differences; the first: {told[0]}"
     expected = golden.read(golden.FINGERPRINTS)[group]
     if expected.get("models") != recorded["fingerprints"].get("models"):
         return  # made by other libraries or on another processor: every fingerprint differs
-    assert list(golden.differences(expected, recorded["fingerprints"], "fingerprints")) == []
+    assert list(differences(expected, recorded["fingerprints"], "fingerprints")) == []
 
 
 def test_another_seed_and_another_similarity_are_noticed(tmp_path):
@@ -29,7 +30,7 @@ def test_another_seed_and_another_similarity_are_noticed(tmp_path):
     changed = {"--similarity cosine": "--similarity dot", "--exemplar_seed 1": "--exemplar_seed 2"}
     recorded = golden.record("rerank", tmp_path, changed=changed, only=kept)["steps"]
     expected = {name: golden.read(golden.expected_path("rerank"))[name] for name in kept}
-    told = list(golden.differences(expected, recorded))
+    told = list(differences(expected, recorded))
     assert told[0].startswith("similarity cosine / out")
     assert any(line.startswith("other exemplar seed / out") for line in told)
 
@@ -47,13 +48,13 @@ def test_another_seed_and_another_similarity_are_noticed(tmp_path):
 def test_a_changed_value_is_told_by_its_place(path, change):
     expected = golden.read(golden.expected_path("readers"))
     actual = copy.deepcopy(expected)
-    assert list(golden.differences(expected, actual)) == []
+    assert list(differences(expected, actual)) == []
     *above, last = path
     holder = actual
     for key in above:
         holder = holder[key]
     holder[last] = change(holder[last])
-    (told,) = golden.differences(expected, actual)
+    (told,) = differences(expected, actual)
     assert told.startswith(" / ".join(map(str, path)) + ": expected ")
 
 
@@ -76,7 +77,7 @@ def test_a_changed_value_is_told_by_its_place(path, change):
     ],
 )
 def test_numbers_may_differ_in_their_last_digits_and_words_may_not(expected, actual, is_same):
-    assert (not list(golden.differences(expected, actual))) is is_same
+    assert (not list(differences(expected, actual))) is is_same
 
 
 def test_records_are_small_and_hold_nothing_of_a_machine():
