@@ -1,0 +1,201 @@
+"""The tiny models and files that the scenarios name, and what is asked of the public Python API."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, write_jsonl
+
+GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
+THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
+WORDS = ["fast", "pretty", "brave", "cold"]
+ASKED = {
+    "syn": (
+        "What is like < {} > ?",
+        "when I ask for like, I want a synonym.",
+        "the synonym for {} is {}",
+    ),
+    "ant": (
+        "What is unlike < {} > ?",
+        "when I ask for unlike , I want an antonym.",
+        "the antonym for {} is {}",
+    ),
+    "defn": (
+        "< {} > means what ?",
+        "when I ask for means what , I want a definition.",
+        "the definition of {} is {}",
+    ),
+}
+PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
+
+
+@cache
+def _models() -> Path:
+    """Build each model once a process."""
+    from tiny_models import build_encoder, build_lm, build_t5
+
+    root = Path(tempfile.mkdtemp(prefix="golden-models-"))
+    for kind in LM_KINDS:
+        build_lm(root / kind, kind)
+    build_lm(root / "long", "llama", window=4096)
+    for kind in ENCODER_KINDS:
+        build_encoder(root / kind, kind)
+    for kind in ("t5", "flan-t5"):
+        _listening(build_t5(root / kind, kind))
+    return root
+
+
+def _listening(folder: Path) -> Path:
+    """Give a T5 weights so large that its label depends on what it reads, after few steps too."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    generator = torch.Generator().manual_seed(5)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in sorted(weights.items()):
+        if tensor.dim() > 1:
+            weights[name] = torch.randn(tensor.shape, generator=generator) * 0.35
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def digest(root: Path) -> str:
+    """Say which models these are: fingerprints can be compared only where they are alike."""
+    found = hashlib.sha256()
+    for path in sorted((root / "m").glob("*/*")):
+        if path.parent.name != "home":
+            found.update(f"{path.relative_to(root)} ".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def review(i: int, words: list[str], step: int) -> str:
+    return f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
+
+
+def reviews(start: int, stop: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for i in range(start, stop):
+        rows.append({"text": review(i, GOOD, 1), "label": "positive"})
+        rows.append({"text": review(i, BAD, 3), "label": "negative"})
+    return rows
+
+
+def build(root: Path) -> None:
+    """Write models and files into an empty folder."""
+    shutil.copytree(_models(), root / "m")
+    shutil.copytree(Path(__file__).parent / "files", root, dirs_exist_ok=True)
+    (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
+    (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
+    write_jsonl(root / "train.jsonl", reviews(0, 20))
+    write_jsonl(root / "test.jsonl", reviews(20, 24))
+    write_jsonl(root / "other.jsonl", reviews(25, 27))
+    write_jsonl(root / "dev.jsonl", reviews(30, 56))
+    (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
+    pairs = [
+        {
+            "premise": f"The {GOOD[i % 4]} {THINGS[i % 10]}, number {i}",
+            "claim": f"it is a {THINGS[i * 7 % 10]}",
+            "label": ["no", "maybe", "yes"][i % 3],
+        }
+        for i in range(36)
+    ]
+    write_jsonl(root / "pairs.jsonl", pairs[:30])
+    write_jsonl(root / "pairs-test.jsonl", pairs[30:])
+    asked = [
+        {"question": f"where is the town hall of {place}?", "answers": [place, f"The {place}"]}
+        for place in PLACES
+    ]
+    write_jsonl(root / "pool.jsonl", asked)
+    write_jsonl(
+        root / "asked.jsonl",
+        [
+            {"question": f"where stands the {place} town hall?", "answers": [place]}
+            for place in PLACES[:3]
+        ],
+    )
+    steps = [
+        {
+            "type": kind,
+            "word": word,
+            "question": question.format(word),
+            "feedback": feedback,
+            "expected_answer": answer.format(word, "x"),
+        }
+        for word in WORDS
+        for kind, (question, feedback, answer) in ASKED.items()
+    ]
+    write_jsonl(root / "stream.jsonl", steps)
+    (root / "lexical.yaml").write_text(_family())
+    write_jsonl(
+        root / "feedback.jsonl",
+        [{k: s[k] for k in ("type", "question", "feedback")} for s in steps],
+    )
+    write_jsonl(
+        root / "words.jsonl",
+        [
+            {"type": kind, "word": f"{word}er", "answer": "x"}
+            for kind in ("syn", "ant", "hom", "defn", "sent")
+            for word in WORDS
+        ],
+    )
+    (root / "unlabelled.jsonl").write_text(json.dumps({"text": "no label here"}) + "\n")
+
+
+def _family() -> str:
+    """Give the shipped family, understood by letters that a tiny LM does write."""
+    import yaml
+
+    import pgra
+
+    path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["understood_by"] = {
+        "syn": ["ter"],
+        "ant": ["q"],
+        "hom": ["a"],
+        "defn": ["q"],
+        "sent": ["b"],
+    }
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _states(kind: str) -> dict[str, object]:
+    """Give the states h(x) of a few texts under a prompt, and under two prefixes."""
+    import pgra
+
+    task = pgra.load_task("reviews.yaml")
+    files = pgra.DataArguments(
+        task="reviews.yaml", train_file="train.jsonl", test_file="test.jsonl"
+    )
+    train = pgra.load_splits(task, files).train
+    template = pgra.prompt_template(task)
+    lm = pgra.CausalLM.from_name(f"m/{kind}", device="cpu")
+    told: dict[str, object] = {}
+    for number in (0, 2, 4):
+        prompt = pgra.build_prompt(template, train, task.prompt_words, num_exemplars=number)
+        states = pgra.PromptedEncoder(lm, prompt).encode(SENTENCES[:3])
+        told[f"{number} exemplars"] = [
+            " ".join(f"{x:.4f}" for x in [*row[:6].tolist(), row.norm().item()]) for row in states
+        ]
+    return told
+
+
+def _reader() -> dict[str, object]:
+    """Ask a trained reader's folder alone."""
+    import pgra
+
+    reader = pgra.Reader.load(Path("runs/pgra/reader"))
+    texts = ["A warm film by the sea.", "The dull end of a family."]
+    found = reader.predict(texts, [[SENTENCES[0], SENTENCES[1]], [SENTENCES[2]]])
+    return {one.example_id: [one.label, *map(float, one.scores.values())] for one in found}
+
+
+API: dict[str, Callable[[], dict[str, object]]] = {
+    **{f"states {kind}": (lambda kind=kind: _states(kind)) for kind in LM_KINDS},
+    "reader": _reader,
+}
+"""What is asked of `pgra/__init__.py`'s names, by the name that a scenario gives it."""

@@ -1,0 +1,99 @@
+"""What every command leaves on tiny models is what was recorded; see README.md here."""
+
+import copy
+import json
+
+import golden
+import pytest
+from golden import SCENARIOS, SLOW
+from golden_compare import differences
+
+GROUPS = [
+    pytest.param(group, marks=pytest.mark.slow) if group in SLOW else group for group in SCENARIOS
+]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_commands_leave_what_was_recorded(group, tmp_path):
+    recorded = golden.record(group, tmp_path)
+    told = list(differences(golden.read(golden.expected_path(group)), recorded["steps"]))
+    assert told == [], f"{group}: {len(told)} differences; the first: {told[0]}"
+    expected = golden.read(golden.FINGERPRINTS)[group]
+    if expected.get("models") != recorded["fingerprints"].get("models"):
+        return  # made by other libraries or on another processor: every fingerprint differs
+    assert list(differences(expected, recorded["fingerprints"], "fingerprints")) == []
+
+
+def test_another_seed_and_another_similarity_are_noticed(tmp_path):
+    """The control: a record of other commands differs, and the first place is named."""
+    kept = ("similarity cosine", "other exemplar seed")
+    changed = {"--similarity cosine": "--similarity dot", "--exemplar_seed 1": "--exemplar_seed 2"}
+    recorded = golden.record("rerank", tmp_path, changed=changed, only=kept)["steps"]
+    expected = {name: golden.read(golden.expected_path("rerank"))[name] for name in kept}
+    told = list(differences(expected, recorded))
+    assert told[0].startswith("similarity cosine / out")
+    assert any(line.startswith("other exemplar seed / out") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (("pgra", "contents", "runs/pgra/losses.jsonl", 1), lambda x: x * 1.001),
+        (("pgra", "contents", "runs/pgra/metrics.json", "value"), lambda x: x + 0.01),
+        (("pgra", "contents", "runs/pgra/predictions.jsonl", 0), lambda x: x.replace("@", "@1")),
+        (("pgra", "code"), lambda x: x + 1),
+        (("pgra", "out", 0), lambda x: x.replace("test", "dev")),
+    ],
+)
+def test_a_changed_value_is_told_by_its_place(path, change):
+    expected = golden.read(golden.expected_path("readers"))
+    actual = copy.deepcopy(expected)
+    assert list(differences(expected, actual)) == []
+    *above, last = path
+    holder = actual
+    for key in above:
+        holder = holder[key]
+    holder[last] = change(holder[last])
+    (told,) = differences(expected, actual)
+    assert told.startswith(" / ".join(map(str, path)) + ": expected ")
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "is_same"),
+    [
+        (0.5, 0.50004, True),
+        (0.5, 0.5003, False),
+        (24.38448, 24.3850, True),
+        ("1@2/0.98123", "1@2/0.98124", True),
+        ("1@2/0.98123", "1@2/0.98223", False),
+        ("1@2/0.98123", "1@3/0.98123", False),
+        ("n = 10", "n = 11", False),
+        (1, 1.0, False),
+        (True, 1, False),
+        (None, 0, False),
+        ([1], [1, 2], False),
+        ({"a": 1}, {}, False),
+        ({}, {"a": 1}, False),
+    ],
+)
+def test_numbers_may_differ_in_their_last_digits_and_words_may_not(expected, actual, is_same):
+    assert (not list(differences(expected, actual))) is is_same
+
+
+def test_records_are_small_and_hold_nothing_of_a_machine():
+    paths = sorted(golden.HERE.glob("*.json"))
+    assert {path.stem for path in paths} == {*SCENARIOS, "fingerprints"}
+    assert sum(path.stat().st_size for path in paths) < 300_000
+    for path in paths:
+        text = path.read_text()
+        assert json.loads(text)
+        assert not [word for word in ("/tmp", "/home", "/work", "/dev/shm") if word in text]
+
+
+def test_every_command_is_recorded():
+    """Of those that need no network, no person and no bundled model."""
+    from pgra.cli import COMMANDS
+
+    lines = [golden.expand(line) for group in SCENARIOS.values() for line in group.values()]
+    words = {line.split()[0] for line in lines}
+    assert {*COMMANDS} - words == {"demo", "push", "models", "data"}
