@@ -30,6 +30,8 @@ _HASH = re.compile(
     + "|".join(f"[0-9a-f]{{{n}}}" for n in (64, 32, 16, 12))
     + ")(?![0-9a-zA-Z])"
 )
+_WEIGHTS = re.compile("xxh3:[0-9a-f]+")
+"""Of trained weights: their last digits differ between processors."""
 _UNITS = {
     "<time>": "s|ms|min|h|minutes|seconds",
     "<speed>": r"\w*FLOP/s|\w+/s( in one call)?",
@@ -70,13 +72,24 @@ class Symbols:
     names: dict[str, str] = field(default_factory=dict)
     lasting: set[str] = field(default_factory=set)
 
+    step: int = 0
+    met: int = 0
+
     def of(self, text: str) -> str:
-        return self.names.setdefault(text[:12], f"#{len(self.names) + 1}")
+        """Give #step.number, so that more or fewer in one step change no name of the next."""
+        key = text[:12]
+        if key not in self.names:
+            self.met += 1
+            self.names[key] = f"#{self.step}.{self.met}"
+        return self.names[key]
+
+    def next_step(self) -> None:
+        self.step, self.met = self.step + 1, 0
 
     def put_in(self, text: str, *, lasts: bool = False) -> str:
         """Put symbols for fingerprints; those that last hold no time and no commit."""
         if lasts:
-            self.lasting |= {match.group()[:12] for match in _HASH.finditer(text)}
+            self.lasting |= {match[0][:12] for match in _HASH.finditer(_WEIGHTS.sub("", text))}
         return _HASH.sub(lambda match: self.of(match.group()), text)
 
     def values(self) -> dict[str, str]:
@@ -103,6 +116,7 @@ def record(
         for name, told in SCENARIOS[group].items():
             if only and name not in only:
                 continue
+            symbols.next_step()
             line = expand(told)
             for old, new in (changed or {}).items():
                 line = line.replace(old, new)
@@ -302,7 +316,7 @@ def _rounded(value: object) -> object:
 
 
 def _masked(text: str) -> str:
-    text = text.replace(f"{Path.cwd()}/", "")
+    text = re.sub(" {4,}", "   ", text.replace(f"{Path.cwd()}/", ""))
     for pattern, name in _VOLATILE:
         text = pattern.sub(name, text)
     return text
