@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from pgra.data.bundled import BUNDLED_DATA
-from pgra.models.bundled import BUNDLED_MODELS
+from pgra.lm.bundled import BUNDLED_MODELS
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = [
