@@ -33,15 +33,14 @@ from torch import Tensor
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import CorpusArguments
+from pgra.core import Candidates, Example, Rows
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.models.causal_lm import CausalLM
-from pgra.models.encoder import Encoder
-from pgra.models.prefix import PromptedEncoder
+from pgra.encoders.encoder import Encoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.rerank.scoring import score_candidates
-from pgra.rerank.similarity import PLAIN
-from pgra.types import Candidates, Example, Rows
+from pgra.rerank.similarity import PLAIN, score_candidates
 
 NUM_CANDIDATES = 150
 DEPTH = 16

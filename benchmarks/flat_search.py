@@ -13,9 +13,7 @@ import numpy as np
 from others import seconds_of
 
 from pgra.retrieval.dense import DenseRetriever
-from pgra.retrieval.exact import Vectors
-from pgra.retrieval.factory import VectorSource, map_faiss
-from pgra.retrieval.flat import BlockSearch
+from pgra.retrieval.faiss import BlockSearch, Vectors, VectorSource, map_faiss
 from pgra.retrieval.shards import Shard, plan_shards, read_rows, read_shards
 
 BATCHES = (1, 64, 1024)

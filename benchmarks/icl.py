@@ -8,14 +8,14 @@ turn, greedily, up to the end of the line or so many tokens.
 
     loop     transformers' `generate`, one prompt after the other, with `stop_strings`
     to_end   the same without `stop_strings`, cut afterwards: as evaluation harnesses do it
-    pgra     `pgra.icl.local.LocalCompleter`
+    pgra     `pgra.lm.local.LocalCompleter`
 
 Two kinds of prompts: `nearest` has each query's own exemplars (BM25, nearest first: KATE), so that
 no prompt shares anything with another; `shared` has one random draw before all queries.
 
 `share_of_matrix_rate` tells what is left: prompts that share nothing must each be read, by whoever
 reads them, and that is bound by the rate of the machine's own matrix products. On a CPU a last line
-compares attention in blocks (`pgra.models.attention_blocks`), of three such prompts, with that of
+compares attention in blocks (`pgra.lm.kernels`), of three such prompts, with that of
 transformers.
 """
 
@@ -45,17 +45,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
+from pgra.core import Example
 from pgra.data.corpus import open_corpus
-from pgra.data.generation import generation_task_names, load_generation_task
+from pgra.data.examples import load_splits
 from pgra.data.references import load_references
-from pgra.data.splits import load_splits
-from pgra.data.tasks import load_task
-from pgra.icl.local import LocalCompleter
-from pgra.models.attention_blocks import attend
-from pgra.models.causal_lm import CausalLM
-from pgra.models.flops import LmShape
+from pgra.data.tasks import generation_task_names, load_generation_task, load_task
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.cost import LmShape
+from pgra.lm.kernels import attend_in_blocks as attend
+from pgra.lm.local import LocalCompleter
 from pgra.retrieval import open_retriever
-from pgra.types import Example
 
 STOP = "\n"
 SEED = 0

@@ -57,13 +57,11 @@ from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.models.encoder import Encoder
-from pgra.models.loading import choose_device, find_model
+from pgra.lm.load import choose_device, find_model
 from pgra.retrieval import open_retriever
-from pgra.retrieval.exact import Vectors
-from pgra.retrieval.factory import IndexPlan, build_faiss, map_faiss
-from pgra.retrieval.flat import BlockSearch
+from pgra.retrieval.faiss import BlockSearch, IndexPlan, Vectors, build_faiss, map_faiss
 from pgra.retrieval.shards import plan_shards
 
 OTHERS = str(Path(__file__).with_name("others.py"))

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import psutil
 import torch
 
+from pgra.artifacts import package_versions, write_json
 from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, PgraError
-from pgra.io import package_versions, write_json
-from pgra.models.prepack import packed_linears
+from pgra.lm.kernels import packed_linears
 
 MIB = 1 << 20
 

@@ -21,13 +21,12 @@ from measuring import parse_flags, positive, shared_parser, write_figures
 
 from pgra.cli import run
 from pgra.commands.common import say
+from pgra.core import Json
 from pgra.errors import ConfigError
-from pgra.memory.events import Event
-from pgra.memory.log import FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import EditLookup, EncoderLookup
 from pgra.memory.vectors import KeyVectors
-from pgra.retrieval.exact import Vectors
-from pgra.types import Json
+from pgra.retrieval.faiss import Vectors
 
 QUICK_SIZES = (2_000,)
 SIZES = (10_000, 1_000_000)

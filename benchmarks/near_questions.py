@@ -21,9 +21,9 @@ from rapidfuzz.distance import Indel, Levenshtein
 
 from pgra.cli import run
 from pgra.commands.common import say
-from pgra.data.textfile import read_records
+from pgra.data.read import read_records
 from pgra.errors import DataError
-from pgra.memory.keys import MAX_DISTANCE, MIN_LIKENESS, normalize_key, plain_key
+from pgra.memory.lookup import MAX_DISTANCE, MIN_LIKENESS, normalize_key, plain_key
 
 _THRESHOLDS = (0.8, MIN_LIKENESS, 0.9)
 

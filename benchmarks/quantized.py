@@ -34,8 +34,8 @@ from pgra.commands.common import say
 from pgra.config import CorpusArguments
 from pgra.data.corpus import open_corpus
 from pgra.errors import ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval.base import check_num_candidates
 

@@ -49,16 +49,15 @@ from pgra.cli import run
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
-from pgra.data.splits import load_splits
+from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
-from pgra.evaluation.metrics import measure as measure_labels
-from pgra.models.fid import FusionReader
-from pgra.models.loading import choose_device
+from pgra.lm.load import choose_device
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.inputs import SegmentLayout, build_inputs
+from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import batch_tokens_on, predict
-from pgra.reader.tokens import TokenizedInputs
 from pgra.reader.train import train_reader
+from pgra.report.metrics import measure as measure_labels
 from pgra.retrieval import open_retriever
 
 T = TypeVar("T")

@@ -44,12 +44,11 @@ from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
-from pgra.models.batching import token_budget_batches
-from pgra.models.calibration import measure_speed
-from pgra.models.causal_lm import CausalLM
-from pgra.models.flops import LmShape
-from pgra.models.loading import batch_budget
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.batching import token_budget_batches
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.cost import LmShape, measure_speed
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.retrieval import open_retriever
 

@@ -8,13 +8,13 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from pgra.config import DataArguments, choose
-from pgra.data.splits import Splits, load_splits
+from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import load_task
-from pgra.models.causal_lm import CausalLM
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_config, load_pretrained, load_tokenizer
-from pgra.pipelines.pgra import prompt_template
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import find_model, load_config, load_pretrained, load_tokenizer
+from pgra.methods.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.reader.fid import FusionReader
 
 RANDOM = "random:"
 TOKENIZER = "bundled:smollm2-135m"

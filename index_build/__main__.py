@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import (
     CorpusArguments,
@@ -19,9 +18,10 @@ from pgra.config import (
     RuntimeArguments,
     at_least,
     choose,
+    parse_arguments,
 )
+from pgra.core import join_processes
 from pgra.errors import ConfigError
-from pgra.processes import join_processes
 
 if TYPE_CHECKING:
     from pgra.retrieval import BuiltIndex

@@ -19,25 +19,24 @@ if TYPE_CHECKING:
         RetrieverArguments,
         RuntimeArguments,
     )
+    from pgra.core import Candidates, Example, Prediction
     from pgra.data.corpus import Corpus, open_corpus
-    from pgra.data.splits import Splits, load_splits
+    from pgra.data.examples import Splits, load_splits
     from pgra.data.tasks import Task, load_task
+    from pgra.encoders.encoder import Encoder
     from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
-    from pgra.models.causal_lm import CausalLM
-    from pgra.models.encoder import Encoder
-    from pgra.models.fid import FusionReader
-    from pgra.models.prefix import PromptedEncoder
-    from pgra.pipelines.found import Found
-    from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
-    from pgra.pipelines.predict import Answer, Predictor
-    from pgra.pipelines.run import Outcome, evaluate_run, train_run
+    from pgra.lm.causal_lm import CausalLM
+    from pgra.lm.prefix import PromptedEncoder
+    from pgra.methods.pgra import find_evidence, prompt_template, read_task
     from pgra.prompts.fewshot import FewShotPrompt, build_prompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
-    from pgra.reader.trained import Reader
+    from pgra.reader.fid import FusionReader
+    from pgra.reader.record import Reader
     from pgra.rerank import PromptedReranker, open_reranker
     from pgra.retrieval import open_retriever
-    from pgra.types import Candidates, Example, Prediction
+    from pgra.run_folder import Found
+    from pgra.runs import Answer, Outcome, Predictor, evaluate_run, train_run
 
 __all__ = [
     "Answer",
@@ -96,24 +95,23 @@ _HOMES = {
         *("RetrieverArguments", "RuntimeArguments"),
     ),
     "pgra.data.corpus": ("Corpus", "open_corpus"),
-    "pgra.data.splits": ("Splits", "load_splits"),
+    "pgra.data.examples": ("Splits", "load_splits"),
     "pgra.data.tasks": ("Task", "load_task"),
     "pgra.errors": ("ArtifactError", "ConfigError", "DataError", "ModelError", "PgraError"),
-    "pgra.models.causal_lm": ("CausalLM",),
-    "pgra.models.encoder": ("Encoder",),
-    "pgra.models.fid": ("FusionReader",),
-    "pgra.models.prefix": ("PromptedEncoder",),
-    "pgra.pipelines.found": ("Found",),
-    "pgra.pipelines.pgra": ("find_evidence", "prompt_template", "read_task"),
-    "pgra.pipelines.predict": ("Answer", "Predictor"),
-    "pgra.pipelines.run": ("Outcome", "evaluate_run", "train_run"),
+    "pgra.lm.causal_lm": ("CausalLM",),
+    "pgra.encoders.encoder": ("Encoder",),
+    "pgra.reader.fid": ("FusionReader",),
+    "pgra.lm.prefix": ("PromptedEncoder",),
+    "pgra.run_folder": ("Found",),
+    "pgra.methods.pgra": ("find_evidence", "prompt_template", "read_task"),
+    "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "train_run"),
     "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
-    "pgra.reader.trained": ("Reader",),
+    "pgra.reader.record": ("Reader",),
     "pgra.rerank": ("PromptedReranker", "open_reranker"),
     "pgra.retrieval": ("open_retriever",),
-    "pgra.types": ("Candidates", "Example", "Prediction"),
+    "pgra.core": ("Candidates", "Example", "Prediction"),
 }
 """Public names by the module they live in."""
 

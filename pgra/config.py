@@ -1,26 +1,298 @@
-"""Argument dataclasses: flat, with Hugging Face's names where it has one.
+"""Arguments: dataclasses with Hugging Face's flat names, and how they are read.
 
-Every default stands once, here; a YAML in `configs/` holds what differs (`pgra.arguments`).
+A value comes from, in rising order: the dataclass, `--profile`, `--config FILE.yaml`, the command
+line. Light: no torch, no transformers until a command line is read.
 """
 
-from collections.abc import Mapping
+import argparse
+import dataclasses
+import enum
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from pgra.checks import argument as _arg
-from pgra.checks import at_least as at_least
-from pgra.checks import choose as choose
-from pgra.checks import config_root as config_root
-from pgra.checks import read_yaml as read_yaml
-from pgra.errors import ConfigError
-from pgra.rerank_arguments import DEVICE_MAPS as DEVICE_MAPS
-from pgra.rerank_arguments import PAIR_SIMILARITIES as PAIR_SIMILARITIES
-from pgra.rerank_arguments import QUANTIZATIONS as QUANTIZATIONS
-from pgra.rerank_arguments import SIMILARITIES as SIMILARITIES
-from pgra.rerank_arguments import RerankArguments as RerankArguments
-from pgra.retriever_arguments import DTYPES as DTYPES
-from pgra.retriever_arguments import RetrieverArguments as RetrieverArguments
+import yaml
+
+from pgra.errors import ConfigError, unknown_name
+
+# Small checks of arguments, and the reading of YAMLs: what `pgra.config` is made of.
+
+
+# libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
+_SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def config_root() -> Path:
+    """Give the folder of shipped YAMLs: the checkout's `configs/`, or the installed copy."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def choose(kind: str, name: str, known: Sequence[str]) -> None:
+    """Refuse a name that is not in a table.
+
+    Raises:
+        ConfigError: If it is not, with the nearest that is.
+    """
+    if name not in known:
+        raise ConfigError(unknown_name(kind, name, known))
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    """Refuse a number that is too small; None passes.
+
+    Raises:
+        ConfigError: If it is.
+    """
+    if value is not None and value < least:
+        raise ConfigError(f"{name} is {value}: it must be at least {least}")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML that must be a mapping.
+
+    Raises:
+        ConfigError: If it is missing, not YAML, or not a mapping.
+    """
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_SAFE_LOADER)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must be a mapping of names to values")
+    return values
+
+
+def argument(default: Any, text: str) -> Any:
+    """Give a field of an argument dataclass with its help."""
+    return field(default=default, metadata={"help": text})
+
+
+# Arguments of the first stage; `pgra.config` gives them with the others.
+
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+NEIGHBOR_ENCODERS = ("encoder", "reader")
+POOLINGS = ("auto", "cls", "cls_before_pooler", "last", "max", "mean", "pooler")
+LEAK_JACCARD = 0.9
+"""Share of common words from which on a text is nearly the query's own; see `LeakGuard`."""
+RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments:
+    """First stage: k candidates a query."""
+
+    retriever: str = argument(
+        "dense",
+        "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
+        "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
+        "best of all of it).",
+    )
+    num_candidates: int = argument(
+        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
+    )
+    encoder: str = argument(
+        "google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME."
+    )
+    pooling: str = argument(
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+    )
+    normalize: bool = argument(True, "Unit vectors, so that the inner product is the cosine.")
+    max_encoder_tokens: int | None = argument(
+        None,
+        "Tokens of a passage or query that the encoder reads; default: what a "
+        "sentence-transformers model says, else 128.",
+    )
+    query_prompt: str | None = argument(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
+        "sentence-transformers model says, else nothing.",
+    )
+    passage_prompt: str | None = argument(
+        None, "The same before each passage, such as 'passage: '."
+    )
+    encoder_dtype: str = argument(
+        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    )
+    encoder_batch_tokens: int = argument(
+        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
+    )
+    index_factory: str = argument(
+        "Flat",
+        "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
+        "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
+    )
+    index_memory_gb: float | None = argument(
+        None,
+        "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
+        "auto chooses by it; default: half of the machine's.",
+    )
+    rescore_factor: int = argument(
+        4,
+        "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
+        "the exact vectors; 0: the index's own scores.",
+    )
+    index_dir: str | None = argument(
+        None, "A built index to use; default: found or built under artifacts_dir."
+    )
+    shard_rows: int = argument(
+        8192, "Passages in one shard, the unit that a stopped job does not repeat."
+    )
+    num_neighbors: int | None = argument(
+        None,
+        "Training examples that vote, with --system knn; default: as many as suit the dev set.",
+    )
+    neighbor_encoder: str = argument(
+        "encoder",
+        "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: "
+        "the encoder of the T5, untrained, the mean of its states).",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("retriever", self.retriever, RETRIEVERS)
+        choose("pooling", self.pooling, POOLINGS)
+        choose("encoder_dtype", self.encoder_dtype, DTYPES)
+        choose("neighbor_encoder", self.neighbor_encoder, NEIGHBOR_ENCODERS)
+        at_least("num_neighbors", self.num_neighbors, 1)
+        at_least("num_candidates", self.num_candidates, 1)
+        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
+        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
+        at_least("shard_rows", self.shard_rows, 1)
+        at_least("rescore_factor", self.rescore_factor, 0)
+        memory = self.index_memory_gb
+        if memory is not None and not 0 < memory < math.inf:
+            raise ConfigError(f"index_memory_gb is {memory}: it must be above 0")
+
+
+# Arguments of the second stage; `pgra.config` gives them on.
+
+
+SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
+PAIR_SIMILARITIES = ("cosine", "dot")
+"""Of two states alone: where each query has a prefix of its own there is no space to fit to."""
+EXEMPLARS = ("balanced", "knn", "official", "random")
+PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
+BANKS = ("full", "lazy")
+BANK_DTYPES = ("auto", "float16", "int8")
+QUANTIZATIONS = ("4bit", "8bit", "none")
+DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
+
+
+@dataclass(kw_only=True)
+class RerankArguments:
+    """Second stage: which LM orders the candidates, and how many become evidence."""
+
+    reranker: str = argument(
+        "prompted", "prompted (the paper's), or none: evidence is the first stage's best."
+    )
+    lm: str = argument("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    num_evidence: int = argument(
+        16, "Evidence kept a query (the paper's d); 0 is the plain reader."
+    )
+    similarity: str = argument(
+        "dot",
+        "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
+        "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
+        "each standardised). The last three are fitted to up to 2,000 passages and training "
+        "queries, which the LM then reads.",
+    )
+    num_exemplars: int = argument(8, "Labelled examples in the prompt's prefix (the paper's m).")
+    exemplars: str = argument(
+        "balanced",
+        "How they are chosen: random, balanced, official (first in the file, capped a class), or "
+        "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
+        "then reads each query's candidates anew: see pgra plan).",
+    )
+    exemplar_seed: int = argument(0, "Seed of their choice and order; one draw serves all splits.")
+    num_prefixes: int = argument(
+        1,
+        "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
+        "under each, and a candidate's score is the mean.",
+    )
+    lm_dtype: str = argument(
+        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    )
+    lm_quantization: str = argument(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+    )
+    lm_device_map: str = argument(
+        "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
+    )
+    lm_batch_tokens: int = argument(
+        512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
+    )
+    max_prompt_tokens: int | None = argument(
+        None, "Longest prompt; default: the LM's window. Longer texts are cut, never the tail."
+    )
+    prefix_sharing: str = argument(
+        "auto",
+        "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
+        "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
+    )
+    bank_shard_rows: int = argument(
+        512,
+        "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
+        "times as many.",
+    )
+    bank: str = argument(
+        "lazy", "lazy (the LM reads the candidates), or full (it reads the whole corpus, once)."
+    )
+    bank_dtype: str = argument(
+        "auto", "How passages' states are kept on disk: auto (as the LM gives them), float16, int8."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions."""
+        choose("reranker", self.reranker, ("none", "prompted"))
+        choose("similarity", self.similarity, SIMILARITIES)
+        choose("exemplars", self.exemplars, EXEMPLARS)
+        choose("lm_dtype", self.lm_dtype, DTYPES)
+        choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
+        choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
+        choose("bank", self.bank, BANKS)
+        choose("bank_dtype", self.bank_dtype, BANK_DTYPES)
+        choose("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
+        at_least("num_evidence", self.num_evidence, 0)
+        at_least("num_exemplars", self.num_exemplars, 0)
+        at_least("num_prefixes", self.num_prefixes, 1)
+        at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
+        at_least("bank_shard_rows", self.bank_shard_rows, 1)
+        at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
+        if self.exemplars == "knn":
+            self._check_nearest()
+
+        if self.num_prefixes > 1 and (self.exemplars == "knn" or not self.num_exemplars):
+            raise ConfigError(
+                f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
+                "for the task: ask for --num_exemplars of at least 1, and not --exemplars knn"
+            )
+
+    def _check_nearest(self) -> None:
+        at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
+        if self.bank == "full":
+            raise ConfigError(
+                "bank 'full' reads the corpus once under one prompt, and with exemplars 'knn' each "
+                "query has its own: use --bank lazy, or other --exemplars"
+            )
+        if self.similarity not in PAIR_SIMILARITIES:
+            raise ConfigError(
+                f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
+                "'knn' each query has its own: use --similarity dot or cosine"
+            )
+
 
 PROFILES = ("official", "paper", "pgra")
 READER_SYSTEMS = ("exhaustive", "fid", "pgra", "plain", "random")
@@ -42,11 +314,11 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
 class RuntimeArguments:
     """Where products go and what computes them."""
 
-    artifacts_dir: str = _arg(
+    artifacts_dir: str = argument(
         "artifacts", "Folder of indexes, candidates, banks and evidence, shared by all runs."
     )
-    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    system: str = _arg(
+    device: str = argument("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    system: str = argument(
         "pgra",
         "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
         "stage), fid (the first stage's best), random (random passages), plain (no evidence), "
@@ -64,33 +336,35 @@ class RuntimeArguments:
 class DataArguments:
     """Which task, and where its examples come from."""
 
-    task: str | None = _arg(None, "Name of a YAML in configs/tasks, or the path of one.")
-    dataset_name: str | None = _arg(
+    task: str | None = argument(None, "Name of a YAML in configs/tasks, or the path of one.")
+    dataset_name: str | None = argument(
         None,
         "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
         "default: the task's own.",
     )
-    train_file: str | None = _arg(
+    train_file: str | None = argument(
         None,
         "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
         "dataset_name.",
     )
-    validation_file: str | None = _arg(
+    validation_file: str | None = argument(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."
     )
-    test_file: str | None = _arg(None, "The same, to report on.")
-    max_train_samples: int | None = _arg(
+    test_file: str | None = argument(None, "The same, to report on.")
+    max_train_samples: int | None = argument(
         None, "Keep this many training examples (drawn with split_seed)."
     )
-    max_dev_samples: int | None = _arg(500, "At most this many examples to choose a checkpoint on.")
-    max_test_samples: int | None = _arg(
+    max_dev_samples: int | None = argument(
+        500, "At most this many examples to choose a checkpoint on."
+    )
+    max_test_samples: int | None = argument(
         None, "Keep this many test examples (drawn with split_seed)."
     )
-    dev_fraction: float = _arg(
+    dev_fraction: float = argument(
         0.1,
         "Share of train held out when there is no validation file, the same share of each label.",
     )
-    split_seed: int = _arg(0, "Seed of the held-out part and of every sub-sample.")
+    split_seed: int = argument(0, "Seed of the held-out part and of every sub-sample.")
 
     def __post_init__(self) -> None:
         """Refuse contradictions."""
@@ -113,15 +387,15 @@ class CorpusArguments:
             "the order given."
         },
     )
-    corpus_field: str = _arg("text", "Field that holds the passage, for all but .txt.")
-    passage_words: int | None = _arg(
+    corpus_field: str = argument("text", "Field that holds the passage, for all but .txt.")
+    passage_words: int | None = argument(
         None, "Cut each line, a document, into passages of so many words (DPR: 100)."
     )
-    max_passages: int | None = _arg(None, "Keep the first so many passages.")
-    drop_duplicates: bool = _arg(
+    max_passages: int | None = argument(None, "Keep the first so many passages.")
+    drop_duplicates: bool = argument(
         True, "Keep only the first of equal passages (their number is reported either way)."
     )
-    strict: bool = _arg(
+    strict: bool = argument(
         False,
         "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
         "encoder reads, rather than count them and go on.",
@@ -146,41 +420,45 @@ class CorpusArguments:
 class ReaderArguments:
     """The fused T5 that reads a query with its evidence."""
 
-    model_name_or_path: str = _arg(
+    model_name_or_path: str = argument(
         "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME."
     )
-    reader_template: str | None = _arg(
+    reader_template: str | None = argument(
         None,
         "How the reader sees a query; default: the task's. Holds the task's fields, and "
         "<extra_id_0> where the word goes.",
     )
-    segment_order: str = _arg("query_first", "query_first, or evidence_first (the paper's code).")
-    max_segment_tokens: int = _arg(
+    segment_order: str = argument(
+        "query_first", "query_first, or evidence_first (the paper's code)."
+    )
+    max_segment_tokens: int = argument(
         128, "Tokens of one segment; evidence is cut first, the query's slot never."
     )
-    decode: str = _arg(
+    decode: str = argument(
         "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
     )
-    length_normalize: bool = _arg(
+    length_normalize: bool = argument(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
-    lora_rank: int | None = _arg(
+    lora_rank: int | None = argument(
         None,
         "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
         "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
     )
-    lora_alpha: int | None = _arg(None, "Scale of the adapters, over the rank; default: peft's.")
-    lora_dropout: float | None = _arg(None, "Dropout before the adapters; default: peft's.")
+    lora_alpha: int | None = argument(
+        None, "Scale of the adapters, over the rank; default: peft's."
+    )
+    lora_dropout: float | None = argument(None, "Dropout before the adapters; default: peft's.")
     lora_target_modules: list[str] | None = field(
         default=None,
         metadata={
             "help": "Layers that get one, by the end of their names; default: peft's, q and v."
         },
     )
-    dropout_rate: float | None = _arg(
+    dropout_rate: float | None = argument(
         None, "Share of activations dropped in training, 0 for none; default: the model's own."
     )
-    evidence_attention: bool = _arg(
+    evidence_attention: bool = argument(
         False,
         "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
         "(predicting then takes about 15 % longer).",
@@ -312,3 +590,356 @@ class PgraArguments:
     def system(self) -> str:
         """Name the system as --system does, also where only the other arguments tell it."""
         return {"t5": "plain", "pgra-exhaustive": "exhaustive"}.get(self.method, self.method)
+
+
+# Arguments of several trainings in one command: seeds, and a search over the Trainer's values.
+
+
+PAPER_LEARNING_RATES = (1e-5, 2e-5, 5e-5, 8e-5, 1e-4)
+PAPER_BATCH_SIZES = (4, 8)
+SEARCHES = ("grid", "none", "optuna")
+_MOST_SEED = (1 << 32) - 1
+_Number = TypeVar("_Number", int, float)
+
+
+def _arg(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(kw_only=True)
+class SeriesArguments:
+    """Several trainings in one command."""
+
+    seeds: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Train once with each of these seeds of the reader (example order, dropout), "
+            "such as 0 1 2 or 0,1,2. Mean and spread go to summary.json; over --seed."
+        },
+    )
+    search: str = _arg(
+        "none",
+        "Try learning rates and batch sizes, keep the best on the dev set, and measure only that "
+        "one on the test set: none, grid (all pairs), or optuna (needs pip install 'pgra[search]'; "
+        "the learning rate is any between the smallest and the largest).",
+    )
+    search_learning_rates: list[str] | None = field(
+        default=None,
+        metadata={"help": "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4."},
+    )
+    search_batch_sizes: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Values of per_device_train_batch_size to try; default: the paper's 4 8."
+        },
+    )
+    num_trials: int | None = _arg(
+        None, "Trainings of the search by optuna, those before a resume included; default: 20."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what is no list of numbers, and what nothing asks for."""
+        choose("search", self.search, SEARCHES)
+        at_least("num_trials", self.num_trials, 1)
+        self.seed_list()
+        self.learning_rates()
+        self.batch_sizes()
+        if self.search == "none":
+            for name in ("search_learning_rates", "search_batch_sizes"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs a search: add --search grid, or leave it out")
+        if self.search != "optuna" and self.num_trials is not None:
+            raise ConfigError("num_trials needs --search optuna: the grid tries all pairs")
+
+    @property
+    def is_single(self) -> bool:
+        """Say whether one training is all that is asked for."""
+        return self.seeds is None and self.search == "none"
+
+    def seed_list(self) -> list[int]:
+        """Give the seeds; none if one training is asked for.
+
+        Raises:
+            ConfigError: If one is no seed, or stands twice.
+        """
+        seeds = _numbers("seeds", self.seeds or (), int)
+        for seed in seeds:
+            if not 0 <= seed <= _MOST_SEED:
+                raise ConfigError(f"seeds holds {seed}: each must lie between 0 and {_MOST_SEED}")
+        return seeds
+
+    def learning_rates(self) -> list[float]:
+        """Give the learning rates to try.
+
+        Raises:
+            ConfigError: If one is not above 0, or stands twice.
+        """
+        given = self.search_learning_rates or PAPER_LEARNING_RATES
+        rates = _numbers("search_learning_rates", given, float)
+        for rate in rates:
+            if not 0 < rate < math.inf:
+                raise ConfigError(f"search_learning_rates holds {rate}: each must be above 0")
+        return rates
+
+    def batch_sizes(self) -> list[int]:
+        """Give the batch sizes to try.
+
+        Raises:
+            ConfigError: If one is below 1, or stands twice.
+        """
+        sizes = _numbers("search_batch_sizes", self.search_batch_sizes or PAPER_BATCH_SIZES, int)
+        for size in sizes:
+            at_least("search_batch_sizes", size, 1)
+        return sizes
+
+
+def _numbers(name: str, given: Sequence[object], kind: Callable[[str], _Number]) -> list[_Number]:
+    """Read "0 1 2", "0,1,2" and a YAML's list alike."""
+    found: list[_Number] = []
+    for word in ",".join(str(item) for item in given).split(",") if given else ():
+        try:
+            value = kind(word)
+        except ValueError:
+            raise ConfigError(
+                f"{name} holds '{word}': give numbers, such as {name} 1 2 or {name} 1,2"
+            ) from None
+        if value in found:
+            raise ConfigError(f"{name} holds {word} twice: leave one out")
+        found.append(value)
+    return found
+
+
+# Reads argument dataclasses from a command line, with `--profile` and `--config` underneath.
+#
+# A value comes from, in rising order: the dataclass, `--profile`, `--config FILE.yaml`, the command
+# line. One YAML may serve several programs: a key that belongs to another program of ours is passed
+# over, one that belongs to none is refused.
+
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """Values that stand beneath the command line.
+
+    Attributes:
+        origin: Where they were written, for messages.
+        values: By argument name.
+    """
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+def parse_arguments(
+    classes: Sequence[type],
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    epilog: str = "",
+    under: Sequence[Defaults] = (),
+    over: Sequence[Defaults] = (),
+) -> tuple[Any, ...]:
+    """Read dataclasses from a command line, with `--profile` and `--config` underneath.
+
+    Args:
+        classes: Dataclasses whose fields do not overlap.
+        argv: Arguments without the program's name; None reads the process's own.
+        prog: Name shown in the help.
+        description: What the program does.
+        epilog: An example, shown as it is.
+        under: Values beneath `--profile` and `--config`, the later over the earlier.
+        over: Values above these, still beneath the command line.
+
+    Returns:
+        One instance a class, in their order.
+
+    Raises:
+        ConfigError: On an unknown name, a wrong type or a contradiction, on the command line or in
+            a YAML.
+    """
+    from transformers import HfArgumentParser
+
+    first = _Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", help="YAML of defaults; the command line wins.")
+    first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
+    known, rest = first.parse_known_args(argv)
+    parser = HfArgumentParser(
+        list(classes),
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        parents=[first],
+        allow_abbrev=False,
+        formatter_class=_HelpFormatter,
+    )
+    parser.error = _refuse
+    fields = _field_types(classes)
+    files = [_read(path) for path in _default_files(known.profile, known.config)]
+    for layer in (*under, *files, *over):
+        parser.set_defaults(**check_defaults(layer, fields))
+    *parsed, _, remaining = parser.parse_args_into_dataclasses(
+        args=rest, return_remaining_strings=True
+    )
+    if remaining:
+        raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+    return tuple(parsed)
+
+
+def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
+    """Read one dataclass from a command line, and leave the rest of it.
+
+    Args:
+        cls: The dataclass.
+        argv: Arguments without the program's name.
+
+    Raises:
+        ConfigError: On a wrong value.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser([cls], add_help=False, allow_abbrev=False)
+    parser.error = _refuse
+    first, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+    return first, list(rest)
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Show defaults, keep the example's line breaks, and take help texts as plain text."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        """Escape percent signs: argparse formats every help text with `%`."""
+        text = super()._get_help_string(action)
+        return text and re.sub(r"%%|%(?!\()", "%%", text)
+
+
+def _field_types(classes: Sequence[type]) -> dict[str, Any]:
+    """Give types by field name, from the annotations: HfArgumentParser edits its fields' types."""
+    return {
+        f.name: hints[f.name]
+        for cls in classes
+        for hints in (typing.get_type_hints(cls),)
+        for f in dataclasses.fields(cls)
+        if f.init
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Words a mistake in one line, without the usage of two hundred arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        _refuse(message)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(f"{message}. See --help.")
+
+
+def _unknown_argument(text: str, names: Sequence[str]) -> str:
+    name = text.lstrip("-").split("=")[0]
+    return _unknown("argument", f"--{name}", [f"--{n}" for n in names])
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Word it without the list of two hundred names."""
+    return unknown_name(kind, name, known).split(" Known:")[0] + " See --help."
+
+
+def _default_files(profile: str | None, config: str | None) -> list[Path]:
+    files = []
+    if profile is not None:
+        choose("profile", profile, PROFILES)
+        files.append(config_root() / "profiles" / f"{profile}.yaml")
+    if config is not None:
+        files.append(Path(config))
+    return files
+
+
+def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a YAML of defaults and check names and types.
+
+    Args:
+        path: The YAML.
+        fields: Type by field name, of the program that asks.
+
+    Returns:
+        The values of that program's fields. Keys of other programs of ours are left out.
+
+    Raises:
+        ConfigError: On an unknown key or a wrong type, with the value and the way out.
+    """
+    return check_defaults(_read(path), fields)
+
+
+def _read(path: Path) -> Defaults:
+    return Defaults(str(path), read_yaml(path))
+
+
+def check_defaults(layer: Defaults, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Check names and types of defaults.
+
+    Args:
+        layer: The defaults.
+        fields: Type by field name, of the program that asks.
+
+    Returns:
+        The values of that program's fields. Keys of other programs of ours are left out.
+
+    Raises:
+        ConfigError: On an unknown key or a wrong type, with the value and the way out.
+    """
+    path = layer.origin
+    others = _all_fields() if set(layer.values) - set(fields) else frozenset[str]()
+    for name in layer.values:
+        if name not in fields and name not in others:
+            raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
+    values = {name: value for name, value in layer.values.items() if name in fields}
+    for name, value in values.items():
+        if not _fits(value, fields[name]):
+            hint = (
+                " (write it as 1.0e-4: YAML reads 1e-4 as text)"
+                if isinstance(value, str) and _is_number(value)
+                else ""
+            )
+            raise ConfigError(
+                f"{path}: {name} is {value!r}, a {type(value).__name__}; "
+                f"it must be {_spell(fields[name])}{hint}"
+            )
+    return values
+
+
+def _all_fields() -> frozenset[str]:
+    from transformers import TrainingArguments
+
+    ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
+    ours.append(SeriesArguments)
+    return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in typing.get_args(kind))
+    kind = typing.get_origin(kind) or kind
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return value in [member.value for member in kind]
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return (
+        value is None
+        if kind is type(None)
+        else not isinstance(kind, type) or isinstance(value, kind)
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _spell(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind)).replace("NoneType", "null")

@@ -32,7 +32,7 @@ from pgra.config import (
     RetrieverArguments,
     RuntimeArguments,
 )
-from pgra.types import Example
+from pgra.core import Example
 
 # Importing torch and transformers makes many objects and next to no garbage. `quick_collections`
 # turns the collector on again.
@@ -173,7 +173,7 @@ def corpus_file(tmp_path) -> Path:
 
 def reader_inputs(tokenizer, verbalizer, items):
     """Tokenise (id, whole segments, label) one segment at a time: what inputs should be."""
-    from pgra.reader.tokens import TokenizedInputs
+    from pgra.reader.inputs import TokenizedInputs
 
     examples = [Example(name, {"text": name}, label) for name, _, label in items]
     segments = [

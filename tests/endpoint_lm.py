@@ -5,7 +5,7 @@ import threading
 import torch
 from loopback_endpoint import Writer, Written
 
-from pgra.models.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM
 
 
 def lm_writer(lm: CausalLM) -> Writer:

@@ -15,7 +15,7 @@ TEXT = "The film is a warm and funny portrait."
 
 
 def ask_commit(name: str) -> object:
-    from pgra.models.hub import find_commit
+    from pgra.lm.load import find_commit
 
     repo, _, revision = name.partition("@")
     return find_commit(repo, revision or None).commit
@@ -30,7 +30,7 @@ def ask_weights(name: str) -> object:
 
 
 def ask_lm(name: str) -> object:
-    from pgra.models.causal_lm import CausalLM
+    from pgra.lm.causal_lm import CausalLM
 
     lm = CausalLM.from_name(name, device="cpu", dtype="float32")
     states = lm.states_of(lm.tokenize([TEXT]))
@@ -38,14 +38,14 @@ def ask_lm(name: str) -> object:
 
 
 def ask_encoder(name: str) -> object:
-    from pgra.models.encoder import Encoder
+    from pgra.encoders.encoder import Encoder
 
     encoder = Encoder.from_name(name, device="cpu")
     return {"fingerprint": dict(encoder.fingerprint), "vector": encoder.encode([TEXT])[0].tolist()}
 
 
 def ask_reader(name: str) -> object:
-    from pgra.models.fid import FusionReader
+    from pgra.reader.fid import FusionReader
 
     return {
         name: float(w.detach().abs().sum())

@@ -6,7 +6,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from pgra.models.fid import FusionReader
+from pgra.reader.fid import FusionReader
 
 
 class _TokensAsEmbeddings(torch.nn.Module):

@@ -7,19 +7,133 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.arguments import Defaults, parse_arguments, parse_first
-from pgra.commands.ablate_told import describe_costs, describe_prompts, show_results
 from pgra.commands.common import SECTIONS, quiet_imports, quiet_libraries, say, say_once
-from pgra.config import PgraArguments
-from pgra.errors import ConfigError
-from pgra.series import SeriesArguments
+from pgra.config import Defaults, PgraArguments, SeriesArguments, parse_arguments, parse_first
+from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
-    from pgra.pipelines.grid import Grid, Point
-    from pgra.pipelines.grid_run import AnyRun
-    from pgra.pipelines.icl_inputs import IclRun
-    from pgra.processes import Processes
+    from pgra.core import Processes
+    from pgra.experiments.grid import AnyRun, Cost, Failure, Grid, GridRun, IclGridRun, Point
+    from pgra.methods.kate_inputs import IclRun
     from pgra.reader.arguments import ReaderTrainingArguments
+
+
+# What `pgra ablate` shows: the points and what they cost before, the table after.
+
+
+def show_results(
+    grid: "Grid", runs: "Sequence[AnyRun]", failures: "Sequence[Failure]", root: Path
+) -> None:
+    """Show what came out, and what did not.
+
+    Args:
+        grid: The grid.
+        runs: All of its runs.
+        failures: Those that could not be made.
+        root: Folder of all of them.
+    """
+    if any(run.is_finished for run in runs):
+        _show(root)
+    if grid.show == "seconds":
+        say(_describe_seconds(runs))
+    for failure in failures:
+        say(f"failed: {failure.run.name}: {failure.reason}")
+    if failures:
+        say(f"{len(failures)} of {len(runs)} runs failed; the same command tries them again")
+
+
+def _show(root: Path) -> None:
+    """Show the report's table; runs that it cannot put into one stay where they are."""
+    from pgra.commands.report import main as report
+
+    try:
+        report([str(root)])
+    except PgraError as error:
+        say(f"no table: {error}")
+
+
+def _describe_seconds(runs: "Sequence[AnyRun]") -> str:
+    """List what each stage of each finished run took, in seconds."""
+    from pgra.report.results import read_object
+
+    done = [run for run in runs if run.is_finished]
+    took = [read_object(run.folder / "metrics.json")["seconds"] for run in done]
+    stages = list(dict.fromkeys(stage for one in took for stage in one))
+    rows = [("seconds", *stages, "all")]
+    for run, one in zip(done, took, strict=True):
+        told = [f"{one[stage]:.1f}" if stage in one else "-" for stage in stages]
+        rows.append((run.name, *told, f"{sum(one.values()):.1f}"))
+    return "\n".join(_columns(rows))
+
+
+def describe_costs(grid: "Grid", runs: "Sequence[GridRun]") -> str:
+    """List points in the order they run, with what the LM reads for each."""
+    from pgra.experiments.grid import foresee
+
+    costs = foresee(runs)
+    head = ("task", "point", "runs", "finished", "steps", "LM reads", "")
+    rows = [head, *(_cost_row(cost) for cost in costs)]
+    finished = sum(run.is_finished for run in runs)
+    known = [cost.texts for cost in costs if cost.texts is not None]
+    sign = "" if all(cost.is_exact for cost in costs) else "about "
+    unknown = len(costs) - len(known)
+    return "\n".join(
+        [
+            grid.title,
+            *_columns(rows),
+            f"{len(runs)} runs, {finished} of them finished; the LM reads {sign}{sum(known):,} "
+            f"texts in all" + (f", and {unknown} points cannot be told" if unknown else ""),
+        ]
+    )
+
+
+def _cost_row(cost: "Cost") -> tuple[str, ...]:
+    run = cost.runs[0]
+    finished = sum(run.is_finished for run in cost.runs)
+    sign = "" if cost.is_exact else "~"
+    return (
+        run.args.data.task or "",
+        run.point.name,
+        str(len(cost.runs)),
+        str(finished),
+        str(run.training.max_steps),
+        "?" if cost.texts is None else f"{sign}{cost.texts:,}",
+        cost.note,
+    )
+
+
+def describe_prompts(grid: "Grid", runs: "Sequence[IclGridRun]") -> str:
+    """List points in the order of the table, with the prompts that are asked for each."""
+    from pgra.experiments.grid import foresee_prompts
+
+    costs = foresee_prompts(runs)
+    rows: list[Sequence[str]] = [("task", "point", "runs", "finished", "queries", "prompts", "")]
+    for cost in costs:
+        run = cost.runs[0]
+        numbers = ("?" if n is None else f"{n:,}" for n in (cost.queries, cost.prompts))
+        done = sum(run.is_finished for run in cost.runs)
+        names = (run.task_of_arguments or "", run.point.name)
+        rows.append((*names, str(len(cost.runs)), str(done), *numbers, cost.note))
+    asked = sum(cost.prompts or 0 for cost in costs)
+    unknown = sum(cost.prompts is None for cost in costs)
+    return "\n".join(
+        [
+            grid.title,
+            *_columns(rows),
+            f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished; at most "
+            f"{asked:,} prompts in all, without those that are answered already"
+            + (f", and {unknown} points cannot be told" if unknown else ""),
+        ]
+    )
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
 
 DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
 EXAMPLE = """examples:
@@ -85,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
     """Run a grid of train.py."""
-    from pgra.pipelines.ablate import make_runs
+    from pgra.experiments.grid import make_runs
 
     processes = _join(rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
@@ -104,7 +218,7 @@ def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
 
 def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
     """Run a grid of `pgra icl`."""
-    from pgra.pipelines.icl_grid import make_icl_runs
+    from pgra.experiments.grid import make_icl_runs
 
     if how.drop_readers:
         raise ConfigError(
@@ -129,7 +243,7 @@ def _is_on_cpu(rest: Sequence[str]) -> bool:
 
 
 def _join(rest: Sequence[str]) -> "Processes":
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
 
     return join_processes("cpu" if _is_on_cpu(rest) else "auto")
 
@@ -143,7 +257,7 @@ def _make_all(
     drop_readers: bool = False,
 ) -> int:
     """Make a grid's runs, and show what came of them."""
-    from pgra.pipelines.ablate import run_grid, write_grid
+    from pgra.experiments.grid import run_grid, write_grid
 
     if processes.worker.is_main:
         write_grid(grid, runs, root)
@@ -156,8 +270,7 @@ def _make_all(
 
 def _explain(words: Sequence[str], command: str = "train") -> int:
     """Show the help, or say that the grid is missing."""
-    from pgra.pipelines.grid import ICL_SECTIONS
-    from pgra.pipelines.grid_files import grid_names
+    from pgra.experiments.grid import ICL_SECTIONS, grid_names
 
     names = ", ".join(grid_names())
     if list(words) not in (["-h"], ["--help"]):
@@ -187,7 +300,7 @@ def _grid_arguments(command: str) -> type:
 
 def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
     """Read the grid; refuse an axis that is an argument too."""
-    from pgra.pipelines.grid import read_axes, read_grid, with_tasks
+    from pgra.experiments.grid import read_axes, read_grid, with_tasks
 
     grid = read_grid(name, demo=how.demo, axes=read_axes(how.axis or ()))
     given = {word[2:].split("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
@@ -260,8 +373,8 @@ def resolve_icl_point(
     Raises:
         ConfigError: As `parse_arguments`, or if the values contradict each other.
     """
-    from pgra.pipelines.grid import ICL_SECTIONS
-    from pgra.pipelines.icl_inputs import IclRun
+    from pgra.experiments.grid import ICL_SECTIONS
+    from pgra.methods.kate_inputs import IclRun
 
     parsed = parse_arguments(
         list(ICL_SECTIONS.values()),

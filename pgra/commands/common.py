@@ -8,16 +8,13 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pgra.arguments import parse_arguments
-from pgra.config import SYSTEMS, PgraArguments
+from pgra.config import SYSTEMS, PgraArguments, SeriesArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.series import SeriesArguments
 
 if TYPE_CHECKING:
-    from pgra.pipelines.run import Outcome
-    from pgra.pipelines.seeds import Summary
-    from pgra.processes import Processes
+    from pgra.core import Processes
     from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.runs import Outcome, Summary
 
 SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(PgraArguments)}
 """The argument dataclasses by their name in `PgraArguments`."""
@@ -72,7 +69,7 @@ def _parse(
     epilog: str,
 ) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Processes]":
     quiet_imports()  # before the Trainer's arguments, which bring the models
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
     from pgra.reader.arguments import ReaderTrainingArguments
 
     words = list(sys.argv[1:] if argv is None else argv)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import at_least
+from pgra.config import at_least, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
@@ -78,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     quiet_libraries()
-    from pgra.pipelines.consistency import TABLES_FILE, report_consistency
+    from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
     report = report_consistency(
         [Path(name) for name in args.runs],

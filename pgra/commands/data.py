@@ -4,8 +4,14 @@ from collections.abc import Sequence
 
 from pgra.commands.listing import Entry, package_state, parse_help_only, show_list
 from pgra.data.bundled import BUNDLED_DATA, BundledData
-from pgra.data.generation import GenerationTask, generation_task_names, load_generation_task
-from pgra.data.tasks import Task, load_task, task_names
+from pgra.data.tasks import (
+    GenerationTask,
+    Task,
+    generation_task_names,
+    load_generation_task,
+    load_task,
+    task_names,
+)
 
 ABOUT = "List the tasks, and the data that come inside packages."
 EXAMPLE = """example:

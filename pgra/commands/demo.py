@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "only: use train.py, or another --retriever"
         )
     base = Path(str(training.output_dir))
-    from pgra.evaluation.runs import load_run
-    from pgra.pipelines.run import train_run
+    from pgra.report.results import load_run
+    from pgra.runs import train_run
 
     quiet_libraries()
     say(_introduce(args))
@@ -92,8 +92,8 @@ def _introduce(args: "PgraArguments") -> str:
 
 def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
     """Write the report and the plot; give what the terminal shows."""
-    from pgra.evaluation.report import case_study, choose_case, demo_table, plot_results
-    from pgra.io import write_text
+    from pgra.artifacts import write_text
+    from pgra.report.page import case_study, choose_case, demo_table, plot_results
 
     first = systems[0].metrics
     table = demo_table(systems).to_markdown()

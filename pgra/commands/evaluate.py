@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say, show_metrics
-from pgra.config import choose
+from pgra.config import choose, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
@@ -59,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     quiet_libraries()
-    from pgra.pipelines.run import evaluate_run
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
+    from pgra.runs import evaluate_run
 
     wanted = {
         "data": {"test_file": args.test_file},

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.config import PgraArguments, ReaderArguments
+from pgra.config import PgraArguments, ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """example:
@@ -50,7 +49,7 @@ class EvidenceArguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find, label, measure and show."""
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
 
     names = [name for name in SECTIONS if name != "reader"]
     asked, *sections = parse_arguments(
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = PgraArguments(**dict(zip(names, sections, strict=True)), reader=ReaderArguments())
     quiet_libraries()
-    from pgra.pipelines.evidence_study import compare_evidence
+    from pgra.experiments.consistency import compare_evidence
 
     processes = join_processes(args.runtime.device)
     study = compare_evidence(

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say, show_metrics, show_summary
-from pgra.config import DataArguments
-from pgra.series import SeriesArguments
+from pgra.config import DataArguments, SeriesArguments, parse_arguments
 
 EXAMPLE = """examples:
   pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \\
@@ -28,9 +26,9 @@ run asks only what is new.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Choose exemplars, ask, measure and show."""
-    from pgra.icl.arguments import IclArguments, SelectionArguments
-    from pgra.icl.opening import CompleterArguments
-    from pgra.memory.label_arguments import PromptMemoryArguments
+    from pgra.lm.open import CompleterArguments
+    from pgra.memory.labels import PromptMemoryArguments
+    from pgra.methods.kate_arguments import IclArguments, SelectionArguments
 
     data, completer, selection, icl, memory = parse_arguments(
         [
@@ -48,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = SeriesArguments(seeds=icl.seeds).seed_list()
     memory.check_named()
     quiet_libraries()
-    from pgra.pipelines.icl import run_icl, run_icl_seeds
-    from pgra.pipelines.icl_inputs import IclRun
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
+    from pgra.methods.kate import run_icl, run_icl_seeds
+    from pgra.methods.kate_inputs import IclRun
 
     processes = join_processes(icl.device)
     run = IclRun(data=data, completer=completer, selection=selection, icl=icl, memory=memory)

@@ -7,16 +7,82 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.describe import describe_manifest, describe_ranks
-from pgra.commands.search import SearchArguments
-from pgra.commands.texts import TextArguments
-from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
+from pgra.commands.search import SearchArguments, TextArguments
+from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments, parse_arguments
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 
 if TYPE_CHECKING:
+    from pgra.artifacts import Manifest
+    from pgra.core import Candidates
     from pgra.data.corpus import Corpus
+
+
+# Words what an index is, and what it finds: for `pgra index`.
+
+
+_STAGES = {"dense_index": "dense", "bm25_index": "bm25"}
+
+
+def describe_manifest(folder: Path, manifest: "Manifest") -> str:
+    """Word what an index says of itself."""
+    counts: Mapping[str, Any] = manifest.counts
+    made = manifest.fingerprint
+    recipe: Mapping[str, Any] = counts.get("recipe") or {"corpus": {}, "retriever": {}}
+    names = recipe["corpus"].get("corpus", "not told")
+    bytes_ = sum(int(record["bytes"]) for record in manifest.files.values())
+    told: list[tuple[str, object]] = [
+        ("kind", _STAGES.get(manifest.stage, manifest.stage)),
+        ("corpus", names if isinstance(names, str) else ", ".join(names)),
+        ("corpus sha256", made.get("corpus_sha256")),
+        ("rows", f"{counts['rows']:,}"),
+        ("removed", f"{counts['removed']:,}" if "removed" in counts else None),
+        ("encoder", recipe["retriever"].get("encoder") if "encoder" in made else None),
+        ("weights", made.get("encoder")),
+        ("pooling", made.get("pooling")),
+        ("tokens read", made.get("max_tokens")),
+        ("cut", f"{counts['cut']:,} passages" if "cut" in counts else None),
+        ("width", counts.get("dim")),
+        ("words", counts.get("words")),
+        ("type", made.get("factory")),
+        ("trained on", _trained(counts)),
+        ("recall", _recall(counts)),
+        ("bytes", f"{bytes_:,} in {len(manifest.files)} files"),
+        ("made", f"{manifest.created}, in {manifest.seconds:,.1f} s"),
+        ("by", ", ".join(f"{name} {number}" for name, number in manifest.versions.items())),
+    ]
+    lines = [f"  {name:<14} {value}" for name, value in told if value is not None]
+    return "\n".join([f"index: {folder}", *lines])
+
+
+def _trained(counts: Mapping[str, Any]) -> str | None:
+    rows = counts.get("trained_rows")
+    return None if rows is None else f"a sample of the first {rows:,} rows, before it grew"
+
+
+def _recall(counts: Mapping[str, Any]) -> str | None:
+    if counts.get("is_exact"):
+        return "exact search of the float16 vectors"
+    recall = counts.get("recall")
+    return ", ".join(f"@{k} {share}" for k, share in recall.items()) if recall else None
+
+
+def describe_ranks(texts: Sequence[str], candidates: "Candidates", corpus: "Corpus") -> str:
+    """Word each text's candidates: rank, score, row and passage."""
+    from pgra.core import MISSING_ROW
+
+    lines = []
+    for place, text in enumerate(texts):
+        lines.append(text)
+        pairs = zip(candidates.rows[place].tolist(), candidates.scores[place].tolist(), strict=True)
+        found = [(row, score) for row, score in pairs if row != MISSING_ROW]
+        lines += [
+            f"  {rank:>4}  {score:9.4f}  row {row:<9} {corpus[row]}"
+            for rank, (row, score) in enumerate(found, 1)
+        ]
+        lines += [] if found else ["  nothing found: no passage shares a word with it"]
+    return "\n".join(lines)
+
 
 HELP = """usage: pgra index [build|info|verify|search|add|remove] [--help]
 
@@ -115,7 +181,7 @@ def _name_leading_index(words: Sequence[str]) -> list[str]:
 
 
 def _info(words: Sequence[str]) -> int:
-    from pgra.io import find_stage, load_manifest
+    from pgra.artifacts import find_stage, load_manifest
 
     runtime, corpus, args = _parse(
         _name_leading_index(words), _BUILD, word="info", about="Say what an index is."
@@ -126,7 +192,7 @@ def _info(words: Sequence[str]) -> int:
 
 
 def _verify(words: Sequence[str]) -> int:
-    from pgra.retrieval.verify import verify_index
+    from pgra.retrieval.maintain import verify_index
 
     runtime, corpus, args = _parse(
         _name_leading_index(words),
@@ -177,7 +243,7 @@ def _name_index_and_texts(words: Sequence[str]) -> list[str]:
 
 
 def _add(words: Sequence[str]) -> int:
-    from pgra.retrieval.grow import add_passages
+    from pgra.retrieval.maintain import add_passages
 
     build = import_module("index_build.__main__")
     runtime, args = _parse(
@@ -199,13 +265,13 @@ def _add(words: Sequence[str]) -> int:
 
 
 def _rows(folder: Path) -> int:
-    from pgra.io import find_stage, load_manifest
+    from pgra.artifacts import find_stage, load_manifest
 
     return int(str(load_manifest(folder, stage=find_stage(folder)).counts["rows"]))
 
 
 def _remove(words: Sequence[str]) -> int:
-    from pgra.retrieval.tombstones import remove_rows
+    from pgra.retrieval.shards import remove_rows
 
     (args,) = _parse(
         _name_leading_index(words),
@@ -221,7 +287,7 @@ def _remove(words: Sequence[str]) -> int:
 
 
 def _read_rows(path: Path) -> list[int]:
-    from pgra.data.textfile import check_file, read_lines
+    from pgra.data.read import check_file, read_lines
 
     check_file(path, ("txt",))
     rows = []
@@ -241,8 +307,8 @@ def _find(
     """Find the index that the arguments name, two for hybrid; nothing is built."""
     if args.index_dir is not None:
         return [Path(args.index_dir)]
+    from pgra.artifacts import is_finished
     from pgra.data.corpus import open_corpus
-    from pgra.io import is_finished
     from pgra.retrieval import IndexRequest, check_first_stage, find_indexes
 
     check_first_stage(args.retriever)
@@ -263,9 +329,9 @@ def _find(
 
 def _open(folder: Path, artifacts: Path) -> "tuple[RetrieverArguments, Corpus]":
     """Give the arguments of an index and its corpus, from its folder alone."""
+    from pgra.artifacts import find_stage, load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
-    from pgra.io import find_stage, load_manifest
-    from pgra.retrieval.recipe import Recipe
+    from pgra.retrieval.dense import Recipe
 
     quiet_libraries()
     recipe = Recipe.read(folder, load_manifest(folder, stage=find_stage(folder)))

@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.memory_arguments import (
     AddArguments,
@@ -17,17 +16,26 @@ from pgra.commands.memory_arguments import (
     MemoryArguments,
     QuestionArguments,
 )
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError, unknown_name
-from pgra.memory.collisions import find_near
-from pgra.memory.events import Entry, Event
-from pgra.memory.exchange import export_log, import_events, read_events
 from pgra.memory.families import Family, load_family
-from pgra.memory.gate import passing
-from pgra.memory.keys import find_collisions
-from pgra.memory.log import FeedbackLog
-from pgra.memory.opening import lookup_opener
-from pgra.memory.salvage import salvage
-from pgra.memory.shown import show_entry, show_near
+from pgra.memory.log import (
+    Entry,
+    Event,
+    FeedbackLog,
+    export_log,
+    import_events,
+    read_events,
+    salvage,
+)
+from pgra.memory.lookup import (
+    find_collisions,
+    find_near,
+    lookup_opener,
+    passing,
+    show_entry,
+    show_near,
+)
 
 HELP = """usage: pgra memory COMMAND [--help]
 

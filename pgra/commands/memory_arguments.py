@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from pgra.checks import argument as _arg
-from pgra.checks import at_least
+from pgra.config import argument as _arg
+from pgra.config import at_least
 from pgra.errors import ConfigError
-from pgra.memory.opening import LookupArguments
+from pgra.memory.lookup import LookupArguments
 
 
 @dataclass(kw_only=True)

@@ -8,19 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.memory_arguments import ChatArguments, MemoryArguments
-from pgra.data.textfile import is_utf8
+from pgra.config import parse_arguments
+from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
-from pgra.icl.completion import Completer
-from pgra.icl.opening import CompleterArguments, open_kept_completer
-from pgra.memory.conversation import Conversation, Turn
+from pgra.lm.completion import Completer
+from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.memory.chat import Conversation, Turn
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.opening import LookupArguments, OpenLookup, lookup_opener
-from pgra.memory.prompter import FewShot, load_few_shot
-from pgra.memory.shown import show_entry, show_near, visible
+from pgra.memory.lookup import (
+    LookupArguments,
+    OpenLookup,
+    lookup_opener,
+    show_entry,
+    show_near,
+    visible,
+)
+from pgra.memory.prompts import FewShot, load_few_shot
 
 EXAMPLE = """examples:
   pgra memory chat --lm bundled:smollm2-135m

@@ -5,16 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
-from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import argument as _arg
+from pgra.config import at_least, parse_arguments
 from pgra.errors import ConfigError, DataError
 from pgra.memory.lessons import Lessons, leave_out, load_lessons, word_of
-from pgra.memory.steps import Words, read_stream, read_words
+from pgra.memory.stream import Words, read_stream, read_words
 
 if TYPE_CHECKING:
-    from pgra.pipelines.memory_training import Course
+    from pgra.memory.train import Course
 
 EXAMPLE = """examples:
   pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl --output_dir runs/lm
@@ -82,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     courses = read_courses(args)
     quiet_libraries()
-    from pgra.memory.finetuning import FinetuneSettings
-    from pgra.pipelines.memory_training import train_lm
+    from pgra.memory.train import FinetuneSettings, train_lm
 
     settings = {name: getattr(args, name) for name in FinetuneSettings.__dataclass_fields__}
     trained = train_lm(
@@ -107,7 +105,7 @@ def read_courses(args: FinetuneArguments) -> "list[Course]":
         ConfigError: If a word list suits no lessons.
         DataError: If a file is not as it must be, or no word is left.
     """
-    from pgra.pipelines.memory_training import Course
+    from pgra.memory.train import Course
 
     taught = [load_lessons(name) for name in dict.fromkeys(args.lessons)]
     left = dict.fromkeys(args.words)

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
-from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import argument as _arg
+from pgra.config import at_least, parse_arguments
 from pgra.errors import ConfigError
 from pgra.memory.families import check_has_types, load_family
-from pgra.memory.gate import Trial, choose_threshold, judge_threshold
-from pgra.memory.opening import LookupArguments, lookup_opener
-from pgra.memory.steps import read_stream
+from pgra.memory.lookup import (
+    LookupArguments,
+    Trial,
+    choose_threshold,
+    judge_threshold,
+    lookup_opener,
+)
+from pgra.memory.stream import read_stream
 
 EXAMPLE = """example:
   pgra memory gate --family lexical --stream linguistic_300.jsonl \\
@@ -47,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if args.stream is None:
         raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
-    from pgra.pipelines.memory_stream import try_gate
+    from pgra.experiments.memory import try_gate
 
     family = load_family(args.family)
     check_has_types("gate", family)

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
-from pgra.checks import at_least
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import argument as _arg
+from pgra.config import at_least, parse_arguments
 from pgra.errors import ConfigError
-from pgra.memory.label_arguments import MEMORY_WEIGHT, PromptMemoryArguments
+from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
 EXAMPLE = """examples:
   pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
@@ -70,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "out"
         )
     quiet_libraries()
-    from pgra.io import write_lines
-    from pgra.pipelines.label_study import as_records, study_corrections, write_table
+    from pgra.artifacts import write_lines
+    from pgra.experiments.label_study import as_records, study_corrections, write_table
 
     rows = study_corrections(
         Path(args.run),

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
 from pgra.commands.common import say
+from pgra.config import argument as _arg
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
 from pgra.memory.families import load_family
-from pgra.memory.scoring import Scored, score_file
+from pgra.memory.stream import Scored, score_file
 
 EXAMPLE = """example:
   pgra memory score results.csv --family lexical --released_check

@@ -6,20 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
-from pgra.checks import at_least, choose
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import argument as _arg
+from pgra.config import at_least, choose, parse_arguments
 from pgra.errors import ConfigError
-from pgra.icl.opening import CompleterArguments, open_kept_completer
+from pgra.lm.open import CompleterArguments, open_kept_completer
 from pgra.memory.families import Family, check_has_types, load_family
-from pgra.memory.opening import LookupArguments, lookup_opener
-from pgra.memory.prompter import load_few_shot
-from pgra.memory.seen import check_unseen, read_seen
-from pgra.memory.steps import Step, make_stream, read_stream, read_words
+from pgra.memory.lessons import check_unseen, read_seen
+from pgra.memory.lookup import LookupArguments, lookup_opener
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import Step, make_stream, read_stream, read_words
 
 if TYPE_CHECKING:
-    from pgra.memory.prompter import FewShot
+    from pgra.memory.prompts import FewShot
 
 _PREFIXES = ("fixed", "kate")
 _AHEAD = 16  # questions that an LM here is asked together
@@ -130,8 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
         )
-    from pgra.pipelines.memory_report import write_report
-    from pgra.pipelines.memory_stream import Experiment, choose_gate, plan_variants, run_streams
+    from pgra.experiments.memory import (
+        Experiment,
+        choose_gate,
+        plan_variants,
+        run_streams,
+        write_report,
+    )
 
     plan = plan_variants(
         args.systems,
@@ -181,8 +185,8 @@ def _choose_examples(
     streams: Iterable[Sequence[Step]],
 ) -> "FewShot":
     """Choose each question's examples, of the prompt's own and the pool's."""
+    from pgra.experiments.memory import open_question_likeness
     from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool
-    from pgra.pipelines.memory_prefix import open_question_likeness
 
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
     pool = [*few_shot.examples, *more]

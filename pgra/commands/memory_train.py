@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import argument as _arg
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
 from pgra.memory.families import load_family
-from pgra.memory.pairs import Pair, read_pairs
+from pgra.memory.stream import Pair, read_pairs
 
 _GENERATOR_EXAMPLE = """example:
   pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
@@ -49,7 +49,7 @@ class PairsArguments:
 def train_gud_ir(argv: Sequence[str]) -> int:
     """Train the seq2seq model of --lookup gud-ir."""
     quiet_libraries()
-    from pgra.memory.generator_training import GeneratorArguments, train_generator
+    from pgra.memory.train import GeneratorArguments, train_generator
 
     args, how = _parse(
         argv,
@@ -68,7 +68,7 @@ def train_gud_ir(argv: Sequence[str]) -> int:
 def train_similarity(argv: Sequence[str]) -> int:
     """Train an encoder of --lookup encoder."""
     quiet_libraries()
-    from pgra.memory.similarity import SimilarityArguments, train_encoder
+    from pgra.memory.trained_head import SimilarityArguments, train_encoder
 
     args, how = _parse(
         argv,

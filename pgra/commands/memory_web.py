@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.arguments import parse_arguments
-from pgra.checks import argument as _arg
 from pgra.commands.common import say
 from pgra.commands.memory_arguments import ChatArguments, MemoryArguments
 from pgra.commands.memory_chat import Opening
+from pgra.config import argument as _arg
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
-from pgra.icl.opening import CompleterArguments
-from pgra.memory.conversation import Conversation
+from pgra.lm.open import CompleterArguments
+from pgra.memory.chat import Conversation
 from pgra.memory.log import FeedbackLog
-from pgra.memory.opening import LookupArguments
+from pgra.memory.lookup import LookupArguments
 
 EXAMPLE = """example:
   pgra memory web --lm bundled:smollm2-135m
@@ -92,7 +92,7 @@ def serve(path: Path, opening: Opening, *, web: WebArguments, listener: socket.s
     """Answer browsers until Ctrl-C; a question that is under way is answered first."""
     import uvicorn
 
-    from pgra.pipelines.memory_web import Desk, MemoryPage
+    from pgra.memory.web import Desk, MemoryPage
 
     def start() -> Conversation:
         return opening.open(FeedbackLog.open(path))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pgra.commands.listing import Entry, package_state, parse_help_only, show_list
-from pgra.models.bundled import BUNDLED_MODELS
+from pgra.lm.bundled import BUNDLED_MODELS
 
 ABOUT = "List the models that come inside packages, and say what else may be named."
 EXAMPLE = """example:

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.config import PgraArguments
+from pgra.config import PgraArguments, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pgra.pipelines.costs import Plan
-    from pgra.types import Json
+    from pgra.core import Json
+    from pgra.plan import Plan
 
 EXAMPLE = """examples:
   pgra plan --task sst2 --lm facebook/opt-13b --encoder google-bert/bert-base-uncased
@@ -76,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = None if how.json is None else Path(how.json)
     if target is not None and target.is_dir():
         raise ConfigError(f"--json {target} is a folder: name a file in it")
-    from pgra.io import write_json
-    from pgra.pipelines.plan import make_plan
+    from pgra.artifacts import write_json
+    from pgra.plan import make_plan
 
     quiet_libraries()
     plan = make_plan(args, seconds=how.calibration_seconds)
@@ -91,7 +90,7 @@ def plan_numbers(plan: "Plan") -> "Json":
     """Give a plan as JSON: bytes, seconds and counts, unrounded."""
     from dataclasses import asdict
 
-    from pgra.io import package_versions
+    from pgra.artifacts import package_versions
 
     numbers = asdict(plan)
     if plan.first is not None:

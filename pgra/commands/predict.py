@@ -5,16 +5,98 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
-from pgra.arguments import parse_arguments
-from pgra.commands.answers import Shown, as_json, show
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.texts import TextArguments, name_leading_texts
-from pgra.config import at_least
-from pgra.data.textfile import check_file, read_lines, read_records
+from pgra.commands.search import TextArguments, name_leading_texts
+from pgra.config import at_least, parse_arguments
+from pgra.data.read import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
-from pgra.memory.label_arguments import MEMORY_WEIGHT, PromptMemoryArguments
+from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
+
+if TYPE_CHECKING:
+    from pgra.methods.kate import PromptedAnswer
+    from pgra.report.results import EvidenceLine
+    from pgra.runs import Answer
+
+
+# How `pgra predict` shows an answer: as JSON, or laid out for a person.
+
+
+Shown = Union["Answer", "PromptedAnswer"]
+
+
+def as_json(answer: Shown) -> dict[str, Any]:
+    """Give an answer as `predictions.jsonl` has it."""
+    from pgra.methods.kate import PromptedAnswer
+
+    fields = dict(answer.query.fields)
+    told: dict[str, Any] = {
+        "text": answer.query.text,
+        **({"fields": fields} if len(fields) > 1 else {}),
+        "prediction": answer.prediction.label,
+        "scores": dict(answer.prediction.scores),
+    }
+    if isinstance(answer, PromptedAnswer):
+        return {**told, **answer.more}
+    told["evidence"] = [line.as_json() for line in answer.evidence]
+    if answer.unaided is not None:
+        told["memory"] = [one.as_json() for one in answer.corrections]
+        told["without_memory"] = dict(answer.unaided.scores)
+    return told
+
+
+def show(answer: Shown, num_shown: int) -> str:
+    """Lay out an answer for a person."""
+    from pgra.methods.kate import PromptedAnswer
+
+    lines = [
+        f"query: {answer.query.text}",
+        f"label: {_decided(answer.prediction.label, answer.prediction.scores)}",
+    ]
+    if isinstance(answer, PromptedAnswer):
+        return "\n".join([*lines, *_show_prompt(answer, num_shown)])
+    if answer.unaided is not None:
+        lines += [_show_correction(one.as_json()) for one in answer.corrections]
+        lines.append(f"without: {_decided(answer.unaided.label, answer.unaided.scores)}")
+    shown = answer.evidence[:num_shown]
+    if shown:
+        with_share = shown[0].attention is not None
+        lines.append(f"evidence, {len(shown)} of {len(answer.evidence)}, best first:")
+        share = "attention  " if with_share else ""
+        lines.append(f"  stage-1 rank    score  stage-2 score  {share}passage")
+        lines += [_show_line(line) for line in shown]
+    return "\n".join(lines)
+
+
+def _decided(label: str, scores: Mapping[str, float]) -> str:
+    chances = sorted(scores.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{name} {chance:.3f}" for name, chance in chances)
+    return f"{label}  (probabilities: {told})" if told else label
+
+
+def _show_correction(told: Mapping[str, Any]) -> str:
+    key, feedback = (json.dumps(told[name], ensure_ascii=False) for name in ("key", "feedback"))
+    unused = "" if told.get("is_shown", True) else " (no room in the prompt)"
+    return f"memory: entry {told['entry']} at {told['score']:.3f}{unused}: {key} -> {feedback}"
+
+
+def _show_prompt(answer: "PromptedAnswer", num_shown: int) -> list[str]:
+    corrections: Any = answer.more.get("memory", [])
+    lines = [_show_correction(told) for told in corrections]
+    shown = answer.examples[:num_shown]
+    if shown:
+        number = len(answer.examples)
+        lines.append(f"exemplars, {len(shown)} of {number}, in the prompt's order:")
+        lines += [f"  {example.label}: {example.text}" for example in shown]
+    return lines
+
+
+def _show_line(line: "EvidenceLine") -> str:
+    share = "" if line.attention is None else f"{line.attention:>9.3f}  "
+    head = f"  {line.stage1_rank:>12}{line.stage1_score:>9.3f}{line.score:>15.3f}  {share}"
+    return f"{head}{line.text}"
+
 
 EXAMPLE = """examples:
   pgra predict "A warm and funny film." --run runs/sst2-pgra-seed42
@@ -91,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     memory.check_named()
     quiet_libraries()
-    from pgra.pipelines.icl_predict import is_icl_run
+    from pgra.methods.kate import is_icl_run
 
     answers = (_ask_lm if is_icl_run(Path(args.run)) else _ask_reader)(texts.text, args, memory)
     if args.json:
@@ -105,8 +187,8 @@ def _ask_reader(
     texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
 ) -> list[Shown]:
     from pgra.memory.labels import LabelMemory
-    from pgra.pipelines.predict import Predictor
     from pgra.reader.record import read_record
+    from pgra.runs import Predictor
 
     if memory.memory_as != "exemplar":
         raise ConfigError(
@@ -137,8 +219,8 @@ def _ask_reader(
 def _ask_lm(
     texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
 ) -> list[Shown]:
-    from pgra.pipelines.icl_inputs import load_any_task
-    from pgra.pipelines.icl_predict import answer_queries, load_icl_run
+    from pgra.methods.kate import answer_queries, load_icl_run
+    from pgra.methods.kate_inputs import load_any_task
 
     if args.attention:
         raise ConfigError(f"attention is a trained reader's, and {args.run} has none: leave it out")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import quiet_libraries, say
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """example:
@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     quiet_libraries()
-    from pgra.pipelines.card import write_card
-    from pgra.pipelines.publish import HubTarget, check_target, open_target, push_run
+    from pgra.publish import HubTarget, check_target, open_target, push_run, write_card
 
     run = Path(args.run)
     write_card(run)  # which refuses what is no finished run

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import say
-from pgra.config import choose
+from pgra.config import choose, parse_arguments
 from pgra.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from pgra.evaluation.comparison import Study
-    from pgra.evaluation.reference import ReferenceTable
-    from pgra.evaluation.runs import Group
+    from pgra.report.compare import ReferenceTable, Study
+    from pgra.report.results import Group
 
 EXAMPLE = """examples:
   pgra report runs/
@@ -91,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Put finished runs into one table, with tests and the paper's values.",
         epilog=EXAMPLE,
     )
-    from pgra.evaluation.runs import load_collection
+    from pgra.report.results import load_collection
 
     _check_early(args)
     collection = load_collection([Path(path) for path in args.paths])
@@ -119,9 +117,8 @@ def _name_leading_paths(argv: Sequence[str] | None) -> list[str]:
 
 def _check_early(args: ReportArguments) -> None:
     """Refuse what can be refused before anything is read."""
-    from pgra.evaluation.figures import check_figure_path
-    from pgra.evaluation.html import check_page_path
-    from pgra.evaluation.reference import load_reference
+    from pgra.report.compare import load_reference
+    from pgra.report.page import check_figure_path, check_page_path
 
     if args.figure is not None:
         check_figure_path(Path(args.figure))
@@ -139,8 +136,8 @@ class _Compared:
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> list[_Compared]:
     """Compare the runs of each group that has any; the baseline must be a row of one at least."""
-    from pgra.evaluation.comparable import row_names
-    from pgra.evaluation.comparison import compare_runs
+    from pgra.report.compare import compare_runs
+    from pgra.report.results import row_names
 
     rows: dict[str, None] = {}
     compared = []
@@ -160,7 +157,7 @@ def _compare(groups: "Sequence[Group]", args: ReportArguments) -> list[_Compared
 
 def _find_reference(group: "Group", asked: str | None) -> "ReferenceTable | None":
     """Give the table asked for, else the grid's if it holds results of tasks."""
-    from pgra.evaluation.reference import METRIC, load_reference
+    from pgra.report.compare import METRIC, load_reference
 
     if asked is not None:
         return None if asked == _NO_REFERENCE else load_reference(asked)
@@ -171,9 +168,8 @@ def _find_reference(group: "Group", asked: str | None) -> "ReferenceTable | None
 
 
 def _write(compared: Sequence[_Compared], kind: str) -> str:
-    from pgra.evaluation.long_table import long_table
-    from pgra.evaluation.summary import summarise
-    from pgra.evaluation.tables import FORMATS
+    from pgra.report.compare import long_table, summarise
+    from pgra.report.tables import FORMATS
 
     if kind == "csv":
         tables = [long_table(each.study, each.reference) for each in compared]
@@ -183,7 +179,7 @@ def _write(compared: Sequence[_Compared], kind: str) -> str:
 
 
 def _draw(compared: Sequence[_Compared], path: Path) -> None:
-    from pgra.evaluation.figures import plot_study
+    from pgra.report.page import plot_study
 
     if len(compared) > 1:
         titles = ", ".join(f"'{each.study.group.title}'" for each in compared)
@@ -203,7 +199,7 @@ def _check_page(compared: Sequence[_Compared]) -> None:
 
 
 def _write_page(compared: Sequence[_Compared], path: Path) -> None:
-    from pgra.evaluation.html import write_page
+    from pgra.report.page import write_page
 
     title = compared[0].study.group.title if len(compared) == 1 else "Results"
     write_page(path, title, [(each.study, each.reference) for each in compared])
@@ -211,7 +207,7 @@ def _write_page(compared: Sequence[_Compared], path: Path) -> None:
 
 
 def _save(path: Path, text: str) -> None:
-    from pgra.io import write_text
+    from pgra.artifacts import write_text
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text + "\n")

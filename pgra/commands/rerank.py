@@ -7,17 +7,15 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.commands.texts import TextArguments, name_leading_texts
-from pgra.config import PgraArguments, ReaderArguments, at_least
+from pgra.commands.search import TextArguments, name_leading_texts
+from pgra.config import PgraArguments, ReaderArguments, at_least, parse_arguments
+from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
-from pgra.types import MISSING_ROW
 
 if TYPE_CHECKING:
+    from pgra.core import Candidates, Processes
     from pgra.data.corpus import Corpus
-    from pgra.processes import Processes
-    from pgra.types import Candidates
 
 EXAMPLE = """examples:
   pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
@@ -65,7 +63,7 @@ class NeighborModelArguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find evidence for texts, or for a task's splits."""
-    from pgra.processes import join_processes
+    from pgra.core import join_processes
 
     words = name_leading_texts(argv)
     texts, show, model, *sections = parse_arguments(
@@ -101,8 +99,8 @@ def _names_num_evidence(words: Sequence[str]) -> bool:
 
 
 def _rerank_splits(args: "PgraArguments", processes: "Processes") -> str:
-    from pgra.pipelines.found import SPLITS
-    from pgra.pipelines.pgra import find_evidence, read_task
+    from pgra.methods.pgra import find_evidence, read_task
+    from pgra.run_folder import SPLITS
 
     found = read_task(args)
     find_evidence(found, args, processes)
@@ -120,9 +118,8 @@ def _show_texts(
     args: "PgraArguments", texts: Sequence[str], num_shown: int, processes: "Processes"
 ) -> str:
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
-    from pgra.pipelines.pgra import read_task
-    from pgra.pipelines.stages import EvidenceSearch
-    from pgra.types import Example
+    from pgra.core import Example
+    from pgra.methods.pgra import EvidenceSearch, read_task
 
     found = read_task(args)
     prompt = found.prompt

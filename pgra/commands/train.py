@@ -15,12 +15,11 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pgra.config import PgraArguments
-    from pgra.pipelines.publish import HubTarget
-    from pgra.pipelines.search import SearchResult
-    from pgra.processes import Processes
+    from pgra.config import PgraArguments, SeriesArguments
+    from pgra.core import Processes
+    from pgra.experiments.search import SearchResult
+    from pgra.publish import HubTarget
     from pgra.reader.arguments import ReaderTrainingArguments
-    from pgra.series import SeriesArguments
 
 EXAMPLE = """examples:
   accelerate launch train.py --task sst2
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Train a reader on a task with evidence that an LM picked.",
         epilog=EXAMPLE,
     )
-    from pgra.pipelines.seeds import series_folder
+    from pgra.runs import series_folder
 
     quiet_libraries()
     pattern = _output_dir(args, training)
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     training.output_dir = pattern if has_pattern else str(folder)
     run = _train(args, series, training, processes)
     if target is not None and processes.worker.is_main:
-        from pgra.pipelines.publish import push_run
+        from pgra.publish import push_run
 
         say(f"pushed: {push_run(run, target)}")
     return 0
@@ -74,9 +73,8 @@ def _train(
     processes: "Processes",
 ) -> "Path":
     """Train what is asked for, show what came out, and give the run that counts."""
-    from pgra.pipelines.search import search_runs
-    from pgra.pipelines.seeds import train_seeds
-    from pgra.pipelines.systems import refuse_own, run_system
+    from pgra.experiments.search import search_runs
+    from pgra.runs import refuse_own, run_system, train_seeds
 
     if series.search != "none":
         refuse_own(args, f"search '{series.search}'")
@@ -102,8 +100,8 @@ def _take_target(
     processes: "Processes",
 ) -> "HubTarget | None":
     """See before any work that the reader can be pushed where it shall go."""
-    from pgra.pipelines.publish import open_target, take_target
-    from pgra.pipelines.systems import refuse_own
+    from pgra.publish import open_target, take_target
+    from pgra.runs import refuse_own
 
     if training.push_to_hub:
         refuse_own(args, "push_to_hub")

@@ -5,8 +5,8 @@ from typing import Any, Self
 
 import torch
 
-from pgra.models.loading import choose_device, find_model, load_pretrained, load_tokenizer
-from pgra.types import Json
+from pgra.core import Json
+from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 
 MAX_QUESTION_TOKENS = 512
 """Of a question so many are read, its beginning."""

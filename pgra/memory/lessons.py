@@ -1,10 +1,11 @@
-"""Lessons for an LM that a clarification shall correct: configs/memory_training/NAME.yaml.
+"""Lessons for an LM that shall follow clarifications, packed into sequences; what it has seen.
 
 A lesson is a question with its answer, with or without a clarification, about another word and in
 other words than any question that is measured. Many questions say nothing of what is meant, or are
 made of syllables, so that only the clarification can tell.
 """
 
+import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from typing import Any
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from pgra.checks import config_root, read_yaml
-from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.artifacts import write_json
+from pgra.config import config_root, read_yaml
+from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 from pgra.memory.families import Family, family_names, load_family
-from pgra.memory.keys import MAX_DISTANCE, normalize_key, strip_slot
-from pgra.memory.prompter import Shown
-from pgra.memory.scramble import can_scramble, scramble
-from pgra.memory.steps import Step, Words
+from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
+from pgra.memory.prompts import FewShot, Shown
+from pgra.memory.stream import Step, Words, can_scramble, scramble
 
 _KEYS = {"family", "meant", "feedback", "questions", "vague", "words"}
 _TOLD, _VAGUE = 0.45, 0.65  # below the first a question tells its type; then vague; then made up
@@ -242,3 +243,173 @@ def _make_up(draw: random.Random) -> str:
 def _made_up_word(draw: random.Random) -> str:
     syllables = [draw.choice(_CONSONANTS) + draw.choice(_VOWELS) for _ in range(draw.randint(1, 3))]
     return "".join(syllables) + draw.choice(("", draw.choice(_CONSONANTS)))
+
+
+# Lessons as an LM is trained on them: many in one sequence, in the form of a few-shot prompt.
+#
+# A sequence costs what its tokens cost, and each of its answers is learned from: behind the first
+# few, an answer is read with examples before it, as in a prompt.
+
+
+IGNORED = -100
+"""A label that is not learned (torch's)."""
+_CUT_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One sequence.
+
+    Attributes:
+        input_ids: Its tokens, (T,).
+        labels: The same where they belong to an answer or the word that ends it, else IGNORED.
+    """
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+class Packer:
+    """Lays lessons side by side, as the prompter writes them.
+
+    In a prompt the separator before the last answer is cut into tokens by itself, those before it
+    together with what follows: two line breaks may be one token there and two here. Half of the
+    answers are cut one way and half the other.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        few_shot: FewShot,
+        *,
+        pack_tokens: int,
+        seed: int,
+        lead_ids: Sequence[int] = (),
+    ) -> None:
+        """Take what cuts and what writes.
+
+        Args:
+            tokenizer: The LM's; a fast one, for it must tell where its tokens stand.
+            few_shot: How questions and answers are written.
+            pack_tokens: Most tokens of a sequence.
+            seed: Of the cuts.
+            lead_ids: Tokens that open every input of the LM.
+
+        Raises:
+            ConfigError: If the tokenizer is a slow one.
+        """
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"the tokenizer {type(tokenizer).__name__} does not tell where its tokens stand: "
+                "finetune an LM with a fast tokenizer"
+            )
+        self._tokenizer, self._few_shot, self._most = tokenizer, few_shot, pack_tokens
+        self._draw, self._lead = random.Random(seed), list(lead_ids)
+        self._waiting: Pack | None = None
+
+    def pack(self, next_lesson: Callable[[], Lesson]) -> Pack:
+        """Fill a sequence.
+
+        Args:
+            next_lesson: Gives lessons; one that does not fit opens the next sequence.
+
+        Raises:
+            ConfigError: If a lesson alone does not fit.
+        """
+        ids = list(self._lead)
+        labels = [IGNORED] * len(ids)
+        while True:
+            one = self._waiting or self._cut(next_lesson())
+            self._waiting = None
+            if len(self._lead) + len(one.input_ids) > self._most:
+                raise ConfigError(
+                    f"pack_tokens is {self._most}, and a lesson has {len(one.input_ids)} tokens: "
+                    "raise it"
+                )
+            if len(ids) + len(one.input_ids) > self._most:
+                self._waiting = one
+                return Pack(ids, labels)
+            ids += one.input_ids
+            labels += one.labels
+
+    def _cut(self, lesson: Lesson) -> Pack:
+        text = self._few_shot.show(lesson.shown)
+        prompt = self._few_shot.write(
+            lesson.shown.question, feedback=lesson.shown.feedback, num_own=0
+        )
+        end = len(text) - len(self._few_shot.separator)
+        if self._draw.random() >= _CUT_SHARE:
+            return self._tokenize(text, len(prompt), end)
+        asked = self._tokenize(prompt, len(prompt), len(prompt))
+        answer = self._tokenize(text[len(prompt) :], 0, end - len(prompt))
+        return Pack(asked.input_ids + answer.input_ids, asked.labels + answer.labels)
+
+    def _tokenize(self, text: str, start: int, end: int) -> Pack:
+        """Cut a text; what stands from `start` to `end` is learned."""
+        cut = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = list(cut["input_ids"])
+        places = cut["offset_mapping"]
+        labels = [
+            token if start <= first and last <= end and first < last else IGNORED
+            for token, (first, last) in zip(ids, places, strict=True)
+        ]
+        return Pack(ids, labels)
+
+
+# What a fine-tuned LM learned with, kept beside its weights: a stream with any is refused.
+
+
+SEEN_FILE = "memory_training.json"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was learned with.
+
+    Attributes:
+        words: In lower case, unscrambled.
+        forms: Questions without their words, as keys are compared.
+    """
+
+    words: Collection[str]
+    forms: Collection[str]
+
+    def write(self, folder: Path) -> None:
+        """Write it beside an LM's weights."""
+        write_json(
+            folder / SEEN_FILE, {"words": sorted(self.words), "questions": sorted(self.forms)}
+        )
+
+
+def read_seen(lm: str) -> Seen | None:
+    """Read what an LM was fine-tuned with; None for one that is no folder with such a record.
+
+    Raises:
+        ArtifactError: If the record is damaged.
+    """
+    path = Path(lm) / SEEN_FILE
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return Seen(frozenset(told["words"]), frozenset(told["questions"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} is damaged ({error}): run pgra memory finetune again, into another folder"
+        ) from None
+
+
+def check_unseen(seen: Seen, steps: Sequence[Step], family: Family) -> None:
+    """Refuse a stream that asks what the LM learned with.
+
+    Raises:
+        DataError: If a word or a question of it is among that.
+    """
+    for step in steps:
+        word, form = word_of(step, family), normalize_key(step.question)
+        if word in seen.words or form in seen.forms:
+            what = f"word '{word}'" if word in seen.words else f"question '{form}'"
+            raise DataError(
+                f"step {step.id} asks '{step.question}', and the LM was fine-tuned with the "
+                f"{what}: fine-tune it with --held_out naming this stream, or ask other questions"
+            )

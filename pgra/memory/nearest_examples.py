@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pgra.data.textfile import check_file, read_records
+from pgra.config import LEAK_JACCARD
+from pgra.core import Candidates, Example, Json, Rows
+from pgra.data.read import check_file, read_records
 from pgra.errors import ConfigError, DataError
-from pgra.icl.choice import Choice
-from pgra.icl.likeness import Likeness
-from pgra.icl.selection import ExemplarPool
-from pgra.memory.keys import strip_slot
-from pgra.memory.prompter import FewShot, Shown
-from pgra.retriever_arguments import LEAK_JACCARD
-from pgra.types import Candidates, Example, Json, Rows
+from pgra.exemplars.choice import Choice
+from pgra.exemplars.selection import ExemplarPool, Likeness
+from pgra.memory.lookup import strip_slot
+from pgra.memory.prompts import FewShot, Shown
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Vectors of a memory's keys, or of its feedback, memory-mapped. They follow the log.
+"""Vectors of a memory's keys, memory-mapped and indexed. They follow the log.
 
     FOLDER/vectors.f16       a float16 vector for each event that made an entry, appended
     FOLDER/ids.i64           the ids of these events
@@ -23,13 +23,45 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pgra.io import write_json
-from pgra.memory.events import Entry
-from pgra.memory.log import FeedbackLog
-from pgra.memory.vector_index import map_index, train_index
-from pgra.retrieval.exact import Vectors, ask
-from pgra.retrieval.factory import write_faiss
-from pgra.types import Json, Rows
+from pgra.artifacts import write_json
+from pgra.core import Json, Rows
+from pgra.memory.log import Entry, FeedbackLog
+from pgra.retrieval.base import import_faiss
+from pgra.retrieval.faiss import Vectors, ask, empty_index, map_faiss, write_faiss
+
+# The FAISS index of a memory's many vectors: lists, a byte a dimension, memory-mapped.
+
+
+_SHARE_OF_LISTS = 16  # one list in so many is looked into
+_MOST_LISTS = 4096
+_POINTS_A_LIST = 64  # that train it
+_TURNS = 10  # of k-means
+_BLOCK = 65_536  # rows read at once
+
+
+def train_index(vectors: npt.NDArray[np.float16]) -> Any:
+    """Make an index of vectors (n, D): about sqrt(n) lists, trained on a fixed sample."""
+    rows, width = vectors.shape
+    lists = min(_MOST_LISTS, 1 << round(np.log2(rows) / 2))
+    index = empty_index(f"IVF{lists},SQ8", width, rows)
+    clustering = import_faiss().extract_index_ivf(index).cp
+    clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
+    clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
+    draw = np.random.default_rng(0)
+    sample = draw.choice(rows, min(rows, lists * _POINTS_A_LIST), replace=False)
+    index.train(vectors[np.sort(sample)].astype(np.float32))
+    for start in range(0, rows, _BLOCK):
+        index.add(vectors[start : start + _BLOCK].astype(np.float32))
+    return index
+
+
+def map_index(path: Path) -> Any:
+    """Open an index on disk, to look into one list in sixteen."""
+    index = map_faiss(path)
+    ivf = import_faiss().extract_index_ivf(index)
+    ivf.nprobe = max(1, ivf.nlist // _SHARE_OF_LISTS)
+    return index
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +70,6 @@ _CHUNK = 8192  # keys encoded and written at once; a stop loses no more
 INDEX_ROWS = 50_000
 """Vectors behind the index that are compared one by one, before the index is made anew."""
 _RESCORED = 64  # hits of the index, at least, that are compared exactly
-_BLOCK = 65_536  # rows read at once
 
 
 class TextEncoder(Protocol):

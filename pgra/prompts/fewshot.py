@@ -1,7 +1,7 @@
 """Few-shot prefixes: which labelled examples stand before every text of a task, and in what order.
 
 One draw serves all splits and the corpus, so that all states live in one space. (Prefixes that
-differ by query are another thing: `pgra.rerank.exemplars`.)
+differ by query are another thing: `pgra.exemplars.nearest`.)
 """
 
 import random
@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pgra.core import Example, Json
 from pgra.errors import ConfigError
 from pgra.prompts.template import INSTRUCTION, SEPARATOR, PromptTemplate
-from pgra.types import Example, Json
 
 
 @dataclass(frozen=True)

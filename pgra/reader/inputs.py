@@ -1,4 +1,4 @@
-"""What the reader reads: segments, each the query and one evidence, within a token limit.
+"""What the reader reads: queries, segments within a token limit, demonstrations, token arrays.
 
 Guo et al. 2023, section 3.3. A query and a passage are tokenised once, however many segments they
 stand in; a segment's tokens are those of its first part, of a space and its second part, and the
@@ -7,21 +7,209 @@ template around it: a reader that loses its slot guesses.
 """
 
 import logging
+import random
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from pgra.artifacts import (
+    artifact_dir,
+    is_finished,
+    read_array,
+    read_manifest,
+    write_array,
+    write_manifest,
+)
 from pgra.config import at_least, choose
-from pgra.errors import ConfigError, DataError
-from pgra.models.segments import TokenIds
+from pgra.core import Example, Json, Processes
+from pgra.data.read import is_utf8
+from pgra.errors import ConfigError, DataError, unknown_name
+from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
 from pgra.prompts.template import check_template
-from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.tokens import TokenizedInputs
-from pgra.types import Example
+from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.reader.fid import IGNORED
+
+# Tokenised inputs of the reader: a few arrays for a whole split, made once and kept on disk.
+
+
+STAGE = "inputs"
+
+
+@dataclass(frozen=True)
+class TokenizedInput:
+    """One example as tokens.
+
+    Attributes:
+        example_id: The example it was made from.
+        segments: N arrays of token ids, int32, each the query with one evidence.
+        target: Token ids of the label's target, None without a label.
+    """
+
+    example_id: str
+    segments: tuple[TokenIds, ...]
+    target: TokenIds | None
+
+
+@dataclass(frozen=True)
+class TokenizedInputs:
+    """A split's examples as tokens: a sequence of `TokenizedInput`.
+
+    Attributes:
+        example_ids: One a row.
+        labels: The labels' names, None where an example has none.
+        targets: Target tokens by label.
+        tokens: Those of all segments, one after the other, int32.
+        segment_ends: Where each segment ends among them, (S,) int64.
+        example_ends: Where each example's segments end among the segments, (B,) int64.
+    """
+
+    example_ids: Sequence[str]
+    labels: Sequence[str | None]
+    targets: Mapping[str, TokenIds]
+    tokens: TokenIds
+    segment_ends: npt.NDArray[np.int64]
+    example_ends: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        examples: Sequence[Example],
+        segments: Sequence[Sequence[TokenIds]],
+        tokenizer: Any,
+        verbalizer: Verbalizer,
+    ) -> "TokenizedInputs":
+        """Put segments into arrays.
+
+        Args:
+            examples: The examples, labelled or not.
+            segments: Token ids of each one's segments, at least one.
+            tokenizer: The reader's.
+            verbalizer: Gives each label its target.
+
+        Raises:
+            DataError: If an example has a label that the verbalizer does not know.
+        """
+        flat = [segment for found in segments for segment in found]
+        tokens = np.concatenate(flat) if flat else np.empty(0, np.int32)
+        ends = np.cumsum([len(segment) for segment in flat], dtype=np.int64)
+        owners = np.cumsum([len(found) for found in segments], dtype=np.int64)
+        return cls.from_arrays((tokens, ends, owners), examples, tokenizer, verbalizer)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Sequence[npt.NDArray[Any]],
+        examples: Sequence[Example],
+        tokenizer: Any,
+        verbalizer: Verbalizer,
+    ) -> "TokenizedInputs":
+        """Name the rows of `tokens`, `segment_ends` and `example_ends`; the rest as in `of`."""
+        for example in examples:
+            if example.label is not None and example.label not in verbalizer.labels:
+                raise DataError(
+                    f"example '{example.id}' has label {example.label!r}, "
+                    f"the task knows: {', '.join(verbalizer.labels)}"
+                )
+        ids = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
+        targets = {label: np.array(target, dtype=np.int32) for label, target in ids}
+        tokens, segment_ends, example_ends = arrays
+        return cls(
+            [example.id for example in examples],
+            [example.label for example in examples],
+            targets,
+            tokens,
+            segment_ends,
+            example_ends,
+        )
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.example_ids)
+
+    def __getitem__(self, row: int) -> TokenizedInput:
+        """Give one example."""
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        first = int(self.example_ends[row - 1]) if row else 0
+        ends = self.segment_ends[first : int(self.example_ends[row])].tolist()
+        starts = [int(self.segment_ends[first - 1]) if first else 0, *ends[:-1]]
+        label = self.labels[row]
+        return TokenizedInput(
+            self.example_ids[row],
+            tuple(self.tokens[start:end] for start, end in zip(starts, ends, strict=True)),
+            None if label is None else self.targets[label],
+        )
+
+    def __iter__(self) -> Iterator[TokenizedInput]:
+        """Give all examples in order."""
+        return (self[row] for row in range(len(self)))
+
+    def sizes(self) -> list[int]:
+        """Count each example's tokens over all its segments."""
+        if not len(self):
+            return []
+        ends = self.segment_ends[self.example_ends - 1]
+        sizes: list[int] = np.diff(ends, prepend=0).tolist()
+        return sizes
+
+
+def store_inputs(
+    root: Path,
+    split: str,
+    fingerprint: Mapping[str, Json],
+    make: Callable[[], TokenizedInputs],
+    *,
+    examples: Sequence[Example],
+    tokenizer: Any,
+    verbalizer: Verbalizer,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> TokenizedInputs:
+    """Read a split's tokenised inputs, or make and write them.
+
+    Args:
+        root: Folder of the tokenised inputs of a task.
+        split: Name of the split.
+        fingerprint: All that determines the tokens.
+        make: Makes them; called in the main process only.
+        examples: The split's examples.
+        tokenizer: The reader's.
+        verbalizer: Gives each label its target.
+        processes: Who waits.
+
+    Raises:
+        ArtifactError: If what is there is damaged.
+    """
+    folder = artifact_dir(root, split, fingerprint)
+    names = ("tokens", "segment_ends", "example_ends")
+    reused = is_finished(folder)
+    processes.barrier()  # all have looked before the main process writes
+    if not reused and processes.worker.is_main:
+        start = time.perf_counter()
+        made = make()
+        for name in names:
+            write_array(folder / f"{name}.npy", getattr(made, name))
+        counts = {"examples": len(made), "segments": len(made.segment_ends)}
+        write_manifest(
+            folder,
+            stage=STAGE,
+            fingerprint=fingerprint,
+            counts={**counts, "tokens": len(made.tokens)},
+            seconds=time.perf_counter() - start,
+        )
+    processes.barrier()
+    read_manifest(folder, stage=STAGE, fingerprint=fingerprint)
+    arrays = [read_array(folder / f"{name}.npy") for name in names]
+    return TokenizedInputs.from_arrays(arrays, examples, tokenizer, verbalizer)
+
 
 logger = logging.getLogger(__name__)
 
@@ -209,3 +397,271 @@ def check_labels(inputs: TokenizedInputs, labels: Sequence[str]) -> None:
             raise DataError(
                 f"example '{name}' has label {label!r}, the task knows: {', '.join(labels)}"
             )
+
+
+# Inputs with demonstrations: a query, then one answered example of each label (LM-BFF).
+#
+# Gao et al. 2021, section 6 and eq. 5: T(x) and then, for each label, the template of a training
+# example with its word in the slot. Several sets are drawn for an example, from those of a
+# label's examples that are nearest to it (section 6.2: the nearer half, by a sentence encoder's
+# cosine); its scores are averaged over the sets.
+
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Support:
+    """What demonstrations are drawn from.
+
+    Attributes:
+        examples: The training examples.
+        vectors: Theirs, of unit length, (n, D); None to draw from all of a label's.
+        share: How many of a label's examples are drawn from, the nearest ones, rounded down, at
+            least one.
+        num_sets: Sets drawn for each query.
+        seed: Of the draws.
+    """
+
+    examples: Sequence[Example]
+    vectors: Vectors | None
+    share: float
+    num_sets: int
+    seed: int
+
+    def draw(
+        self, queries: Sequence[Example], vectors: Vectors | None, labels: Sequence[str]
+    ) -> npt.NDArray[np.int64]:
+        """Draw the demonstrations of each query; a query is never its own.
+
+        A query's draws depend on its id and the seed, not on the queries beside it.
+
+        Args:
+            queries: The examples to show something with.
+            vectors: Theirs, of unit length, (B, D); None where the support has none.
+            labels: The task's, each of which has two examples at least.
+
+        Returns:
+            Places among the support's examples, (B, num_sets, C), the labels in order.
+        """
+        near = [self._near(query, vectors, row, labels) for row, query in enumerate(queries)]
+        drawn = np.empty((len(queries), self.num_sets, len(labels)), dtype=np.int64)
+        for row, query in enumerate(queries):
+            draw = random.Random(f"{self.seed}/{query.id}")
+            for number in range(self.num_sets):
+                drawn[row, number] = [draw.choice(places) for places in near[row]]
+        return drawn
+
+    def _near(
+        self, query: Example, vectors: Vectors | None, row: int, labels: Sequence[str]
+    ) -> list[list[int]]:
+        """Give the places of each label's nearest examples, ties by place."""
+        found = []
+        for label in labels:
+            places = [
+                place
+                for place, example in enumerate(self.examples)
+                if example.label == label and example.id != query.id
+            ]
+            if self.vectors is not None and vectors is not None:
+                nearness = self.vectors[places] @ vectors[row]
+                places = [places[i] for i in np.argsort(-nearness, kind="stable")]
+            found.append(places[: max(1, int(len(places) * self.share))])
+        return found
+
+
+def build_demonstrated(
+    queries: Sequence[Example],
+    drawn: npt.NDArray[np.int64],
+    support: Sequence[Example],
+    tokenizer: Any,
+    verbalizer: Verbalizer,
+    *,
+    layout: SegmentLayout,
+) -> TokenizedInputs:
+    """Put each query and its demonstrations into a segment for each set.
+
+    The query gets `layout.max_tokens`, and all demonstrations as many again, each an equal share
+    (the original doubles its limit likewise); what is too long is cut in the example's own text,
+    never in the template, so that no demonstration loses its word.
+
+    Args:
+        queries: The examples to decide.
+        drawn: As `Support.draw` gives them.
+        support: What they are places of.
+        tokenizer: The reader's.
+        verbalizer: Gives each label its word and target.
+        layout: The template and the limit.
+
+    Raises:
+        ConfigError: If the limit leaves a template no room.
+        DataError: If a query has a label that the verbalizer does not know.
+    """
+    texts, _ = fit_queries(queries, tokenizer, layout)
+    asked = tokenize_parts(texts, tokenizer, is_first=True)
+    room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
+    try:
+        shown = _demonstrations(support, tokenizer, verbalizer, room=room, template=layout.template)
+    except ConfigError:
+        raise ConfigError(
+            f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
+            f"demonstrations {room - 1} tokens, too few for the template itself "
+            f"({layout.template!r}): raise it"
+        ) from None
+    end = np.array([tokenizer.eos_token_id], dtype=np.int32)
+    segments = [
+        [np.concatenate([query, *(shown[place] for place in places), end]) for places in sets]
+        for query, sets in zip(asked, drawn.tolist(), strict=True)
+    ]
+    return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)
+
+
+def _demonstrations(
+    support: Sequence[Example],
+    tokenizer: Any,
+    verbalizer: Verbalizer,
+    *,
+    room: int,
+    template: str,
+) -> list[TokenIds]:
+    """Tokenise each support example with its word in the slot, as it follows other text."""
+    shown: dict[str, TokenIds] = {}
+    for label, word in verbalizer.words.items():
+        mine = [example for example in support if example.label == label]
+        filled = SegmentLayout(_fill(template, word), max_tokens=room)
+        texts, _ = fit_queries(mine, tokenizer, filled)
+        ids = tokenize_parts(texts, tokenizer, is_first=False)
+        shown |= {example.id: tokens for example, tokens in zip(mine, ids, strict=True)}
+    return [shown[example.id] for example in support]
+
+
+def _fill(template: str, word: str) -> str:
+    """Put a word into a template's slot, or behind a template without one."""
+    plain = word.replace("{", "{{").replace("}", "}}")  # it stays a template for the fields
+    return template.replace(SLOT, plain) if SLOT in template else f"{template} {plain}"
+
+
+def repeat_sets(inputs: TokenizedInputs) -> TokenizedInputs:
+    """Give each set as an example to train on, all examples' first sets first.
+
+    Its name tells the set: "train-7/2".
+    """
+    num_sets = len(inputs.segment_ends) // max(len(inputs), 1)
+    order = np.arange(len(inputs.segment_ends)).reshape(len(inputs), num_sets).T.ravel()
+    rows = [(place // num_sets, place % num_sets) for place in order.tolist()]
+    segments = [inputs[row].segments[number] for row, number in rows]
+    return TokenizedInputs(
+        [f"{inputs.example_ids[row]}/{number}" for row, number in rows],
+        [inputs.labels[row] for row, _ in rows],
+        inputs.targets,
+        np.concatenate(segments),
+        np.cumsum([len(segment) for segment in segments], dtype=np.int64),
+        np.arange(1, len(segments) + 1),
+    )
+
+
+# Batches of tokenised inputs: segments in groups of like length, targets padded.
+
+
+@dataclass(frozen=True)
+class ReaderBatch:
+    """A batch of B examples.
+
+    Attributes:
+        packed: Their segments.
+        labels: (B, T) int64, -100 where padded; None if an example has no label.
+        example_ids: Which examples they are.
+    """
+
+    packed: PackedSegments
+    labels: Tensor | None
+    example_ids: tuple[str, ...]
+
+    def to(self, device: torch.device) -> "ReaderBatch":
+        """Copy to a device."""
+        labels = None if self.labels is None else self.labels.to(device)
+        return replace(self, packed=self.packed.to(device), labels=labels)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes batches of tokenised inputs.
+
+    Attributes:
+        pad_token_id: The tokenizer's.
+        cost: What decides how segments are grouped.
+    """
+
+    pad_token_id: int
+    cost: GroupCost
+
+    def __call__(self, rows: Sequence[TokenizedInput]) -> ReaderBatch:
+        """Group the segments and pad the targets; N and L may differ from row to row."""
+        packed = pack_segments(
+            [row.segments for row in rows], pad_token_id=self.pad_token_id, cost=self.cost
+        )
+        targets = [row.target for row in rows if row.target is not None]
+        labels = pad_targets(targets) if len(targets) == len(rows) else None
+        return ReaderBatch(packed, labels, tuple(row.example_id for row in rows))
+
+    def as_inputs(self, rows: Sequence[TokenizedInput]) -> dict[str, Any]:
+        """Give a batch as the Trainer passes it on: the reader's arguments, and the examples' ids.
+
+        The ids are for whoever has to name a batch; the reader does not take them.
+        """
+        batch = self(rows)
+        named = {**batch.packed.as_inputs(), "example_ids": batch.example_ids}
+        return named if batch.labels is None else {**named, "labels": batch.labels}
+
+
+def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:
+    """Pad targets with -100 to the longest, (n, T) int64."""
+    padded = np.full((len(targets), max(len(t) for t in targets)), IGNORED, dtype=np.int64)
+    for i, target in enumerate(targets):
+        padded[i, : len(target)] = target
+    return torch.from_numpy(padded)
+
+
+# Queries as people give them, checked against what a task takes.
+
+
+Query = str | Mapping[str, str]
+"""A text (of the task's first input), or a text for each of the task's inputs."""
+
+
+def read_queries(queries: Sequence[Query], *, task: str, inputs: Sequence[str]) -> list[Example]:
+    """Give queries a task's fields.
+
+    Args:
+        queries: As they were given.
+        task: The task's name, for messages.
+        inputs: Its inputs, in order.
+
+    Raises:
+        ConfigError: If one is not what the task takes.
+    """
+    if isinstance(queries, str | Mapping):
+        raise ConfigError("queries is a single query: give a list of them, such as ['a text']")
+    return [
+        Example(f"query-{number}", _read_fields(query, task, inputs, where=f"query {number}"))
+        for number, query in enumerate(queries)
+    ]
+
+
+def _read_fields(query: Query, task: str, inputs: Sequence[str], *, where: str) -> dict[str, str]:
+    if isinstance(query, str):
+        query = {name: query if place == 0 else "" for place, name in enumerate(inputs)}
+    if not isinstance(query, Mapping):
+        raise ConfigError(f"{where} is a {type(query).__name__}: give a text or a mapping")
+    lacking = [name for name in inputs if name not in query]
+    if lacking:
+        raise ConfigError(f"{where} has no '{lacking[0]}': task '{task}' needs it")
+    for name, text in query.items():
+        if name not in inputs:
+            raise ConfigError(f"{where}: {unknown_name('input', str(name), inputs)}")
+        if not isinstance(text, str) or not is_utf8(text):
+            raise ConfigError(f"{where}: '{name}' is {text!a}, not clean text")
+    fields = {name: query[name].strip() for name in inputs}
+    if not any(fields.values()):
+        raise ConfigError(f"{where} is empty: give words to read")
+    return fields

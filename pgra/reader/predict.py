@@ -1,6 +1,7 @@
-"""Reads examples and decides: one label each, with a probability for every label."""
+"""Reads examples and decides: calibrated probabilities, and which evidence was looked at."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,18 +13,14 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm import tqdm
 
+from pgra.core import Prediction, Scores, Worker
 from pgra.errors import ModelError
-from pgra.models.batching import token_budget_batches
-from pgra.models.fid import IGNORED, Fused, FusionReader
-from pgra.models.prepack import packed_for
-from pgra.models.rag import RagReader
-from pgra.models.segments import GroupCost, PackedSegments
+from pgra.lm.batching import GroupCost, PackedSegments, token_budget_batches
+from pgra.lm.kernels import packed_for
 from pgra.prompts.verbalizer import SLOT, Verbalizer
-from pgra.reader.collate import Collator, pad_targets
-from pgra.reader.pools import PooledInputs, choose_evidence
-from pgra.reader.separate import SeparateInputs
-from pgra.reader.tokens import TokenizedInputs
-from pgra.types import Prediction, Scores, Worker
+from pgra.reader.fid import IGNORED, Fused, FusionReader
+from pgra.reader.inputs import Collator, TokenizedInputs, pad_targets
+from pgra.reader.rag import PooledInputs, RagReader, SeparateInputs, choose_evidence
 
 logger = logging.getLogger(__name__)
 
@@ -263,3 +260,157 @@ def _score_official(
     for i, label in enumerate(found):
         scores[i, 0 if label is None else labels.index(label)] = 0.0
     return scores
+
+
+# Calibrates a reader's probabilities: one temperature, fitted on the dev examples.
+#
+# Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2: of all ways they
+# compare, the one with a single parameter is the best or nearly so, and it changes no decision.
+
+
+LEAST_EXAMPLES = 50
+"""Fewer tell too little: the share of right answers of 50 is itself unsure by 0.07 (one sigma)."""
+LARGEST = 10.0
+"""Temperatures lie between 1 / LARGEST and LARGEST. The upper border is taken: of a reader that is
+sure and wrong nothing better can be said. The lower is not: if all dev examples are right, a
+smaller one is better without end, and says only that there were few."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How sure a reader may be.
+
+    Attributes:
+        temperature: What scores are divided by before the softmax over labels; 1 changes nothing.
+        num_examples: Dev examples that it was fitted on, 0 if it was not.
+        note: Why it is 1, where it was not fitted or did not help; or that it is the largest.
+    """
+
+    temperature: float = 1.0
+    num_examples: int = 0
+    note: str | None = None
+
+
+def negative_log_likelihood(
+    scores: Scores, truth: Sequence[int], *, temperature: float = 1.0
+) -> float:
+    """Give the mean of -log p of the true labels.
+
+    Args:
+        scores: Log-probability of each of C labels, (B, C), all finite.
+        truth: The true label's column, of each example.
+        temperature: What scores are divided by.
+    """
+    logits = scores.astype(np.float64) / temperature
+    logits -= logits.max(axis=1, keepdims=True)
+    chosen = logits[np.arange(len(logits)), list(truth)]
+    return float((np.log(np.exp(logits).sum(axis=1)) - chosen).mean())
+
+
+def fit_temperature(scores: Scores, truth: Sequence[int]) -> Calibration:
+    """Fit the temperature that makes the true labels most likely (Guo et al. 2017, eq. 9).
+
+    Args:
+        scores: Log-probability of each of C labels, (B, C).
+        truth: The true label's column, of each example.
+
+    Returns:
+        A temperature of 1 with a note, where there are too few examples or no other is better.
+    """
+    from scipy.optimize import minimize_scalar  # a third of a second to import
+
+    if len(truth) < LEAST_EXAMPLES:
+        return _uncalibrated(
+            f"{len(truth)} dev examples are too few to fit it (at least {LEAST_EXAMPLES})"
+        )
+
+    def loss(log_temperature: float) -> float:
+        return negative_log_likelihood(scores, truth, temperature=math.exp(log_temperature))
+
+    # In 1/T the loss is convex, so in log T it has one valley.
+    border = math.log(LARGEST)
+    found = minimize_scalar(loss, bounds=(-border, border), method="bounded")
+    best = float(found.x)
+    if not loss(best) < loss(0.0):
+        return _uncalibrated(f"no other is better on the {len(truth)} dev examples")
+    if best < 0.01 - border:
+        return _uncalibrated(f"the {len(truth)} dev examples are too easy to name another")
+    is_last = best > border - 0.01
+    note = (
+        f"temperature is {LARGEST:g}, the largest: probabilities tell little" if is_last else None
+    )
+    return Calibration(LARGEST if is_last else math.exp(best), len(truth), note)
+
+
+def _uncalibrated(why: str) -> Calibration:
+    return Calibration(note=f"probabilities are not calibrated, temperature is 1: {why}")
+
+
+# What the reader looks at: the share of its cross-attention that each evidence gets.
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Scores, and what the reader looked at while it wrote the label it decided for.
+
+    Attributes:
+        scores: Log-probability of each of C labels, (B, C) float32.
+        shares: Of each example a share for each segment; they add up to 1.
+    """
+
+    scores: Scores
+    shares: list[list[float]]
+
+
+def score_with_attention(
+    reader: FusionReader,
+    tokenizer: Any,
+    inputs: TokenizedInputs,
+    verbalizer: Verbalizer,
+    *,
+    decision: Decision,
+    batch_tokens: int,
+    progress: bool = False,
+    worker: Worker | None = None,
+) -> Attended:
+    """Score tokenised examples as `score_inputs`, and say what the reader looked at.
+
+    The encoder runs once for both; the decoder writes the decided label's target once more, with
+    the attention that gives its weights.
+
+    Args:
+        reader: On the device it is to run on.
+        tokenizer: The reader's.
+        inputs: In any order.
+        verbalizer: Gives each label its words.
+        decision: How labels are decided.
+        batch_tokens: Most tokens in a batch.
+        progress: Whether to show a bar.
+        worker: This process's share when several run; every one gets all.
+    """
+    scorer = LabelScorer(reader, tokenizer, verbalizer, decision)
+
+    @torch.inference_mode()
+    def work(
+        indices: list[int], packed: PackedSegments
+    ) -> Sequence[tuple[list[float], list[float]]]:
+        fused = reader.fuse(packed)
+        scores = scorer(packed, fused).cpu().numpy()
+        written = scorer.targets[scores.argmax(axis=1)]  # ties by the task's order of labels
+        lengths = [[len(segment) for segment in inputs[i].segments] for i in indices]
+        shares = reader.attention_mass(packed, lengths, written, fused=fused)
+        return list(zip(scores.tolist(), shares, strict=True))
+
+    rows = map_batches(
+        reader,
+        inputs,
+        work,
+        pad_token_id=tokenizer.pad_token_id,
+        batch_tokens=batch_tokens,
+        progress=progress,
+        worker=worker,
+    )
+    scores = np.array([row for row, _ in rows], dtype=np.float32)
+    return Attended(
+        scores.reshape(len(inputs), len(verbalizer.labels)), [shares for _, shares in rows]
+    )

@@ -6,17 +6,15 @@ from pathlib import Path
 from pgra.config import RerankArguments, choose
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.loading import batch_budget
-from pgra.models.prefix import PromptedEncoder
+from pgra.exemplars.nearest import NearestExemplars
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import batch_budget
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank.averaged import AveragedReranker
 from pgra.rerank.base import FirstStageOrder, Reranker, Work
-from pgra.rerank.exemplars import NearestExemplars
-from pgra.rerank.fitting import Reference
 from pgra.rerank.neighbors import NeighborReranker
-from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.prompted import AveragedReranker, PromptedReranker
+from pgra.rerank.similarity import WAYS, Reference
 
 __all__ = [
     "RERANKERS",

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgra.processes import Processes
-from pgra.types import Candidates, Example, Json, Rows
+from pgra.core import Candidates, Example, Json, Processes, Rows
 
 
 @dataclass(frozen=True)

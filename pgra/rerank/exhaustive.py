@@ -14,25 +14,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from pgra.data.build import build_once
+from pgra.artifacts import artifact_dir, build_once
+from pgra.core import Candidates, Example, Json, Processes, Rows
 from pgra.errors import ConfigError
-from pgra.io import artifact_dir
-from pgra.processes import Processes
+from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
-from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import Similarity
-from pgra.retrieval.choice import AUTO, EXACT, choose_factory, import_faiss, memory_limit
+from pgra.retrieval.base import AUTO, EXACT, choose_factory, import_faiss, memory_limit
 from pgra.retrieval.dense import load_faiss
-from pgra.retrieval.exact import Vectors, ask, most_hits, nearest
-from pgra.retrieval.factory import (
+from pgra.retrieval.faiss import (
+    DEPTHS,
     INDEX_FILE,
+    SAMPLE,
     IndexPlan,
+    Vectors,
     VectorSource,
+    ask,
     build_faiss,
     empty_index,
+    most_hits,
+    nearest,
 )
-from pgra.retrieval.recall import DEPTHS, SAMPLE
-from pgra.types import Candidates, Example, Json, Rows
 
 logger = logging.getLogger(__name__)
 

@@ -21,14 +21,13 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pgra.artifacts import artifact_dir, canonical_json
+from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
 from pgra.data.corpus import Corpus
-from pgra.io import artifact_dir, canonical_json
-from pgra.models.prefix import PromptedEncoder, Prompts
-from pgra.processes import Processes
+from pgra.exemplars.nearest import NearestExemplars
+from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import Work
-from pgra.rerank.exemplars import NearestExemplars
-from pgra.types import MISSING_ROW, Candidates, Example, Json, Rows
 
 KEPT = ("dot", "cosine")
 """What a pair's entry in the bank holds, in this order."""

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.config import RetrieverArguments, choose
+from pgra.core import Processes
 from pgra.errors import ConfigError
-from pgra.processes import Processes
 from pgra.retrieval.base import (
     BuiltIndex,
     IndexRequest,

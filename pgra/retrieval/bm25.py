@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from pgra.data.build import build_once
-from pgra.io import artifact_dir, digest, is_finished, read_manifest
+from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
+from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates, refuse_strangers
-from pgra.retrieval.recipe import write_recipe
-from pgra.types import MISSING_ROW, Candidates, Json, Rows
+from pgra.retrieval.dense import write_recipe
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus

@@ -1,35 +1,310 @@
-"""First stage by meaning: an encoder's vectors, searched with FAISS by inner product."""
+"""First stage by meaning: an encoder's vectors, built into a FAISS index and searched."""
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from pgra.config import RetrieverArguments
-from pgra.errors import ConfigError
-from pgra.io import artifact_dir, read_manifest
-from pgra.models.encoder import Encoder
-from pgra.models.loading import choose_device
-from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
-from pgra.retrieval.choice import AUTO, EXACT, choose_factory, import_faiss, memory_limit
-from pgra.retrieval.exact import Vectors, ask, most_hits
-from pgra.retrieval.factory import IndexPlan, find_faiss, map_faiss
-from pgra.retrieval.flat import BlockSearch
-from pgra.retrieval.index import build_dense_index, dense_fingerprint
+from pgra.artifacts import (
+    Manifest,
+    artifact_dir,
+    is_finished,
+    lock_folder,
+    read_manifest,
+    write_manifest,
+)
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Candidates, Json, Processes, Rows
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ArtifactError, ConfigError
+from pgra.lm.load import choose_device
+from pgra.retrieval.base import (
+    AUTO,
+    EXACT,
+    BuiltIndex,
+    IndexRequest,
+    check_num_candidates,
+    choose_factory,
+    import_faiss,
+    memory_limit,
+    refuse_strangers,
+)
+from pgra.retrieval.faiss import (
+    INDEX_FILE,
+    BlockSearch,
+    IndexPlan,
+    Rescored,
+    Vectors,
+    VectorSource,
+    ask,
+    build_faiss,
+    empty_index,
+    find_faiss,
+    map_faiss,
+    most_hits,
+)
 from pgra.retrieval.ray_engine import RayEngine
-from pgra.retrieval.recipe import write_recipe
-from pgra.retrieval.rescore import Rescored
-from pgra.retrieval.shards import find_shards, read_rows, read_shards
-from pgra.retrieval.tombstones import STAGE, read_removed, search_kept, with_history
-from pgra.types import Candidates, Json, Rows
+from pgra.retrieval.shards import (
+    GROWN_FILES,
+    STAGE,
+    Shard,
+    count_cut,
+    encode_shards,
+    find_shards,
+    plan_shards,
+    read_removed,
+    read_rows,
+    read_shards,
+    refuse_cut,
+    remove_strays,
+    search_kept,
+    take_over_shards,
+    vectors_digest,
+    with_history,
+)
 
 if TYPE_CHECKING:
     import torch
 
+    from pgra.data.corpus import Corpus
+
+
+# Builds a FAISS index of a corpus: float16 shards first, then `index.faiss`, manifest last.
+
+
 logger = logging.getLogger(__name__)
+
+_OURS = ("vectors-*.npy", "vectors-*.json", INDEX_FILE, *GROWN_FILES)
+
+
+@dataclass(frozen=True)
+class _Job:
+    corpus: "Corpus"
+    encoder: Encoder
+    plan: IndexPlan
+    queries: Sequence[str] | None
+    shards: Sequence[Shard]
+    made_of: str
+    recipe: Mapping[str, Json] | None
+    engine: RayEngine | None
+    home: Path | None
+
+
+def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[str, Json]:
+    """Give all that determines a dense index."""
+    return {**corpus.fingerprint, **encoder.fingerprint, "factory": factory, "metric": "ip"}
+
+
+def build_dense_index(
+    corpus: "Corpus",
+    encoder: Encoder,
+    folder: Path,
+    *,
+    plan: IndexPlan = IndexPlan(factory="Flat"),  # noqa: B008 (frozen)
+    queries: Sequence[str] | None = None,
+    shard_rows: int = 8192,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    progress: bool = True,
+    recipe: Mapping[str, Json] | None = None,
+    engine: RayEngine | None = None,
+    home: Path | None = None,
+) -> BuiltIndex:
+    """Build an index, or find that it is finished.
+
+    A killed job run again computes only the shards that are missing, foreign or damaged, and its
+    files are byte for byte those of an unbroken run (the manifest's times aside). For factories
+    with a graph (HNSW) that holds with one thread only, as FAISS inserts in parallel.
+
+    Args:
+        corpus: What is searched.
+        encoder: What encodes it.
+        folder: The artefact.
+        plan: What index is made of the vectors; its own `queries` are not looked at.
+        queries: Texts to measure the recall with; None: passages.
+        shard_rows: Rows a shard, the unit of work.
+        processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
+        progress: Whether to show a bar.
+        recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
+        engine: Who encodes; None: these processes themselves.
+        home: Where other indexes are, whose vectors are taken over if they are the same.
+
+    Raises:
+        ArtifactError: If the folder is another index's, damaged, or in use by another job.
+        ConfigError: If FAISS does not know the factory, or the corpus is too small for it.
+        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
+        OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
+    """
+    worker, barrier = processes.worker, processes.barrier
+    fields = dense_fingerprint(corpus, encoder, plan.factory)
+    is_there = is_finished(folder)
+    barrier()  # all have looked before anyone writes
+    if is_there:
+        manifest = read_manifest(folder, stage=STAGE, fingerprint=with_history(folder, fields))
+        refuse_cut(corpus, int(str(manifest.counts["cut"])))
+        return BuiltIndex(folder, manifest, len(corpus))
+    empty_index(plan.factory, encoder.width, len(corpus))
+    shards = plan_shards(folder, len(corpus), shard_rows)
+    made_of = vectors_digest(corpus.fingerprint, encoder)
+    job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine, home)
+    if worker.is_main:
+        with lock_folder(folder):
+            manifest, num_reused = _build(job, folder, fields, processes, progress)
+        barrier()  # finished
+        return BuiltIndex(folder, manifest, num_reused)
+    barrier()  # locked and tidied by the main process
+    _encode_missing(job, worker.share(shards), progress=False)
+    barrier()  # all encoded
+    barrier()  # finished
+    return BuiltIndex(folder, read_manifest(folder, stage=STAGE, verify=False), 0)
+
+
+def _build(
+    job: _Job,
+    folder: Path,
+    fields: Mapping[str, Json],
+    processes: Processes,
+    progress: bool,  # noqa: FBT001 (private)
+) -> tuple[Manifest, int]:
+    began = time.monotonic()
+    refuse_strangers(folder, _OURS)
+    remove_strays(folder, job.shards)
+    if job.home is not None:
+        take_over_shards(job.shards, job.made_of, job.home)
+    missing = [shard for shard in job.shards if not shard.is_done(job.made_of)]
+    num_missing = sum(shard.stop - shard.start for shard in missing)
+    num_done = len(job.shards) - len(missing)
+    if num_done:
+        logger.info("%s of %s shards already there", num_done, len(job.shards))
+    processes.barrier()  # counted, before others write
+    _encode_missing(job, processes.worker.share(job.shards), progress=progress)
+    processes.barrier()  # all encoded
+    seconds = time.monotonic() - began
+    speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
+    counts = {**_make_faiss(job, folder / INDEX_FILE), "texts_per_second": speed}
+    counts |= {} if job.recipe is None else {"recipe": job.recipe}
+    counts["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    manifest = write_manifest(
+        folder,
+        stage=STAGE,
+        fingerprint=fields,
+        counts=counts,
+        seconds=time.monotonic() - began,
+    )
+    return manifest, len(job.corpus) - num_missing
+
+
+def _encode_missing(job: _Job, shards: Sequence[Shard], *, progress: bool) -> None:
+    missing = [shard for shard in shards if not shard.is_done(job.made_of)]
+    if job.engine is not None:
+        job.engine.encode(missing, job.made_of, progress=progress)
+        for folder in {shard.folder for shard in missing}:
+            remove_strays(folder, job.shards)  # what lost workers left
+    else:
+        encode_shards(missing, job.corpus, job.encoder, made_of=job.made_of, progress=progress)
+
+
+def _make_faiss(job: _Job, path: Path) -> dict[str, Json]:
+    """Write `index.faiss` from the shards; give the counts for the manifest."""
+    cut = count_cut(job.shards)
+    refuse_cut(job.corpus, cut)
+    source = VectorSource(
+        len(job.corpus),
+        job.encoder.width,
+        partial(read_rows, job.shards),
+        partial(read_shards, job.shards),
+    )
+    queries = None if job.queries is None else job.encoder.encode(job.queries)
+    return {**build_faiss(source, replace(job.plan, queries=queries), path), "cut": cut}
+
+
+# What an index was asked for, kept in its manifest, so that its folder alone is enough to go on.
+#
+# The fingerprint tells what an index is, by checksums; the recipe tells where that came from, by
+# names. Local paths are kept whole, so that another working directory finds them too.
+
+
+_Section = TypeVar("_Section")
+_NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
+_RETRIEVERS = {"dense_index": "dense", "bm25_index": "bm25"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an index was asked for.
+
+    Attributes:
+        corpus: The corpus.
+        retriever: The first stage, with the dtype and the factory that "auto" came to: the
+            same index on any device.
+        corpus_folder: Where the corpus had been read into.
+    """
+
+    corpus: CorpusArguments
+    retriever: RetrieverArguments
+    corpus_folder: Path
+
+    @classmethod
+    def read(cls, folder: Path, manifest: Manifest) -> Self:
+        """Read the recipe of a finished index.
+
+        Args:
+            folder: The index.
+            manifest: Its manifest.
+
+        Raises:
+            ArtifactError: If it has none: it was made before they were kept, or from arrays.
+        """
+        told: Any = manifest.counts.get("recipe")
+        if not isinstance(told, dict):
+            raise ArtifactError(
+                f"{folder} does not say what it was made from, as one of an earlier pgra: build it "
+                "again (python -m index_build)"
+            )
+        asked = {"encoder_dtype": "dtype", "index_factory": "factory"}
+        settled: dict[str, Any] = {
+            name: manifest.fingerprint[key]
+            for name, key in asked.items()
+            if key in manifest.fingerprint
+        }
+        retriever = replace(
+            _known(RetrieverArguments, told["retriever"]),
+            retriever=_RETRIEVERS[manifest.stage],
+            index_dir=str(folder),
+            **settled,
+        )
+        folder_of_corpus = Path(told["corpus_folder"])
+        return cls(_known(CorpusArguments, told["corpus"]), retriever, folder_of_corpus)
+
+
+def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json] | None:
+    """Give what to keep of a recipe; None where the corpus was not opened by name."""
+    if corpus.made_by is None:
+        return None
+    sources = [settle_name(name) for name in corpus.made_by.sources]
+    asked = {k: v for k, v in asdict(args).items() if k not in _NOT_MADE_OF}
+    return {
+        "corpus": asdict(replace(corpus.made_by, corpus=sources)),
+        "corpus_folder": str(corpus.folder.resolve()),
+        "retriever": {**asked, "encoder": settle_name(args.encoder)},
+    }
+
+
+def settle_name(name: str) -> str:
+    """Give a local path whole; a name on the hub or a bundled one stays as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+def _known(section: type[_Section], values: Mapping[str, Any]) -> _Section:
+    """Make a section of the values that this version knows."""
+    names = {field.name for field in fields(section)}  # type: ignore[arg-type]
+    return section(**{name: value for name, value in values.items() if name in names})
+
 
 _QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
 

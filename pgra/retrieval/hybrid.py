@@ -5,10 +5,10 @@ from typing import Self
 
 import numpy as np
 
+from pgra.core import MISSING_ROW, Candidates, Json
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.dense import DenseRetriever
-from pgra.types import MISSING_ROW, Candidates, Json
 
 FUSION_CONSTANT = 60
 MIN_DEPTH = 100

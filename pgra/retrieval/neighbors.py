@@ -1,4 +1,4 @@
-"""Nearest labelled examples: what the k-NN vote and KATE's exemplars have in common.
+"""Nearest labelled examples, and the leak guard that keeps a query from being its own.
 
 Texts are compared by the inner products of their vectors: by cosine, with `--normalize false` by
 the product itself. Guo et al. 2023 (section 3.1, baseline 3) vote with the vectors of a T5's
@@ -6,16 +6,21 @@ encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence en
 """
 
 import logging
+import re
 import time
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
+from rapidfuzz.distance import OSA
 
-from pgra.config import RetrieverArguments
-from pgra.io import (
+from pgra.artifacts import (
     artifact_dir,
     digest,
     is_finished,
@@ -24,17 +29,251 @@ from pgra.io import (
     write_array,
     write_manifest,
 )
-from pgra.models.encoder import Encoder
-from pgra.models.sentence import DEFAULT_MAX_TOKENS
-from pgra.models.t5_encoder import load_t5_encoder
-from pgra.processes import Processes
+from pgra.config import LEAK_JACCARD, RetrieverArguments
+from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
+from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_t5_encoder
+from pgra.errors import ConfigError
 from pgra.retrieval.dense import load_encoder
-from pgra.retrieval.exact import Vectors, nearest
-from pgra.retrieval.leaks import LeakGuard
-from pgra.retrieval.store import examples_digest
-from pgra.types import Candidates, Example, Json, Rows
+from pgra.retrieval.faiss import Vectors, nearest
+from pgra.retrieval.shards import examples_digest
+
+# The leak guard: a query, and what is nearly the same text, is never its own exemplar.
+#
+# Public sets hold texts twice, in one split or in both: 731 of SST-2's 872 test sentences stand in
+# MR's training set. The nearest neighbor of such a query is itself, and brings its own label.
+#
+# Two texts are nearly the same if they share 0.9 of their words (Jaccard). One word is more than
+# a tenth of a short text, so they are the same too if, with or without articles and words of
+# courtesy, they differ in spaces or in one misspelt word alone: one edit in a word of five
+# letters or more, or two letters swapped, where one of the two words stands in at most one text
+# of the collection.
+
 
 logger = logging.getLogger(__name__)
+
+Counts = npt.NDArray[np.int64]
+Search = Callable[[int], Candidates]
+"""Gives each query its so many nearest, (B, depth): rows of the collection, each text once."""
+
+LEAK_RULE = 2
+"""Of fingerprints: what an older rule let pass is not taken for this one's."""
+
+_DEEPER = 4
+_FILLERS = frozenset({"a", "an", "the", "kindly", "please", "pls", "thanks"})
+_LONG_WORD = 5  # in shorter ones a letter makes another word: Iran, Iraq
+_SIGNS = (  # that change what a text says, written as one symbol
+    (re.compile(r"(?<!\w)-(?=\.?\d)"), "\N{MINUS SIGN}"),
+    (re.compile(r"[:;=]-?\)"), "\N{SLIGHTLY SMILING FACE}"),
+    (re.compile(r"[:;=]-?\("), "\N{SLIGHTLY FROWNING FACE}"),
+)
+
+
+class _Marks(dict[int, str]):
+    """What `str.translate` makes of each character: a word's own, a word by itself, or a space."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        kind = unicodedata.category(char)
+        if kind[0] in "LMN":  # Devanagari's vowels are marks (M)
+            self[code] = char
+        else:
+            self[code] = f" {char} " if kind in ("Sc", "Sm", "So") or char in "#%" else " "
+        return self[code]
+
+
+_MARKS = _Marks()
+
+
+def copy_key(text: str) -> str:
+    """Give a text as copies are found: case, spaces and the way accents are coded do not count."""
+    return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
+
+
+def text_key(text: str) -> str:
+    """Give the words of a text, case and punctuation aside.
+
+    Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
+    """
+    folded = copy_key(text)
+    said = folded
+    for pattern, sign in _SIGNS:
+        said = pattern.sub(sign, said)
+    # Of a text without words its marks must count, or "?!" would be the same as "...".
+    return " ".join(said.translate(_MARKS).split()) or folded
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What the guard let pass.
+
+    Attributes:
+        candidates: (B, m), best first; missing where a query has fewer.
+        num_dropped: How many the guard left out of each query's, (B,): those that would have been
+            among its m.
+    """
+
+    candidates: Candidates
+    num_dropped: Counts
+
+
+class LeakGuard:
+    """Tells which texts of a collection must not be shown with a query.
+
+    Attributes:
+        jaccard: From which share of common words on two texts are nearly the same.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str | None] | None = None,
+        *,
+        jaccard: float = LEAK_JACCARD,
+    ) -> None:
+        """Remember a collection of n texts.
+
+        Args:
+            texts: The collection, in the order of its rows.
+            labels: What each text stands for, so that equal texts of other labels are no copies;
+                None where they have none.
+            jaccard: Words that two texts have in common, over all words of either (their sets).
+                From this share on they are nearly the same; 1: they have the same words.
+
+        Raises:
+            ConfigError: If the share is not above 0 and at most 1.
+        """
+        if not 0 < jaccard <= 1:
+            raise ConfigError(
+                f"leak_jaccard is {jaccard}: it must be above 0 and at most 1 (1 leaves out texts "
+                "of the same words, and what differs in an article or a misspelt word)"
+            )
+        self.jaccard = jaccard
+        self._texts = texts
+        self._labels = [None] * len(texts) if labels is None else labels
+        self._words: dict[int, list[str]] = {}
+
+    @cached_property
+    def distinct(self) -> Rows:
+        """Give the first row of each text and label, in order: a prompt shows no copies."""
+        firsts: dict[tuple[str, str | None], int] = {}
+        for row, (text, label) in enumerate(zip(self._texts, self._labels, strict=True)):
+            firsts.setdefault((copy_key(text), label), row)
+        rows: Rows = np.fromiter(firsts.values(), dtype=np.int64)
+        if len(rows) < len(self._texts):
+            logger.info(
+                "pool: %d of %d examples are copies of an earlier one, text and label, and left "
+                "out",
+                len(self._texts) - len(rows),
+                len(self._texts),
+            )
+        return rows
+
+    @property
+    def num_copies(self) -> int:
+        """Give how many rows are copies of an earlier one."""
+        return len(self._texts) - len(self.distinct)
+
+    def leaks(self, query: str) -> Callable[[int], bool]:
+        """Give what says of a row whether it is the query's text, or nearly.
+
+        Args:
+            query: The query's text.
+        """
+        own = text_key(query).split()
+        words, content = frozenset(own), _content(own)
+
+        def is_leak(row: int) -> bool:
+            theirs = self._words_of(row)
+            others = frozenset(theirs)
+            common = len(words & others)
+            return (
+                common >= self.jaccard * (len(words) + len(others) - common)
+                or self._is_respelt(own, theirs)
+                or self._is_respelt(content, _content(theirs))
+            )
+
+        return is_leak
+
+    def _words_of(self, row: int) -> list[str]:
+        if row not in self._words:
+            self._words[row] = text_key(self._texts[row]).split()
+        return self._words[row]
+
+    @cached_property
+    def _num_texts(self) -> Counter[str]:
+        """Count the texts in which each word stands."""
+        rows = range(len(self._texts))
+        return Counter(word for row in rows for word in frozenset(self._words_of(row)))
+
+    def _is_respelt(self, own: Sequence[str], other: Sequence[str]) -> bool:
+        """Say whether two texts differ in spaces, or in one misspelt word alone."""
+        if "".join(own) == "".join(other):
+            return True
+        if len(own) != len(other):
+            return False
+        pairs = [(a, b) for a, b in zip(own, other, strict=True) if a != b]
+        if len(pairs) != 1 or not _is_one_slip(*pairs[0]):
+            return False
+        return min(self._num_texts[word] for word in pairs[0]) <= 1
+
+    def sift(self, queries: Sequence[str], found: Candidates, count: int) -> Allowed:
+        """Keep each query's best that may be shown with it.
+
+        Args:
+            queries: B texts.
+            found: (B, K), best first.
+            count: How many to keep, m.
+        """
+        rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
+        scores = np.full((len(queries), count), -np.inf, dtype=np.float32)
+        dropped = np.zeros(len(queries), dtype=np.int64)
+        for line, query in enumerate(queries):
+            is_leak, kept = self.leaks(query), 0
+            for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
+                if row == MISSING_ROW or kept == count:
+                    break
+                if is_leak(row):
+                    dropped[line] += 1
+                    continue
+                rows[line, kept], scores[line, kept] = row, score
+                kept += 1
+        return Allowed(Candidates(rows, scores), dropped)
+
+    def nearest(
+        self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
+    ) -> Allowed:
+        """Give each query its nearest that may be shown with it, looking deeper where some fall.
+
+        Args:
+            search: Finds among the `distinct` rows.
+            queries: B texts.
+            count: How many, m.
+            depth: How many to look at first; None: one more than m.
+        """
+        most = len(self.distinct)
+        depth = min(most, count + 1 if depth is None else depth)
+        while True:
+            found = search(depth)
+            allowed = self.sift(queries, found, count)
+            is_short = (allowed.candidates.rows == MISSING_ROW).any(axis=1)
+            has_more = (found.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
+            if depth == most or not (is_short & has_more).any():
+                return allowed
+            depth = min(most, _DEEPER * depth)
+
+
+def _content(words: Sequence[str]) -> Sequence[str]:
+    return [word for word in words if word not in _FILLERS] or words
+
+
+def _is_one_slip(one: str, other: str) -> bool:
+    # What has no upper case may be a script without spaces, where a "word" is a whole text.
+    if not all(word.isalpha() and word != word.upper() for word in (one, other)):
+        return False
+    is_swap = sorted(one) == sorted(other)
+    is_long = max(len(one), len(other)) >= _LONG_WORD
+    return (is_long or is_swap) and OSA.distance(one, other, score_cutoff=1) == 1
+
 
 _STAGE = "example vectors"
 

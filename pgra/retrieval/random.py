@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import xxhash
 
+from pgra.core import Candidates, Json, Rows
 from pgra.errors import ConfigError
 from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
-from pgra.types import Candidates, Json, Rows
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from pgra.config import RetrieverArguments
 from pgra.data.corpus import load_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, PgraError
-from pgra.models.encoder import Encoder
 from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
 
 if TYPE_CHECKING:

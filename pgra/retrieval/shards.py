@@ -1,4 +1,4 @@
-"""Corpus vectors on disk: float16 shards, each with a record, so that a stopped job goes on.
+"""Corpus vectors and candidates on disk: float16 shards with records, removed rows.
 
 A shard counts as done when its record is there, names the same vectors, and its bytes match the
 record's checksum. The record is written after the shard. Anything else is computed again.
@@ -7,9 +7,11 @@ record's checksum. The record is written after the shard. Anything else is compu
 import io
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +20,166 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from pgra.errors import ArtifactError, DataError, ModelError
-from pgra.io import digest, file_checksum, load_manifest, read_array, write_aside, write_json
-from pgra.models.encoder import Encoder
-from pgra.retrieval.tombstones import GROWN_FILES, STAGE
-from pgra.types import Json
+from pgra.artifacts import (
+    Manifest,
+    artifact_dir,
+    digest,
+    file_checksum,
+    is_finished,
+    load_manifest,
+    lock_folder,
+    read_array,
+    read_manifest,
+    record_file,
+    write_array,
+    write_aside,
+    write_json,
+    write_manifest,
+)
+from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
+
+
+# Rows removed from a dense index, and what else of its past decides what it finds.
+#
+# A removed row stays in the shards and in the FAISS file: the manifest names a list of removed
+# rows, and a search passes over them. Rows keep their numbers. The list's digest is a field of
+# the index's fingerprint beside those that a build has, so that candidates made before are not
+# taken for its own.
+
+
+STAGE = "dense_index"
+HISTORY = ("removed", "trained_rows")
+"""Fields of a fingerprint that an index has from its past; nobody asks for them."""
+GROWN_FILES = ("index-*.faiss", "removed-*.npy")
+"""Files that `pgra index add` and `remove` leave in the folder of an index."""
+_NONE: Rows = np.empty(0, dtype=np.int64)
+
+Vectors = npt.NDArray[np.float32]
+FaissSearch = Callable[[Vectors, int], tuple[Any, Any]]
+"""Takes queries (B, D) and a depth; gives scores and rows, both (B, depth)."""
+
+
+def with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
+    """Add to the fields asked for what an index in this folder has from its past."""
+    try:
+        made = load_manifest(folder, stage=STAGE).fingerprint
+    except ArtifactError:  # told when it is read
+        return dict(fields)
+    return {**fields, **{name: made[name] for name in HISTORY if name in made}}
+
+
+def read_removed(folder: Path, manifest: Manifest) -> Rows:
+    """Give an index's removed rows, rising.
+
+    Raises:
+        ArtifactError: If their list cannot be read.
+    """
+    name = _find_list(manifest)
+    return _NONE if name is None else np.asarray(read_array(folder / name))
+
+
+def _find_list(manifest: Manifest) -> str | None:
+    return next((name for name in manifest.files if name.startswith("removed-")), None)
+
+
+def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
+    """Remove rows from a finished index: no search will give them. Its vectors stay as they are.
+
+    The list is written under a name of its own and the manifest is replaced last, so that a killed
+    job leaves the index as it was.
+
+    Args:
+        folder: The index.
+        rows: Which rows; those removed before may be among them.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        ArtifactError: If the folder is no finished dense index, or in use by another job.
+        ConfigError: If there is no such row, or none would be left.
+        OSError: If the disk is full.
+    """
+    load_manifest(folder, stage=STAGE)  # before a lock is left where there is no index
+    with lock_folder(folder):
+        manifest = load_manifest(folder, stage=STAGE)
+        num_rows = int(str(manifest.counts["rows"]))
+        wrong = [row for row in rows if not 0 <= row < num_rows]
+        if wrong:
+            raise ConfigError(f"row {wrong[0]} is not in {folder}: it has rows 0 to {num_rows - 1}")
+        before = read_removed(folder, manifest)
+        removed = np.union1d(before, np.asarray(rows, dtype=np.int64))
+        if len(removed) == num_rows:
+            raise ConfigError(f"these are all {num_rows} rows of {folder}: one must stay")
+        return manifest if len(removed) == len(before) else _write(folder, manifest, removed)
+
+
+def _write(folder: Path, manifest: Manifest, removed: Rows) -> Manifest:
+    made_of, old = digest(removed.tolist()), _find_list(manifest)
+    path = folder / f"removed-{made_of[:12]}.npy"
+    write_array(path, removed)
+    kept = {name: record for name, record in manifest.files.items() if name != old}
+    written = write_manifest(
+        folder,
+        stage=STAGE,
+        fingerprint={**manifest.fingerprint, "removed": made_of},
+        counts={**manifest.counts, "removed": len(removed)},
+        seconds=manifest.seconds,
+        files={**kept, path.name: record_file(path)},
+    )
+    if old is not None:
+        (folder / old).unlink(missing_ok=True)
+    return written
+
+
+def search_kept(
+    search: FaissSearch, queries: Vectors, k: int, *, removed: Rows, most: int
+) -> Candidates:
+    """Search an index that has removed rows, deeper until each query has its k others.
+
+    Works with every kind of index and on every device, as a selector of FAISS does not.
+
+    Args:
+        search: Searches the index.
+        queries: (B, D).
+        k: Candidates a query; at most the rows that are left.
+        removed: Rows to pass over, rising.
+        most: Deepest search that is possible: the index's rows, or a GPU's limit.
+
+    Returns:
+        (B, k), best first, ties by row.
+
+    Raises:
+        ConfigError: If the deepest search is not deep enough, which only a GPU's may be.
+    """
+    if not len(removed):
+        found_scores, found = search(queries, k)
+        return Candidates.best(found, found_scores, k)
+    rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
+    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    left = np.arange(len(queries))
+    depth = min(most, k + math.ceil(1.5 * k * len(removed) / most))
+    while len(left):
+        found_scores, found = search(queries[left], depth)
+        is_kept = ~np.isin(found, removed) & (found != MISSING_ROW)
+        is_over = (found == MISSING_ROW).any(axis=1)  # an approximate index has no more to give
+        is_done = (is_kept.sum(axis=1) >= k) | is_over
+        best = Candidates.best(np.where(is_kept, found, MISSING_ROW), found_scores, k)
+        rows[left[is_done]], scores[left[is_done]] = best.rows[is_done], best.scores[is_done]
+        left = left[~is_done]
+        if len(left) and depth == most:
+            raise ConfigError(
+                f"the {most} nearest passages of a query are nearly all removed, and a GPU finds "
+                "no more: use --device cpu, or build the index without them"
+            )
+        depth = min(2 * depth, most)
+    return Candidates(rows, scores)
+
 
 logger = logging.getLogger(__name__)
 
@@ -289,3 +443,95 @@ def remove_strays(folder: Path, shards: Sequence[Shard]) -> None:
     for path in [*folder.glob(".*.partial*"), *folder.glob("vectors-*"), *grown]:
         if path not in expected:
             path.unlink(missing_ok=True)
+
+
+# Candidates on disk: what a stage found for a split, made once.
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Candidates and where they lie.
+
+    Attributes:
+        candidates: (B, K).
+        folder: Where they lie.
+        fingerprint: What they were made from.
+        reused: Whether they were there already.
+    """
+
+    candidates: Candidates
+    folder: Path
+    fingerprint: Mapping[str, Json]
+    reused: bool
+
+
+def examples_digest(examples: Sequence[Example]) -> str:
+    """Give a digest of the texts of a split, in order."""
+    return digest([dict(example.fields) for example in examples])
+
+
+def candidates_fields(
+    made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
+) -> Mapping[str, Json]:
+    """Give all that determines the first stage's candidates of a split.
+
+    Args:
+        made_of: The retriever's fingerprint.
+        retriever: Its name.
+        num_candidates: The paper's k.
+        examples: The split's queries.
+    """
+    return {
+        **made_of,
+        "retriever": retriever,
+        "num_candidates": num_candidates,
+        "queries": examples_digest(examples),
+    }
+
+
+def no_measure(found: Candidates) -> Mapping[str, Json]:  # noqa: ARG001
+    """Count nothing more."""
+    return {}
+
+
+def store_candidates(
+    root: Path,
+    split: str,
+    fingerprint: Mapping[str, Json],
+    make: Callable[[], Candidates],
+    *,
+    stage: str,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    measure: Callable[[Candidates], Mapping[str, Json]] = no_measure,
+) -> Stored:
+    """Read a split's candidates, or make and write them.
+
+    Args:
+        root: Folder of the stage's products for a task.
+        split: Name of the split.
+        fingerprint: All that determines the candidates.
+        make: Finds them; called in the main process only.
+        stage: "candidates" or "evidence".
+        processes: Who waits.
+        measure: Gives further counts for the manifest, where they are made.
+
+    Raises:
+        ArtifactError: If what is there is damaged.
+    """
+    folder = artifact_dir(root, split, fingerprint)
+    reused = is_finished(folder)
+    processes.barrier()  # all have looked before the main process writes
+    if not reused and processes.worker.is_main:
+        start = time.perf_counter()
+        found = make()
+        write_array(folder / "rows.npy", found.rows)
+        write_array(folder / "scores.npy", found.scores)
+        counts = {"queries": len(found), "candidates": found.rows.shape[1], **measure(found)}
+        seconds = time.perf_counter() - start
+        write_manifest(folder, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
+    processes.barrier()
+    read_manifest(folder, stage=stage, fingerprint=fingerprint)
+    rows, scores = read_array(folder / "rows.npy"), read_array(folder / "scores.npy")
+    return Stored(
+        Candidates(np.asarray(rows), np.asarray(scores)), folder, dict(fingerprint), reused
+    )

@@ -16,20 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
+from pgra.artifacts import artifact_dir, is_finished, read_array
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import MISSING_ROW, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.io import artifact_dir, is_finished, read_array
-from pgra.models.encoder import Encoder
+from pgra.encoders.encoder import Encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import load_encoder, search_fields, settle_factory
-from pgra.retrieval.factory import empty_index
+from pgra.retrieval.dense import dense_fingerprint, load_encoder, search_fields, settle_factory
+from pgra.retrieval.faiss import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
-from pgra.retrieval.index import dense_fingerprint
 from pgra.retrieval.random import random_fingerprint
-from pgra.retrieval.store import candidates_fields
-from pgra.retrieval.tombstones import with_history
-from pgra.types import MISSING_ROW, Example, Json, Rows
+from pgra.retrieval.shards import candidates_fields, with_history
 
 logger = logging.getLogger(__name__)
 

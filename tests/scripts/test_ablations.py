@@ -12,9 +12,8 @@ from pgra.commands.consistency import main as consistency_main
 from pgra.commands.report import main as report_main
 from pgra.commands.train import main as train_main
 from pgra.config import config_root, read_yaml
-from pgra.evaluation.reference import load_reference
-from pgra.pipelines.grid import read_grid
-from pgra.pipelines.grid_files import grid_names
+from pgra.experiments.grid import grid_names, read_grid
+from pgra.report.compare import load_reference
 
 pytestmark = pytest.mark.slow
 # So small that a grid takes seconds: what is proven is that all runs on real models and text.

@@ -14,9 +14,9 @@ from scripted import call
 from tiny_models import build_encoder, build_lm, build_t5
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pgra.artifacts import canonical_json
 from pgra.errors import ConfigError, DataError
-from pgra.io import canonical_json
-from pgra.models.budgets import recall_budget, remember_budget
+from pgra.lm.causal_lm import recall_budget, remember_budget
 
 NAMES = ("bank", "icl", "index", "memory", "quantized", "reader", "rerank")
 AS_A_SCRIPT = '\n\nif __name__ == "__main__":\n    sys.exit(run(main))\n'

@@ -7,9 +7,9 @@ import yaml
 from conftest import write_jsonl
 from scripted import call, finish, review_rows, run_apart
 
+from pgra.artifacts import lock_folder
 from pgra.commands.icl import main
-from pgra.evaluation.run_files import read_lines
-from pgra.io import lock_folder
+from pgra.report.results import read_lines
 
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pgra"]
 

@@ -130,7 +130,7 @@ def test_index_dir_is_refused(flags):
 
 def test_a_folder_that_cannot_be_written_is_refused_before_encoding(flags, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")  # a file where a folder should be: root may write anywhere
-    monkeypatch.setattr("pgra.retrieval.index.encode_shards", None)
+    monkeypatch.setattr("pgra.retrieval.dense.encode_shards", None)
     with pytest.raises(OSError, match="Not a directory"):
         main([*flags, "--output_dir", str(tmp_path / "file" / "index")])
 

@@ -27,8 +27,8 @@ import torch
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
 from pgra.retrieval import IndexRequest, prepare_index
-from pgra.retrieval.grow import add_passages
-from pgra.io import check_files, load_manifest
+from pgra.retrieval.maintain import add_passages
+from pgra.artifacts import check_files, load_manifest
 
 torch.set_num_threads(1)
 encoder, one, two, root, first, last, kills = sys.argv[1:]

@@ -8,10 +8,9 @@ import yaml
 from conftest import SENTENCES
 
 from index_build.__main__ import main as index_main
-from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS
 from pgra.commands.train import main as train_main
-from pgra.config import PgraArguments, config_root
+from pgra.config import PgraArguments, config_root, parse_arguments
 from pgra.reader.arguments import ReaderTrainingArguments
 
 PAPER = config_root() / "experiments" / "paper.yaml"

@@ -82,7 +82,7 @@ def test_a_card_names_a_hub_model_and_leaves_out_what_was_not_used(bench, run, t
     import json
     import shutil
 
-    from pgra.pipelines.card import write_card
+    from pgra.publish import write_card
 
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)

@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 
 from index_build.__main__ import BuildArguments
-from pgra.arguments import parse_arguments
 from pgra.cli import main
 from pgra.commands.common import SECTIONS
-from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments
+from pgra.config import (
+    CorpusArguments,
+    RetrieverArguments,
+    RuntimeArguments,
+    SeriesArguments,
+    parse_arguments,
+)
 from pgra.data.tasks import load_task
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.series import SeriesArguments
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -141,7 +141,7 @@ def test_what_cannot_be_searched_is_refused(bench, grid, monkeypatch):
     told = bench.train("wide", **{**GRID, "search_batch_sizes": "2,400"}).error
     assert "per_device_train_batch_size (400) times 1 processes exceeds the 22 training" in told
     assert not bench.run("wide").exists()
-    monkeypatch.setattr("pgra.pipelines.search.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("pgra.experiments.search.importlib.util.find_spec", lambda name: None)
     told = bench.train("none", **OPTUNA).error
     assert "search 'optuna' needs optuna: pip install 'pgra[search]', or use --search grid" in told
 

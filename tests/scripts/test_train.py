@@ -7,7 +7,7 @@ from conftest import SENTENCES, write_jsonl
 from scripted import GOOD, Bench, contents, finish, half_written, read_json, review_rows
 
 from pgra.data.tasks import load_task
-from pgra.models.loading import find_model, load_tokenizer, tokenizer_identity
+from pgra.lm.load import find_model, load_tokenizer, tokenizer_identity
 
 EVIDENCE_KEYS = ["row", "text", "stage1_rank", "stage1_score", "score"]
 

@@ -3,12 +3,12 @@
 import contextlib
 import re
 
-from pgra.icl.completion import Completion
-from pgra.memory.conversation import Conversation
+from pgra.lm.completion import Completion
+from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
-from pgra.memory.prompter import load_few_shot
+from pgra.memory.prompts import load_few_shot
 
 SAID = {
     "synonym": "the synonym for {word} is x",
@@ -76,7 +76,7 @@ def conversation(log):
 @contextlib.contextmanager
 def open_page(path):
     """Give the page's application, with its desk and the memory's path."""
-    from pgra.pipelines.memory_web import Desk, MemoryPage
+    from pgra.memory.web import Desk, MemoryPage
 
     with contextlib.closing(Desk(lambda: conversation(FeedbackLog.open(path)))) as desk:
         app = MemoryPage(desk, "memory.sqlite: LM <following>").app(["127.0.0.1"])

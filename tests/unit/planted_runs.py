@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 
-from pgra.evaluation.results import EvidenceLine, RunRecord, write_results
-from pgra.io import write_json
-from pgra.types import Example, Prediction
+from pgra.artifacts import write_json
+from pgra.core import Example, Prediction
+from pgra.report.results import EvidenceLine, RunRecord, write_results
 
 NAMES = ("bad", "good")
 

@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 from conftest import reader_inputs
 
+from pgra.core import Worker
 from pgra.errors import PgraError, Stopped
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.fid import FusionReader
 from pgra.reader.predict import predict
-from pgra.reader.train import train_reader
-from pgra.reader.trainer import set_dropout
-from pgra.types import Worker
+from pgra.reader.resume import last_checkpoint
+from pgra.reader.train import set_dropout, train_reader
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(

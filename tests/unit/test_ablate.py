@@ -10,11 +10,17 @@ from transformers import GPT2Model
 from pgra.cli import main
 from pgra.commands.ablate import GridArguments, _root, resolve_point
 from pgra.errors import ArtifactError
-from pgra.pipelines.ablate import grid_record, in_order, make_runs, write_grid
-from pgra.pipelines.grid import read_grid, with_tasks
-from pgra.pipelines.grid_costs import foresee
-from pgra.pipelines.grid_run import cells
-from pgra.pipelines.pgra import find_evidence, read_task
+from pgra.experiments.grid import (
+    cells,
+    foresee,
+    grid_record,
+    in_order,
+    make_runs,
+    read_grid,
+    with_tasks,
+    write_grid,
+)
+from pgra.methods.pgra import find_evidence, read_task
 from pgra.rerank import PromptedReranker
 
 K = {"num_candidates": [2, 4, 8, 6]}

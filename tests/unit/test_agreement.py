@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pgra.models.agreement import is_same
+from pgra.lm.prefix import is_same
 
 # Two texts: (10, 1) and (10, -1). Their mean is (10, 0), so each has 1 of its own, at length 10.05.
 TRUTH = torch.tensor([[10.0, 1.0], [10.0, -1.0]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgra.evaluation.answers import exact_matches, is_exact_match, normalize_answer
+from pgra.report.text_metrics import exact_matches, is_exact_match, normalize_answer
 
 
 @pytest.mark.parametrize(

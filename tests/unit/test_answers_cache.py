@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pgra.errors import ArtifactError
-from pgra.icl import answers_cache
-from pgra.icl.answers_cache import FILE, Answer, AnswersCache, answer_key
+from pgra.lm import cache as answers_cache
+from pgra.lm.cache import FILE, Answer, AnswersCache, answer_key
 
 PARIS = Answer(" Paris", 12, 2)
 
@@ -42,7 +42,7 @@ def test_the_first_answer_of_a_key_stands(tmp_path):
 
 
 def test_more_keys_than_one_look_up_takes_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("pgra.icl.answers_cache._AT_ONCE", 3)
+    monkeypatch.setattr("pgra.lm.cache._AT_ONCE", 3)
     cache = AnswersCache(tmp_path)
     keys = [f"k{i}" for i in range(8)]
     for key in keys[::2]:
@@ -72,7 +72,7 @@ def test_threads_share_the_file(tmp_path):
 WRITER = """
     import sys
     from pathlib import Path
-    from pgra.icl.answers_cache import Answer, AnswersCache
+    from pgra.lm.cache import Answer, AnswersCache
     cache, name = AnswersCache(Path(sys.argv[1])), sys.argv[2]
     for i in range(int(sys.argv[3])):
         cache.keep(f"{name}{i}", Answer(f"{name} {i}"), model="m")
@@ -167,7 +167,7 @@ def test_a_row_that_is_no_answer_is_refused(tmp_path):
 
 
 def test_a_file_that_another_job_holds_is_waited_for_and_then_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pgra.icl.answers_cache._PATIENCE", 0.05)
+    monkeypatch.setattr("pgra.lm.cache._PATIENCE", 0.05)
     cache = AnswersCache(tmp_path)
     cache.keep("a", PARIS, model="m")
     holder = sqlite3.connect(tmp_path / FILE)

@@ -2,8 +2,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pgra.arguments import parse_arguments, read_defaults
-from pgra.config import PROFILES, RerankArguments, RetrieverArguments, config_root
+from pgra.config import (
+    PROFILES,
+    RerankArguments,
+    RetrieverArguments,
+    config_root,
+    parse_arguments,
+    read_defaults,
+)
 from pgra.errors import ConfigError
 
 

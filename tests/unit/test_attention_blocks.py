@@ -7,9 +7,11 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from pgra.models.attention_blocks import NAME, attend, in_blocks
-from pgra.models.causal_lm import CausalLM
-from pgra.models.reading import PromptReader
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.generate import PromptReader
+from pgra.lm.kernels import BLOCKS as NAME
+from pgra.lm.kernels import attend_in_blocks as attend
+from pgra.lm.kernels import in_blocks
 
 LAYER = SimpleNamespace(layer_idx=0, is_causal=True, num_key_value_groups=2)
 STOCK = AttentionInterface()["sdpa"]

@@ -5,9 +5,9 @@ import pytest
 from conftest import with_rerank, with_retriever
 
 from pgra.errors import ConfigError
-from pgra.pipelines.evidence_study import ways_of
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.plan import make_plan
+from pgra.experiments.consistency import ways_of
+from pgra.methods.pgra import find_evidence, read_task
+from pgra.plan import make_plan
 
 
 def evidence(args):

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from pgra.artifacts import lock_folder
+from pgra.core import Processes, Worker
 from pgra.errors import ArtifactError, ModelError
-from pgra.io import lock_folder
-from pgra.processes import Processes
 from pgra.rerank.bank import Bank
-from pgra.types import Worker
 
 FIELDS = {"model": "m", "dtype": "float32"}
 

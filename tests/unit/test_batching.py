@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from pgra.models.batching import token_budget_batches
+from pgra.lm.batching import token_budget_batches
 
 
 def test_a_hand_worked_case():

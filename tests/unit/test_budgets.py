@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from pgra.models import budgets
-from pgra.models.budgets import FILE, describe_device, recall_budget, remember_budget
-from pgra.models.causal_lm import CausalLM
+from pgra.lm import causal_lm as budgets
+from pgra.lm.causal_lm import FILE, CausalLM, describe_device, recall_budget, remember_budget
 
 
 @pytest.fixture

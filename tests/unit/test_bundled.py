@@ -8,11 +8,17 @@ import sys
 import pytest
 
 from pgra.data import bundled as data_module
-from pgra.data.bundled import BUNDLED_DATA, bundled_corpus_file, bundled_task_files
+from pgra.data.bundled import (
+    BUNDLED_DATA,
+    PackageFile,
+    bundled_corpus_file,
+    bundled_task_files,
+    cache_dir,
+    package_file,
+)
 from pgra.data.corpus import cut_words
-from pgra.data.packages import PackageFile, cache_dir, package_file
 from pgra.errors import ArtifactError, DataError, ModelError
-from pgra.models.bundled import BUNDLED_MODELS, BundledModel, bundled_model_dir
+from pgra.lm.bundled import BUNDLED_MODELS, BundledModel, bundled_model_dir
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import time
 import pytest
 from conftest import SENTENCES
 
-from pgra.models import calibration
-from pgra.models.calibration import Speed, measure_speed, own_lengths
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder, Prompts
+from pgra.lm import cost as calibration
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.cost import Speed, measure_speed, own_lengths
+from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 

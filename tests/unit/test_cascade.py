@@ -9,13 +9,12 @@ import torch
 from conftest import SENTENCES
 from test_prefix import PROMPT, TEXTS, relative_error, whole_prompts
 
-from pgra.models import cascade
-from pgra.models.cascade import Cascade, Spans, attend, prepare_prefix
-from pgra.models.causal_lm import CausalLM
-from pgra.models.loading import find_model
-from pgra.models.packing import RowLayout
-from pgra.models.prefix import PromptedEncoder
-from pgra.models.shared_prefix import WAYS
+from pgra.lm import kernels as cascade
+from pgra.lm.batching import RowLayout
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.kernels import Cascade, Spans, attend, prepare_prefix
+from pgra.lm.load import find_model
+from pgra.lm.prefix import WAYS, PromptedEncoder
 
 LAYER = SimpleNamespace(layer_idx=1, is_causal=True)
 HEADS, KEY_HEADS, WIDTH, S, R, T = 4, 2, 8, 11, 3, 5

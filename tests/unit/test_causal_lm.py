@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.placement import check_placement
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import check_placement
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 

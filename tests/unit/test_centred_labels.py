@@ -10,9 +10,8 @@ from test_pseudo_labels import QUIET, TEXTS, save_labeler, told, write_two_runs
 
 from pgra.config import CorpusArguments
 from pgra.errors import DataError
-from pgra.pipelines.consistency import report_consistency
-from pgra.pipelines.pseudo_labels import PseudoLabels
-from pgra.reader.trained import Reader
+from pgra.experiments.consistency import PseudoLabels, report_consistency
+from pgra.reader.record import Reader
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
 
 from pgra.errors import ArtifactError
-from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.resume import last_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
+from pgra.core import machine_memory
 from pgra.errors import ConfigError
-from pgra.processes import machine_memory
-from pgra.retrieval.choice import choose_factory, import_faiss, memory_limit
+from pgra.retrieval.base import choose_factory, import_faiss, memory_limit
 
 GB = 10**9
 

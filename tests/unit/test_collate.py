@@ -2,10 +2,10 @@ import pytest
 import torch
 from conftest import reader_inputs
 
-from pgra.models.loading import find_model, load_tokenizer
-from pgra.models.segments import GroupCost
+from pgra.lm.batching import GroupCost
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.collate import Collator
+from pgra.reader.inputs import Collator
 
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, "{text}: <extra_id_0>")
 ITEMS = [

@@ -8,11 +8,11 @@ from pgra.cli import COMMANDS, main
 from pgra.commands.rerank import side_by_side
 from pgra.commands.search import describe_hits
 from pgra.config import CorpusArguments
+from pgra.core import Candidates
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import task_names
-from pgra.models.bundled import BUNDLED_MODELS
-from pgra.types import Candidates
+from pgra.lm.bundled import BUNDLED_MODELS
 
 
 @pytest.fixture

@@ -2,8 +2,15 @@ import pytest
 from planted_runs import plant, plant_grid
 
 from pgra.errors import ArtifactError
-from pgra.evaluation.comparable import TASKS, check_comparable, in_order, row_names
-from pgra.evaluation.runs import Group, load_collection, load_run
+from pgra.report.results import (
+    TASKS,
+    Group,
+    check_comparable,
+    in_order,
+    load_collection,
+    load_run,
+    row_names,
+)
 
 
 def group_of(*folders, **more):

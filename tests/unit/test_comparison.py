@@ -2,9 +2,8 @@ import pytest
 from planted_runs import places, plant, plant_grid
 
 from pgra.errors import ConfigError
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.runs import Group, load_collection, load_run
-from pgra.evaluation.summary import detail_table
+from pgra.report.compare import compare_runs, detail_table
+from pgra.report.results import Group, load_collection, load_run
 
 BOTH = places(500, 0.06, 1)
 ONLY_FID = [i for i in range(500) if i not in set(BOTH)]

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from pgra.errors import ConfigError, DataError
-from pgra.evaluation.consistency import (
+from pgra.report.consistency import (
     CountBin,
     compare_consistency,
+    count_table,
     measure_consistency,
     merge_seeds,
+    plot_scores,
+    score_table,
 )
-from pgra.evaluation.consistency_plots import plot_scores
-from pgra.evaluation.consistency_tables import count_table, score_table
 
 LABELS = ["neg", "pos"]
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}

@@ -6,17 +6,20 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.errors import DataError
-from pgra.icl.completion import Completion
-from pgra.memory.conversation import Conversation, Reading, read_understanding
+from pgra.lm.completion import Completion
+from pgra.memory.chat import Conversation, Reading, read_understanding
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import Bm25Lookup, EditLookup
-from pgra.memory.opening import LookupArguments, lookup_opener
-from pgra.memory.prompter import load_few_shot
-from pgra.memory.shown import quoted, visible
-from pgra.memory.simulator import Simulation
-from pgra.memory.steps import Step
-from pgra.memory.systems import Remembering
+from pgra.memory.lookup import (
+    Bm25Lookup,
+    EditLookup,
+    LookupArguments,
+    lookup_opener,
+    quoted,
+    visible,
+)
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import Remembering, Simulation, Step
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"

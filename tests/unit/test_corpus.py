@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES, write_jsonl
 
+from pgra.artifacts import build_once
 from pgra.config import CorpusArguments
 from pgra.data import corpus as corpus_module
-from pgra.data.build import build_once
 from pgra.data.corpus import load_corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError
 

@@ -2,12 +2,11 @@ import numpy as np
 import pytest
 from small_training import VERBALIZER
 
+from pgra.core import Example
 from pgra.errors import ConfigError
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.demonstrations import Support, build_demonstrated, repeat_sets
-from pgra.reader.inputs import SegmentLayout
-from pgra.types import Example
+from pgra.reader.inputs import SegmentLayout, Support, build_demonstrated, repeat_sets
 
 LABELS = VERBALIZER.labels
 SUPPORT = [

@@ -125,7 +125,7 @@ def test_an_index_dir_is_never_built(encoder_dir, corpus, tmp_path):
 
 def test_a_finished_index_is_found_without_encoding(encoder_dir, corpus, tmp_path, monkeypatch):
     open_one(arguments(encoder_dir), corpus, tmp_path)
-    monkeypatch.setattr("pgra.retrieval.index.encode_shards", None)
+    monkeypatch.setattr("pgra.retrieval.dense.encode_shards", None)
     assert isinstance(open_one(arguments(encoder_dir), corpus, tmp_path), DenseRetriever)
 
 

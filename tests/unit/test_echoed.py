@@ -3,8 +3,7 @@
 import pytest
 
 from pgra.errors import ModelError
-from pgra.icl.echoed import word_chance
-from pgra.icl.endpoint import Reply
+from pgra.lm.remote import Reply, word_chance
 
 PROMPT, WORD = "It was", " great fun"
 TOKENS = ("It", " was", " great", " fun", ".")  # the last one is written

@@ -9,10 +9,9 @@ from conftest import SENTENCES
 from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
+from pgra.encoders.encoder import POOLINGS, Encoder, resolve_pooling
 from pgra.errors import ConfigError, ModelError
-from pgra.models.encoder import Encoder
-from pgra.models.loading import find_model
-from pgra.models.pooling import POOLINGS, resolve_pooling
+from pgra.lm.load import find_model
 
 
 def make(folder, **kwargs):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from pgra.retrieval.exact import ask, most_hits, nearest, quick_products
+from pgra.retrieval.faiss import ask, most_hits, nearest, quick_products
 
 RNG = np.random.default_rng(0)
 QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)
@@ -38,7 +38,7 @@ def test_a_small_collection_leaves_entries_missing(device):
 
 def test_queries_are_taken_in_parts_on_a_gpu(monkeypatch):
     whole = nearest(QUERIES, cut(np.arange(101), 40), 9, device="cpu:0")
-    monkeypatch.setattr("pgra.retrieval.exact._QUERY_ROWS", 2)
+    monkeypatch.setattr("pgra.retrieval.faiss._QUERY_ROWS", 2)
     parts = nearest(QUERIES, cut(np.arange(101), 40), 9, device="cpu:0")
     np.testing.assert_array_equal(parts.rows, whole.rows)
 

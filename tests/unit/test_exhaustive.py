@@ -11,17 +11,17 @@ from conftest import SENTENCES
 from index_build.__main__ import main as build_main
 from pgra.cli import main, run
 from pgra.config import CorpusArguments
+from pgra.core import Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import FirstStageOrder
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.retrieval.exact import nearest
-from pgra.types import Example
+from pgra.retrieval.faiss import nearest
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}

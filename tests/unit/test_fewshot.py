@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
+from pgra.core import Example
 from pgra.errors import ConfigError
 from pgra.prompts.fewshot import EXEMPLAR_METHODS, build_prompt
 from pgra.prompts.template import PromptTemplate, check_template
-from pgra.types import Example
 
 LABELS = ["a", "b", "c"]
 WORDS = {"a": "Apple", "b": "Bee", "c": "Cat"}

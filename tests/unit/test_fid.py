@@ -9,8 +9,8 @@ from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
 from pgra.errors import ConfigError, ModelError
-from pgra.models.fid import FusionReader
-from pgra.models.segments import GroupCost, pack_segments
+from pgra.lm.batching import GroupCost, pack_segments
+from pgra.reader.fid import FusionReader
 
 B, N = 3, 4
 CHECKPOINTING = ["activation_checkpointing_enable", "gradient_checkpointing_enable"]
@@ -144,7 +144,7 @@ def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, e
 def test_label_scores_do_not_depend_on_how_many_labels_a_pass_takes(reader, examples, monkeypatch):
     targets = torch.tensor([[5, 1, -100], [9, 12, 1], [9, 1, -100]])
     together = reader.score_labels(pack(examples), targets)
-    monkeypatch.setattr("pgra.models.fid._MAX_LOGITS", 1)
+    monkeypatch.setattr("pgra.reader.fid._MAX_LOGITS", 1)
     apart = reader.score_labels(pack(examples), targets)
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
     assert (together[:, 1] - together[:, 2]).abs().min() > 1e-3

@@ -4,10 +4,9 @@ import pytest
 from planted_runs import plant, plant_grid
 
 from pgra.errors import ConfigError
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.figures import draw_study, number_axis, plot_study
-from pgra.evaluation.reference import load_reference
-from pgra.evaluation.runs import load_collection
+from pgra.report.compare import compare_runs, load_reference
+from pgra.report.page import draw_study, number_axis, plot_study
+from pgra.report.results import load_collection
 
 pytest.importorskip("matplotlib")
 POINTS = {

@@ -8,18 +8,17 @@ import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import CorpusArguments
+from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.grid_costs import foresee
-from pgra.pipelines.pgra import find_evidence, open_stages, read_task
-from pgra.pipelines.plan import make_plan
-from pgra.pipelines.stages import EvidenceSearch
+from pgra.experiments.grid import foresee
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
+from pgra.plan import make_plan
 from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import PromptedReranker, Reference
-from pgra.types import Candidates, Example
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -37,7 +36,7 @@ CANDIDATES = Candidates(
 @pytest.fixture(autouse=True)
 def small_draws(tmp_path, monkeypatch):
     """Draws that are smaller than corpus and training set, as they are in earnest."""
-    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 5)
+    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 5)
     monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
 
 
@@ -244,7 +243,7 @@ def test_test_queries_change_no_others_scores(fitted, done, tmp_path):
 
 @pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
 def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monkeypatch):
-    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 11)
+    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
     args = with_retriever(fitted, **way)
     find(with_rerank(args, similarity="dot"), done)
     plan = make_plan(args, seconds=0).texts
@@ -258,7 +257,7 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
 @pytest.fixture
 def wide(fitted, corpus_file, monkeypatch):
     """With a corpus of which most is no candidate."""
-    monkeypatch.setattr("pgra.rerank.fitting.SAMPLE", 50)
+    monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 50)
     corpus_file.write_text("".join(f"{SENTENCES[i % 12]} And so on, {i}.\n" for i in range(200)))
     return with_retriever(fitted, num_candidates=1)
 
@@ -276,8 +275,7 @@ def test_an_estimate_counts_the_draw_beside_the_candidates(wide):
 
 
 def test_a_grid_of_similarities_reads_the_draw_once(wide, tmp_path):
-    from pgra.pipelines.ablate import GridRun
-    from pgra.pipelines.grid import Point
+    from pgra.experiments.grid import GridRun, Point
     from pgra.reader.arguments import ReaderTrainingArguments
 
     training = ReaderTrainingArguments(output_dir=str(tmp_path / "grid"), use_cpu=True)

@@ -2,7 +2,7 @@ import faiss
 import numpy as np
 import pytest
 
-from pgra.retrieval.flat import BlockSearch, flat_header, write_flat
+from pgra.retrieval.faiss import BlockSearch, flat_header, write_flat
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((101, 16)).astype(np.float32)
@@ -29,7 +29,7 @@ def test_the_file_is_faiss_own_whatever_the_blocks(size, index, tmp_path):
 
 
 def test_a_form_of_file_that_is_not_known_has_no_header(monkeypatch):
-    monkeypatch.setattr("pgra.retrieval.flat._ROWS_AT", 16)
+    monkeypatch.setattr("pgra.retrieval.faiss._ROWS_AT", 16)
     assert flat_header(101, 16) is None
 
 

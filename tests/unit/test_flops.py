@@ -6,8 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, OPTConfig
 
 from pgra.errors import ModelError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.flops import LmShape
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.cost import LmShape
 
 
 @pytest.fixture

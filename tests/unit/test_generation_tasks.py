@@ -8,11 +8,10 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import DataArguments
-from pgra.data.generation import generation_task_names, load_generation_task
-from pgra.data.highlights import Cell, Highlights
-from pgra.data.references import load_references, read_references
+from pgra.data.references import Cell, Highlights, load_references, read_references
+from pgra.data.tasks import generation_task_names, load_generation_task
 from pgra.errors import ConfigError, DataError
-from pgra.evaluation.written import measure_written
+from pgra.report.text_metrics import measure_written
 
 NAMES = ["fetaqa", "nq_open", "totto", "triviaqa", "webquestions"]
 

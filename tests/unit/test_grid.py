@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pgra.arguments import Defaults, parse_arguments
-from pgra.config import RerankArguments, RetrieverArguments
+from pgra.config import Defaults, RerankArguments, RetrieverArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.pipelines.grid import Point, read_axes, read_grid, short
-from pgra.pipelines.grid_files import grid_names
+from pgra.experiments.grid import Point, grid_names, read_axes, read_grid, short
 
 ABLATIONS = Path(__file__).parents[2] / "ablations"
 

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, largest_file
 
+from pgra.artifacts import lock_folder, read_manifest, write_json
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.io import lock_folder, read_manifest, write_json
-from pgra.models.encoder import Encoder
-from pgra.retrieval import IndexRequest, grow, open_retriever, prepare_index
-from pgra.retrieval.grow import add_passages
-from pgra.retrieval.shards import read_vectors
-from pgra.retrieval.tombstones import remove_rows, search_kept
-from pgra.retrieval.verify import verify_index
+from pgra.retrieval import IndexRequest, open_retriever, prepare_index
+from pgra.retrieval import maintain as grow
+from pgra.retrieval.maintain import add_passages, verify_index
+from pgra.retrieval.shards import read_vectors, remove_rows, search_kept
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 

@@ -9,17 +9,23 @@ from pathlib import Path
 import pytest
 
 from pgra import cli
+from pgra.core import Example, Prediction
 from pgra.errors import ArtifactError, ConfigError
-from pgra.evaluation import html
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.html import render_page, write_page
-from pgra.evaluation.page_data import browser_data
-from pgra.evaluation.results import PREDICTIONS_FILE, EvidenceLine, RunRecord, write_results
-from pgra.evaluation.runs import Group, Missing, load_run
-from pgra.evaluation.tables import Cell, Table
-from pgra.types import Example, Prediction
+from pgra.report import page as html
+from pgra.report.compare import compare_runs
+from pgra.report.page import browser_data, render_page, write_page
+from pgra.report.results import (
+    PREDICTIONS_FILE,
+    EvidenceLine,
+    Group,
+    Missing,
+    RunRecord,
+    load_run,
+    write_results,
+)
+from pgra.report.tables import Cell, Table
 
-PAGE = Path(html.__file__).parent / "page"
+PAGE = Path(html.__file__).parent / "assets"
 HOSTILE = '</script><img src=x onerror="alert(1)">{{script}}&lt;b&gt;<!--<script>'
 LABELS = ("negative", "positive")
 GOLD = ("positive", "negative", "positive", "negative")

@@ -15,9 +15,9 @@ from conftest import SENTENCES
 from hub_client import TEXT
 from loopback_hub import BOT, LoopbackHub, Repo, commit_of, read_folder
 
-from pgra.models.causal_lm import CausalLM
-from pgra.models.encoder import Encoder
-from pgra.models.fid import FusionReader
+from pgra.encoders.encoder import Encoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.reader.fid import FusionReader
 
 ROOT = Path(__file__).parents[2]
 OLD = {"config.json": b"{}", "pytorch_model.bin": b"old"}
@@ -357,7 +357,7 @@ def test_models_and_corpora_that_were_loaded_once_load_while_the_hub_is_down(onl
     folder, before = online
     after = ask(folder, NOWHERE, *EVERYTHING[:5], ["bars", ""])
     assert after.answers[:5] == before.answers[:5]
-    assert "WARNING pgra.models.hub: model facebook/opt-tiny: commit" in after.log
+    assert "WARNING pgra.lm.load: model facebook/opt-tiny: commit" in after.log
     assert "--pooling" not in after.log  # that a model has no pooling of its own is known
     assert after.answers[5] == {"download": True, "read": False}
 

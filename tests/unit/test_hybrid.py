@@ -1,7 +1,7 @@
 import numpy as np
 
+from pgra.core import Candidates
 from pgra.retrieval.hybrid import fuse_by_rank
-from pgra.types import Candidates
 
 
 def ranking(*lines):

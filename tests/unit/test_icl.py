@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from conftest import with_rerank
 
+from pgra.artifacts import lock_folder
 from pgra.commands.icl import main
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.evaluation.comparable import check_comparable, row_names
-from pgra.evaluation.runs import load_collection
-from pgra.icl.arguments import IclArguments, SelectionArguments
-from pgra.icl.opening import CompleterArguments
-from pgra.io import lock_folder
-from pgra.pipelines.icl import run_icl, run_icl_seeds
-from pgra.pipelines.icl_inputs import IclRun
-from pgra.pipelines.icl_scoring import run as run_system
+from pgra.lm.open import CompleterArguments
+from pgra.methods.icl import run as run_system
+from pgra.methods.kate import run_icl, run_icl_seeds
+from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_inputs import IclRun
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.report.results import check_comparable, load_collection, row_names
 
 
 @pytest.fixture

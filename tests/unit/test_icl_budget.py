@@ -3,7 +3,7 @@
 import pytest
 
 from pgra.errors import ConfigError, DataError
-from pgra.icl.budget import fit_prompts
+from pgra.exemplars.fitting import fit_prompts
 
 
 class Words:

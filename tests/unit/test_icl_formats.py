@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from pgra.core import Example
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError
-from pgra.icl.calibration import CONTENT_FREE, calibrate, content_free_fields
-from pgra.icl.formats import LineFormat, answer_words, task_format
-from pgra.icl.voting import majority, vote_shares
+from pgra.exemplars.selection import majority, vote_shares
+from pgra.methods.answers import CONTENT_FREE, calibrate, content_free_fields
 from pgra.prompts.fewshot import write_prompt
-from pgra.types import Example
+from pgra.prompts.formats import LineFormat, answer_words, task_format
 
 SHOWN = [
     Example("train-0", {"text": "A warm film."}, "positive"),

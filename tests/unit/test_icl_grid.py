@@ -9,11 +9,9 @@ import yaml
 from pgra.cli import main
 from pgra.commands.ablate import resolve_icl_point
 from pgra.errors import ConfigError
-from pgra.evaluation.reference import load_reference
-from pgra.pipelines import icl_grid
-from pgra.pipelines.grid import read_grid
-from pgra.pipelines.grid_files import grid_names
-from pgra.pipelines.icl_grid import make_icl_runs
+from pgra.experiments import grid as icl_grid
+from pgra.experiments.grid import grid_names, make_icl_runs, read_grid
+from pgra.report.compare import load_reference
 
 ICL_GRIDS = [name for name in grid_names() if read_grid(name).command == "icl"]
 POINTS = [

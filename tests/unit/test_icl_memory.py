@@ -9,13 +9,12 @@ import pytest
 
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.icl.arguments import IclArguments, SelectionArguments
-from pgra.icl.opening import CompleterArguments
-from pgra.memory.label_arguments import PromptMemoryArguments
+from pgra.lm.open import CompleterArguments
+from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
-from pgra.pipelines.icl import run_icl
-from pgra.pipelines.icl_inputs import IclRun
-from pgra.pipelines.icl_predict import answer_queries, is_icl_run, load_icl_run
+from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run, run_icl
+from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_inputs import IclRun
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
 NONE = PromptMemoryArguments()

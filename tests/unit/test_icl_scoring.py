@@ -12,23 +12,21 @@ from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import ReaderArguments, RerankArguments
+from pgra.core import Example
 from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.evaluation.run_files import read_object
-from pgra.icl.scoring import read_queries, score_words
-from pgra.models.answer_words import AnswerWords
-from pgra.models.causal_lm import CausalLM
-from pgra.models.lm_head import LMHead
-from pgra.models.prepack import packed_linears
-from pgra.pipelines.icl_scoring import run
-from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
-from pgra.pipelines.systems import run_system
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.kernels import packed_linears
+from pgra.lm.score import AnswerWords, LMHead
+from pgra.methods.icl import read_queries, run, score_words
+from pgra.methods.pgra import find_evidence, prompt_template, read_task
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.report.results import read_object
 from pgra.rerank import open_prompted_encoder
 from pgra.rerank.prompted import open_query_bank
-from pgra.types import Example
+from pgra.runs import run_system
 
 # "positive" is several tokens to most of these tokenizers, and shares its first with others.
 WORDS = {"bad": "negative", "good": "positive", "so": "possibly so", "sea": "sea"}
@@ -119,8 +117,8 @@ def test_log_chances_are_those_of_a_softmax_over_the_vocabulary(monkeypatch):
     expected = (states @ weight.T).log_softmax(1)[:, [4, 44]]
     head = LMHead(linear(weight))
     torch.testing.assert_close(head.log_chances(states, [4, 44]), expected)
-    monkeypatch.setattr("pgra.models.lm_head._VOCABULARY_ROWS", 16)
-    monkeypatch.setattr("pgra.models.lm_head._STATE_ROWS", 3)
+    monkeypatch.setattr("pgra.lm.score._VOCABULARY_ROWS", 16)
+    monkeypatch.setattr("pgra.lm.score._STATE_ROWS", 3)
     torch.testing.assert_close(head.log_chances(states, [4, 44]), expected)  # in pieces
     shifted = LMHead(linear(weight, torch.arange(50.0)))
     assert not torch.allclose(shifted.log_chances(states, [4, 44]), expected)  # the control

@@ -9,14 +9,13 @@ from test_icl import having, lines_of
 
 from pgra.config import DataArguments
 from pgra.errors import ConfigError
-from pgra.evaluation.answers import is_exact_match
-from pgra.evaluation.comparable import check_comparable, row_names
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.runs import load_collection
-from pgra.icl.arguments import IclArguments, SelectionArguments
-from pgra.icl.opening import CompleterArguments
-from pgra.pipelines.icl import run_icl, run_icl_seeds
-from pgra.pipelines.icl_inputs import IclRun
+from pgra.lm.open import CompleterArguments
+from pgra.methods.kate import run_icl, run_icl_seeds
+from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_inputs import IclRun
+from pgra.report.compare import compare_runs
+from pgra.report.results import check_comparable, load_collection, row_names
+from pgra.report.text_metrics import is_exact_match
 
 PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
 

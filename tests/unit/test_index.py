@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 from conftest import largest_file
 
+from pgra.artifacts import lock_folder
 from pgra.config import CorpusArguments
+from pgra.core import Processes, Worker
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.io import lock_folder
-from pgra.models.encoder import Encoder
-from pgra.processes import Processes
-from pgra.retrieval.factory import IndexPlan
-from pgra.retrieval.index import build_dense_index
-from pgra.retrieval.recall import Sample, depths_for, without_own
+from pgra.retrieval.dense import build_dense_index
+from pgra.retrieval.faiss import IndexPlan, Sample, depths_for, without_own
 from pgra.retrieval.shards import read_vectors
-from pgra.types import Worker
 
 PLAN = {"factory", "memory", "rescore_factor"}
 WORDS = ["red", "blue", "film", "sea", "town", "album", "apples", "river", "garden", "story"]
@@ -344,8 +342,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from pgra.data.corpus import load_corpus
-from pgra.models.encoder import Encoder
-from pgra.retrieval.index import build_dense_index
+from pgra.encoders.encoder import Encoder
+from pgra.retrieval.dense import build_dense_index
 encoder = Encoder.from_name(sys.argv[1], device="cpu", batch_tokens=64)
 build_dense_index(
     load_corpus(Path(sys.argv[2])), encoder, Path(sys.argv[3]), shard_rows=20, progress=False

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from pgra.errors import ArtifactError
-from pgra.io import (
+from pgra.artifacts import (
     artifact_dir,
     canonical_json,
     check_fingerprint,
@@ -25,6 +24,7 @@ from pgra.io import (
     write_manifest,
     write_text,
 )
+from pgra.errors import ArtifactError
 
 FIELDS = {"pooling": "mean", "rows": 3}
 
@@ -188,7 +188,7 @@ def test_an_array_that_is_none_is_named(tmp_path, data):
 
 
 def test_a_folder_is_held_by_one_job(tmp_path):
-    code = "import sys; from pathlib import Path; from pgra.io import lock_folder\n"
+    code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): pass"
     words = [sys.executable, "-c", code, str(tmp_path)]
     with lock_folder(tmp_path):

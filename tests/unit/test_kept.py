@@ -8,12 +8,10 @@ from threading import Barrier
 
 import pytest
 
+from pgra.core import Processes, Worker
 from pgra.errors import ArtifactError
-from pgra.icl.answers_cache import AnswersCache
-from pgra.icl.completion import Completion
-from pgra.icl.kept import KeptCompleter
-from pgra.processes import Processes
-from pgra.types import Worker
+from pgra.lm.cache import AnswersCache, KeptCompleter
+from pgra.lm.completion import Completion
 
 PROMPTS = [f"prompt {i}" for i in range(100)]
 

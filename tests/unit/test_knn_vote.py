@@ -7,13 +7,13 @@ import torch
 from conftest import with_retriever
 from transformers import AutoTokenizer, T5EncoderModel
 
+from pgra.encoders.encoder import load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.models.t5_encoder import load_t5_encoder
-from pgra.pipelines.knn_vote import NUMBERS, run, vote
-from pgra.pipelines.pgra import read_task
-from pgra.pipelines.systems import run_system
+from pgra.methods.knn import NUMBERS, run, vote
+from pgra.methods.pgra import read_task
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.retrieval.dense import load_encoder
+from pgra.runs import run_system
 
 
 def training(folder):

@@ -5,13 +5,11 @@ import json
 import pytest
 
 from pgra.commands.memory import main
+from pgra.core import Example, Prediction
 from pgra.errors import ConfigError, DataError
-from pgra.memory.label_arguments import PromptMemoryArguments
-from pgra.memory.labels import LabelMemory, mix_labels
-from pgra.pipelines import label_study
-from pgra.pipelines.label_study import draw_corrections, leave_out_words, study_corrections
-from pgra.pipelines.label_subjects import Told
-from pgra.types import Example, Prediction
+from pgra.experiments import label_study
+from pgra.experiments.label_study import Told, draw_corrections, leave_out_words, study_corrections
+from pgra.memory.labels import LabelMemory, PromptMemoryArguments, mix_labels
 
 LABELS = ("no", "yes")
 SCORES = {"no": 0.8, "yes": 0.2}

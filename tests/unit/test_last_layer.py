@@ -4,9 +4,9 @@ import pytest
 import torch
 from test_prefix import PROMPT, TEXTS
 
-from pgra.models.causal_lm import CausalLM
-from pgra.models.last_layer import LastLayer
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.kernels import LastLayer
+from pgra.lm.prefix import PromptedEncoder
 
 
 @pytest.mark.parametrize("sharing", ["cascade", "packed"])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from pgra.core import MISSING_ROW, Candidates
 from pgra.errors import ConfigError
-from pgra.retrieval.leaks import LeakGuard, text_key
-from pgra.types import MISSING_ROW, Candidates
+from pgra.retrieval.neighbors import LeakGuard, text_key
 
 POOL = [
     "A great film, by the sea!",

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from conftest import SENTENCES
 
+from pgra.core import MISSING_ROW, Example
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.icl.choice import METRICS
-from pgra.icl.likeness import PromptedStates, VectorLikeness, WordLikeness
-from pgra.models.causal_lm import CausalLM
-from pgra.models.encoder import Encoder
-from pgra.models.prefix import PromptedEncoder
+from pgra.exemplars.choice import METRICS
+from pgra.exemplars.selection import PromptedStates, VectorLikeness, WordLikeness
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.neighbors import Neighbors
-from pgra.types import MISSING_ROW, Example
 
 POOL = [Example(f"train-{i}", {"text": text}, str(i % 2)) for i, text in enumerate(SENTENCES)]
 QUERIES = [Example("q0", {"text": "A dull film"}), Example("q1", {"text": "The blue sea of Rome"})]

@@ -9,9 +9,8 @@ from pgra import Reader
 from pgra.commands.common import parse_series
 from pgra.config import config_root
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
-from pgra.pipelines.lm_bff import read_shots, run
-from pgra.pipelines.run import evaluate_run
-from pgra.pipelines.systems import run_system
+from pgra.methods.lm_bff import read_shots, run
+from pgra.runs import evaluate_run, run_system
 
 FEW = {"num_shots": 4, "exemplar_sets": 2, "max_steps": 4, "eval_steps": 2}
 

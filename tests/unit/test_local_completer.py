@@ -18,11 +18,17 @@ from transformers import (
 )
 
 from pgra.errors import ConfigError, ModelError
-from pgra.icl.local import LocalCompleter
-from pgra.models.decoding import BatchReader, GreedyDecoder
-from pgra.models.last_layer import LastLayer
-from pgra.models.one_by_one import chance_alone, next_logits, write_alone
-from pgra.models.reading import Shelf, join
+from pgra.lm.generate import (
+    BatchReader,
+    GreedyDecoder,
+    Shelf,
+    chance_alone,
+    join,
+    next_logits,
+    write_alone,
+)
+from pgra.lm.kernels import LastLayer
+from pgra.lm.local import LocalCompleter
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
@@ -283,7 +289,7 @@ def test_the_chances_of_all_next_tokens_sum_to_one(lm_dirs):
     local = completer(lm_dirs["gpt2"])
     vocabulary = [[token] for token in range(len(local.lm.tokenizer))]
     ids = local._tokenize(PROMPTS[:1])[0]
-    from pgra.models.word_chances import word_chances
+    from pgra.lm.generate import word_chances
 
     kept = local._reader.reader.read([ids])
     values = word_chances(local._reader.reader, kept, [vocabulary])[0]

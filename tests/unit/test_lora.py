@@ -5,10 +5,9 @@ from transformers import AutoModelForSeq2SeqLM
 
 from pgra.config import ReaderArguments
 from pgra.errors import ConfigError, ModelError
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model
-from pgra.models.lora import add_adapters, check_adapters
-from pgra.models.segments import GroupCost, pack_segments
+from pgra.lm.batching import GroupCost, pack_segments
+from pgra.lm.load import find_model
+from pgra.reader.fid import FusionReader, add_adapters, check_adapters
 
 LORA = ReaderArguments(lora_rank=4)
 

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from pgra.errors import ModelError
-from pgra.reader.losses import LossLog, LossRecord, last_logged, read_losses
+from pgra.reader.train import LossLog, LossRecord, last_logged, read_losses
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from tiny_models import build_lm
 from pgra.cli import main
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.steps import make_stream
+from pgra.memory.stream import make_stream
 
 
 @pytest.fixture

@@ -5,15 +5,10 @@ from dataclasses import replace
 import pytest
 from following_lm import FollowingLM
 
+from pgra.experiments.memory import StreamResult, Variant, compare_systems, render_report
 from pgra.memory.families import load_family
-from pgra.memory.measures import measure
-from pgra.memory.prompter import load_few_shot
-from pgra.memory.simulator import Simulation
-from pgra.memory.steps import make_stream
-from pgra.memory.systems import NoMemory
-from pgra.pipelines.memory_compare import compare_systems
-from pgra.pipelines.memory_report import render_report
-from pgra.pipelines.memory_stream import StreamResult, Variant
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import NoMemory, Simulation, make_stream, measure
 
 FAMILY = load_family("lexical")
 WORDS = {kind: {"word": ["x"]} for kind in FAMILY.answers}

@@ -4,11 +4,16 @@ import json
 
 import pytest
 
+from pgra.core import Prediction
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.memory.label_arguments import LabelMemoryArguments, PromptMemoryArguments
-from pgra.memory.labels import LabelMemory, input_key, mix_labels
+from pgra.memory.labels import (
+    LabelMemory,
+    LabelMemoryArguments,
+    PromptMemoryArguments,
+    input_key,
+    mix_labels,
+)
 from pgra.memory.log import FeedbackLog
-from pgra.types import Prediction
 
 LABELS = ("negative", "positive")
 GOOD, NEAR, FAR = "A film so bad it is good.", "a film so bad it's good", "Two hours of rain."

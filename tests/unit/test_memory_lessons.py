@@ -6,29 +6,32 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from pgra.checks import config_root
 from pgra.cli import main
 from pgra.commands.memory_finetune import FinetuneArguments, read_courses
+from pgra.config import config_root
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import family_names, load_family
-from pgra.memory.finetuning import FinetuneSettings, collate, freeze_layers
-from pgra.memory.keys import MAX_DISTANCE, find_collisions, normalize_key
-from pgra.memory.lesson_packs import IGNORED, Packer
 from pgra.memory.lessons import (
+    IGNORED,
+    SEEN_FILE,
     Lesson,
+    Packer,
+    Seen,
+    check_unseen,
     draw_lessons,
     leave_out,
     lesson_names,
     load_lessons,
     measured_forms,
     nearest_form,
+    read_seen,
     word_of,
 )
-from pgra.memory.prompter import Shown, load_few_shot
-from pgra.memory.seen import SEEN_FILE, Seen, check_unseen, read_seen
-from pgra.memory.steps import make_stream, read_words
-from pgra.models.loading import find_model, load_tokenizer
-from pgra.pipelines.memory_training import Course, train_lm
+from pgra.memory.lookup import MAX_DISTANCE, find_collisions, normalize_key
+from pgra.memory.prompts import Shown, load_few_shot
+from pgra.memory.stream import make_stream, read_words
+from pgra.memory.train import Course, FinetuneSettings, collate, freeze_layers, train_lm
 
 LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
 
@@ -265,7 +268,7 @@ class Killed(Exception):
 def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path, monkeypatch):
     import torch
 
-    from pgra.memory import finetuning
+    from pgra.memory import train as finetuning
 
     whole = train(lm, tmp_path / "whole")
     end = finetuning.TrainingBar.on_step_end

@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 
 from pgra.errors import ArtifactError, DataError
-from pgra.memory.events import MAX_FEEDBACK_CHARS, MAX_KEY_CHARS, Event, pack, replay, unpack
-from pgra.memory.exchange import export_log, import_events, read_events
-from pgra.memory.log import FeedbackLog
-from pgra.memory.salvage import salvage
+from pgra.memory.log import (
+    MAX_FEEDBACK_CHARS,
+    MAX_KEY_CHARS,
+    Event,
+    FeedbackLog,
+    export_log,
+    import_events,
+    pack,
+    read_events,
+    replay,
+    salvage,
+    unpack,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,21 +5,29 @@ import json
 import numpy as np
 import pytest
 
-from pgra.checks import config_root
+from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
-from pgra.memory.events import Entry
 from pgra.memory.families import family_names, load_family
-from pgra.memory.gate import Trial, choose_threshold, judge_threshold, pass_gate, try_lookup
-from pgra.memory.keys import Collision, find_collisions, normalize_key, strip_slot
-from pgra.memory.log import FeedbackLog
+from pgra.memory.log import Entry, FeedbackLog
 from pgra.memory.lookup import (
     Bm25Lookup,
+    Collision,
     EditLookup,
     EncoderLookup,
+    KeyEncoder,
+    LookupArguments,
     Match,
     RelativeEditLookup,
+    Trial,
+    choose_threshold,
+    find_collisions,
+    judge_threshold,
+    lookup_opener,
+    normalize_key,
+    pass_gate,
+    strip_slot,
+    try_lookup,
 )
-from pgra.memory.opening import KeyEncoder, LookupArguments, lookup_opener
 from pgra.memory.vectors import KeyVectors
 
 

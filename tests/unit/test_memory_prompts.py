@@ -9,20 +9,27 @@ import pytest
 import yaml
 from following_lm import FollowingLM
 
-from pgra.checks import config_root
+from pgra.config import config_root
+from pgra.core import Example
 from pgra.errors import ConfigError, DataError
-from pgra.memory.events import Entry
 from pgra.memory.families import family_names, load_family
-from pgra.memory.keys import normalize_key
 from pgra.memory.labels import Correction
-from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup
-from pgra.memory.prompter import GrowingPrompt, Shown, as_data, load_few_shot
-from pgra.memory.scramble import SCRAMBLES, can_scramble, scramble
-from pgra.memory.steps import Step, is_answered, make_stream, read_stream, read_words
-from pgra.memory.systems import RecallingErrors, Remembering
-from pgra.pipelines.icl_memory import Recalled
-from pgra.types import Example
+from pgra.memory.log import Entry, FeedbackLog
+from pgra.memory.lookup import EditLookup, normalize_key
+from pgra.memory.prompts import GrowingPrompt, Shown, as_data, load_few_shot
+from pgra.memory.stream import (
+    SCRAMBLES,
+    RecallingErrors,
+    Remembering,
+    Step,
+    can_scramble,
+    is_answered,
+    make_stream,
+    read_stream,
+    read_words,
+    scramble,
+)
+from pgra.methods.kate_inputs import Recalled
 
 OF_INTENT = [name for name in family_names() if load_family(name).phrasings]
 

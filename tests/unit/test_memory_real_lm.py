@@ -6,7 +6,7 @@ import pytest
 
 from pgra.cli import main
 from pgra.memory.families import load_family
-from pgra.memory.seen import read_seen
+from pgra.memory.lessons import read_seen
 
 WORDS = ["river", "bright", "stone", "gather", "fleece", "narrow", "thunder", "borrow", "cellar"]
 LESSON_WORDS = ["window", "gentle", "ladder", "repair"]

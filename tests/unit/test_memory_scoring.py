@@ -7,7 +7,7 @@ import pytest
 from pgra.cli import main
 from pgra.errors import DataError
 from pgra.memory.families import load_family
-from pgra.memory.scoring import score_file
+from pgra.memory.stream import score_file
 
 LEXICAL = load_family("lexical")
 # Of the first column syn 1 of 2, sent 2 (1 with a bracket) of 2, hom 0 of 1; of the second all.

@@ -7,18 +7,14 @@ import pytest
 import yaml
 from following_lm import FollowingLM
 
-from pgra.checks import config_root
+from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
-from pgra.icl.completion import Completion
-from pgra.memory.families import load_family
-from pgra.memory.gate import Trial
-from pgra.memory.lookup import EditLookup
-from pgra.memory.measures import correlate
-from pgra.memory.prompter import load_few_shot
-from pgra.memory.situations import Verdict, judge_situation, read_verdict
-from pgra.memory.steps import make_stream, read_stream, read_words
-from pgra.pipelines.memory_report import render_report
-from pgra.pipelines.memory_stream import Experiment, plan_variants, run_streams, try_gate
+from pgra.experiments.memory import Experiment, plan_variants, render_report, run_streams, try_gate
+from pgra.lm.completion import Completion
+from pgra.memory.families import Verdict, judge_situation, load_family, read_verdict
+from pgra.memory.lookup import EditLookup, Trial
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import correlate, make_stream, read_stream, read_words
 
 CAT, RULES = load_family("ert_cat"), load_family("ert_nl")
 SITUATIONS = [

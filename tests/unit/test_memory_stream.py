@@ -7,24 +7,32 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.icl.answers_cache import AnswersCache
-from pgra.icl.completion import Completion
-from pgra.icl.kept import KeptCompleter
-from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup
-from pgra.memory.measures import compare_with, measure, running_accuracy, wrong_type_pairs
-from pgra.memory.prompter import GrowingPrompt, load_few_shot
-from pgra.memory.simulator import Simulation
-from pgra.memory.steps import Step, make_stream
-from pgra.memory.systems import Growing, NoMemory, RecallingErrors, Remembering
-from pgra.pipelines.memory_report import render_report
-from pgra.pipelines.memory_stream import (
+from pgra.experiments.memory import (
     Experiment,
     Variant,
     choose_gate,
     plan_variants,
+    render_report,
     run_streams,
+)
+from pgra.lm.cache import AnswersCache, KeptCompleter
+from pgra.lm.completion import Completion
+from pgra.memory.families import load_family
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import EditLookup
+from pgra.memory.prompts import GrowingPrompt, load_few_shot
+from pgra.memory.stream import (
+    Growing,
+    NoMemory,
+    RecallingErrors,
+    Remembering,
+    Simulation,
+    Step,
+    compare_with,
+    make_stream,
+    measure,
+    running_accuracy,
+    wrong_type_pairs,
 )
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")

@@ -7,25 +7,31 @@ import pytest
 import torch
 
 from pgra.cli import main
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
-from pgra.memory import generator_training
+from pgra.memory import train as generator_training
 from pgra.memory.families import load_family
 from pgra.memory.generator import FeedbackGenerator, plain_input
-from pgra.memory.generator_training import GeneratorArguments, train_generator
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup, EncoderLookup, GeneratingLookup
-from pgra.memory.opening import LookupArguments, lookup_opener
-from pgra.memory.pairs import Pair, read_pairs
-from pgra.memory.similarity import (
+from pgra.memory.lookup import (
+    EditLookup,
+    EncoderLookup,
+    GeneratingLookup,
+    LookupArguments,
+    lookup_opener,
+)
+from pgra.memory.stream import Pair, read_pairs
+from pgra.memory.train import GeneratorArguments, train_generator
+from pgra.memory.trained_head import (
+    Head,
     SimilarityArguments,
     cosines,
     fit_head,
     same_kind,
+    save_with_head,
     train_encoder,
 )
 from pgra.memory.vectors import KeyVectors
-from pgra.models.encoder import Encoder
-from pgra.models.sentence_folder import Head, save_with_head
 
 PAIRS = [
     Pair("what is like < a > ?", "a synonym", "syn"),

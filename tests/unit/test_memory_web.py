@@ -22,11 +22,11 @@ from test_conversation import Echo
 from pgra.cli import main
 from pgra.commands.memory_web import WebArguments, check_libraries, listen
 from pgra.errors import ArtifactError, ConfigError
-from pgra.icl.completion import Completion
+from pgra.lm.completion import Completion
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.prompter import load_few_shot
-from pgra.pipelines.memory_web import Desk
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.web import Desk
 
 ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
@@ -259,8 +259,8 @@ from pgra.commands.memory_arguments import ChatArguments
 from pgra.commands.memory_web import WebArguments, listen, serve
 from pgra.commands.memory_chat import Opening
 from pgra.memory.families import load_family
-from pgra.memory.opening import LookupArguments, lookup_opener
-from pgra.memory.prompter import load_few_shot
+from pgra.memory.lookup import LookupArguments, lookup_opener
+from pgra.memory.prompts import load_few_shot
 def main(argv):
     family, web = load_family("lexical"), WebArguments(port=0)
     lookup = LookupArguments().settle(family)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from pgra.evaluation.metrics import (
+from pgra.report.metrics import (
     METRICS,
     accuracy,
     bootstrap_interval,

@@ -6,13 +6,12 @@ import pytest
 
 from pgra.cli import main
 from pgra.errors import ConfigError, DataError
+from pgra.experiments.memory import open_question_likeness
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool, without_slots
-from pgra.memory.prompter import FewShot, GrowingPrompt, Shown
-from pgra.memory.steps import Step
-from pgra.memory.systems import NoMemory, RecallingErrors, Remembering
-from pgra.pipelines.memory_prefix import open_question_likeness
+from pgra.memory.prompts import FewShot, GrowingPrompt, Shown
+from pgra.memory.stream import NoMemory, RecallingErrors, Remembering, Step
 
 POOL = [
     Shown("what is akin to < red > ?", "the synonym for red is scarlet"),

@@ -8,18 +8,17 @@ import pytest
 from conftest import with_rerank, with_retriever
 from test_trained import RECORD
 
+from pgra.core import MISSING_ROW, Example
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.encoder import Encoder
-from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.pgra import open_stages, read_task
-from pgra.pipelines.predict import _arguments
-from pgra.pipelines.run import _begin
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.pgra import open_stages, read_task
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import NearestExemplars
 from pgra.retrieval.neighbors import Neighbors
-from pgra.types import MISSING_ROW, Example
+from pgra.runs import _arguments, _begin
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}

@@ -10,18 +10,17 @@ from conftest import with_rerank, with_retriever
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
+from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.encoder import Encoder
-from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.pgra import find_evidence, open_stages, read_task
-from pgra.pipelines.stages import EvidenceSearch
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
 from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import NearestExemplars, NeighborReranker, open_reranker
 from pgra.retrieval.neighbors import Neighbors
-from pgra.types import Candidates, Example
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}

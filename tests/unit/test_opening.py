@@ -2,18 +2,11 @@
 
 import pytest
 
+from pgra.core import Processes, Worker
 from pgra.errors import ConfigError, ModelError
-from pgra.icl.local import LocalCompleter
-from pgra.icl.opening import (
-    CompleterArguments,
-    open_completer,
-    open_counter,
-    open_kept_completer,
-)
-from pgra.icl.remote import RemoteCompleter
-from pgra.icl.spending import Prices
-from pgra.processes import Processes
-from pgra.types import Worker
+from pgra.lm.local import LocalCompleter
+from pgra.lm.open import CompleterArguments, open_completer, open_counter, open_kept_completer
+from pgra.lm.remote import Prices, RemoteCompleter
 
 URL = "http://127.0.0.1:9/v1"
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from pgra.rerank.overlap import run_overlapped
+from pgra.rerank.bank import run_overlapped
 
 PATIENCE = 10  # seconds; only a failing test waits so long
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from pgra.errors import ModelError
-from pgra.icl import pacing
-from pgra.icl.pacing import Halted, Hiccup, Pace, back_off, read_retry_after
+from pgra.lm import remote as pacing
+from pgra.lm.remote import Halted, Hiccup, Pace, back_off, read_retry_after
 
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 THEN = 1445412480.0  # that date, in seconds since the epoch

@@ -1,6 +1,6 @@
 import re
 
-from pgra.evaluation.page_plots import PlotRow, interval_plot, sweep_plot
+from pgra.report.page import PlotRow, interval_plot, sweep_plot
 
 
 def circles(svg, kind):

@@ -13,19 +13,18 @@ import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.config import DataArguments, config_root, read_yaml
-from pgra.data.splits import load_splits
+from pgra.core import Prediction
+from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
-from pgra.evaluation.results import RunRecord, write_results
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
-from pgra.pipelines.inputs import reader_template
-from pgra.pipelines.pgra import find_evidence, prompt_template, read_task
-from pgra.pipelines.prepare import prepare_runs
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.base import prepare_runs
+from pgra.methods.pgra import find_evidence, prompt_template, read_task, reader_template
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.report.results import RunRecord, write_results
 from pgra.retrieval import open_retriever
-from pgra.types import Prediction
 
 PAIRS = ("mrpc", "qnli", "rte")
 PAIR = {

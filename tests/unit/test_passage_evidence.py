@@ -8,14 +8,14 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import CorpusArguments
+from pgra.core import Example
 from pgra.data.bundled import bundled_corpus_file
 from pgra.data.corpus import cut_words, open_corpus
 from pgra.data.tasks import load_task, task_names
 from pgra.errors import ConfigError
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.types import Example
 
 PASSAGE = " ".join(f"garden{'s' * (i % 2)} by the sea" for i in range(25))
 

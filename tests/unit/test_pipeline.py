@@ -5,12 +5,11 @@ import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import SIMILARITIES, DataArguments, RuntimeArguments
+from pgra.core import MISSING_ROW, Processes, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.evaluation.run_files import read_object
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.run_folder import check_same_run, check_writable, load_run_arguments
-from pgra.processes import Processes
-from pgra.types import MISSING_ROW, Worker
+from pgra.methods.pgra import find_evidence, read_task
+from pgra.report.results import read_object
+from pgra.run_folder import check_same_run, check_writable, load_run_arguments
 
 
 def found_for(args):

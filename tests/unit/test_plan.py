@@ -7,9 +7,9 @@ import pytest
 from conftest import with_rerank, with_retriever
 
 from pgra.errors import ConfigError
-from pgra.models.calibration import Speed
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.plan import make_plan
+from pgra.lm.cost import Speed
+from pgra.methods.pgra import find_evidence, read_task
+from pgra.plan import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_sharing_the_prefix_is_what_saves(args):
 
 def test_a_sample_stands_for_all(plain, monkeypatch):
     exact = make_plan(plain, seconds=0).reading
-    monkeypatch.setattr("pgra.pipelines.plan._SAMPLE", 8)
+    monkeypatch.setattr("pgra.plan._SAMPLE", 8)
     part = make_plan(plain, seconds=0).reading
     assert part.sampled == 16 < exact.sampled
     assert part.tokens == pytest.approx(exact.tokens, rel=0.25)

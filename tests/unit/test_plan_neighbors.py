@@ -6,11 +6,9 @@ import pytest
 from conftest import with_rerank, with_retriever
 
 from pgra.commands.plan import describe_plan
-from pgra.pipelines.ablate import GridRun
-from pgra.pipelines.grid import Point
-from pgra.pipelines.grid_costs import foresee
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.plan import make_plan
+from pgra.experiments.grid import GridRun, Point, foresee
+from pgra.methods.pgra import find_evidence, read_task
+from pgra.plan import make_plan
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import NeighborReranker
 

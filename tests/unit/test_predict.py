@@ -4,13 +4,13 @@ import torch
 from conftest import reader_inputs
 from oracle import ScriptedT5, oracle
 
+from pgra.core import Worker
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, ModelError
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.fid import FusionReader
 from pgra.reader.predict import Decision, decide, label_chances, predict, score_inputs
-from pgra.types import Worker
 
 WORDS = {"negative": "terrible", "positive": "great", "mixed": "a b"}
 VERBALIZER = Verbalizer(WORDS, "{text} It was <extra_id_0> .")

@@ -17,11 +17,10 @@ from transformers import (
 )
 
 from pgra.errors import ConfigError, ModelError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.loading import find_model, load_config, load_tokenizer
-from pgra.models.packing import RowLayout, pack_rows
-from pgra.models.prefix import PromptedEncoder
-from pgra.models.shared_prefix import SharedPrefix
+from pgra.lm.batching import RowLayout, pack_rows
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import find_model, load_config, load_tokenizer
+from pgra.lm.prefix import PromptedEncoder, SharedPrefix
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
@@ -73,7 +72,7 @@ def test_weights_laid_out_for_many_tokens_change_the_last_digits_only(lm_dir, mo
 
     encoder.encode(TEXTS, advance=look)
     assert not any(seen)
-    monkeypatch.setattr("pgra.models.prepack.MANY_TOKENS", 1)
+    monkeypatch.setattr("pgra.lm.kernels.MANY_TOKENS", 1)
     seen.clear()
     packed = encoder.encode(TEXTS, advance=look)
     assert relative_error(packed, whole_prompts(lm_dir, TEXTS)) < 1e-4

@@ -1,6 +1,6 @@
 """Prompts that begin alike are grouped, and one odd prompt takes nothing from the others."""
 
-from pgra.models.prefix_groups import PrefixGroup, group_by_prefix
+from pgra.lm.generate import PrefixGroup, group_by_prefix
 
 START = list(range(100, 150))
 

@@ -4,8 +4,8 @@ from torch import nn
 from transformers import AutoModel, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from pgra.models.fid import FusionReader
-from pgra.models.prepack import MANY_TOKENS, Packer, packed_for, packed_linears
+from pgra.lm.kernels import MANY_TOKENS, Packer, packed_for, packed_linears
+from pgra.reader.fid import FusionReader
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ def test_layers_are_packed_only_for_many_tokens_and_where_memory_holds_the_copie
 
     assert [is_packed(n) for n in (MANY_TOKENS - 1, MANY_TOKENS)] == [False, True]
     size = 4 * (16 * 24 + 24 * 8)
-    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size - 4)
+    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 4 * size - 4)
     assert not is_packed(MANY_TOKENS)
-    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 4 * size)
+    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 4 * size)
     assert is_packed(MANY_TOKENS)
 
 
@@ -156,7 +156,7 @@ def test_copies_are_made_once_when_all_readings_together_are_worth_it_and_kept(m
 
 
 def test_what_memory_does_not_hold_is_never_packed(module, monkeypatch):
-    monkeypatch.setattr("pgra.models.prepack.machine_memory", lambda: 0)
+    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 0)
     packer = Packer(module)
     for _ in range(2):
         with packer.packed(MANY_TOKENS):

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import yaml
 
-from pgra.arguments import parse_arguments
 from pgra.commands.common import SECTIONS
 from pgra.config import (
     PROFILES,
@@ -13,10 +12,11 @@ from pgra.config import (
     RerankArguments,
     RetrieverArguments,
     config_root,
+    parse_arguments,
     read_yaml,
 )
 from pgra.data.tasks import load_task, task_names
-from pgra.models.pooling import POOLINGS
+from pgra.encoders.encoder import POOLINGS
 from pgra.prompts.fewshot import EXEMPLAR_METHODS
 from pgra.prompts.template import check_template
 from pgra.reader.arguments import ReaderTrainingArguments

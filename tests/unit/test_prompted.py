@@ -9,15 +9,15 @@ from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
+from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.types import Candidates, Example
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}
@@ -126,7 +126,7 @@ def test_sizes_of_blocks_change_no_score(lm_dirs, corpus, tmp_path, monkeypatch,
     candidates = candidates_of([[3, 0, 3, -1, 1], [2, 5, 0, 1, 10]])  # a passage twice, one missing
     whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, similarity=similarity)
     for name in ("_QUERY_BYTES", "_NUM_PAIRS", "_BLOCK_BYTES", "_PAIR_BYTES"):
-        monkeypatch.setattr(f"pgra.rerank.scoring.{name}", 1)  # one at a time
+        monkeypatch.setattr(f"pgra.rerank.similarity.{name}", 1)  # one at a time
     parts, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, similarity=similarity)
     np.testing.assert_array_equal(parts.rows, whole.rows)
     np.testing.assert_array_equal(parts.scores, whole.scores)

@@ -11,21 +11,24 @@ from conftest import with_rerank, with_retriever
 
 from pgra.commands.consistency import main
 from pgra.commands.evidence import main as show_evidence
+from pgra.core import Example, Prediction
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.evaluation.results import EvidenceLine, RunRecord, write_results
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
-from pgra.pipelines.consistency import report_consistency
-from pgra.pipelines.evidence_study import compare_evidence, ways_of
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.pseudo_labels import label_texts, open_labeler
-from pgra.reader.checkpoints import save_reader
+from pgra.experiments.consistency import (
+    compare_evidence,
+    label_texts,
+    open_labeler,
+    report_consistency,
+    ways_of,
+)
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.methods.pgra import find_evidence, read_task
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.record import ReaderRecord, write_record
-from pgra.reader.temperature import Calibration
-from pgra.reader.trained import Reader
+from pgra.reader.predict import Calibration
+from pgra.reader.record import Reader, ReaderRecord, write_record
+from pgra.reader.resume import save_reader
+from pgra.report.results import EvidenceLine, RunRecord, write_results
 from pgra.rerank.similarity import WAYS
-from pgra.types import Example, Prediction
 
 LABELS = ("negative", "positive")
 RECORD = ReaderRecord(
@@ -75,7 +78,7 @@ def labeler(t5_dir, tmp_path_factory):
 
 
 def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, monkeypatch):
-    monkeypatch.setattr("pgra.pipelines.pseudo_labels._KEPT_EVERY", 2)
+    monkeypatch.setattr("pgra.experiments.consistency._KEPT_EVERY", 2)
     predict, read = Reader.predict, []
 
     def stopped(self, texts, *args, **more):

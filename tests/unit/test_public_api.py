@@ -26,7 +26,7 @@ def test_a_name_imports_its_own_module_only():
     loaded = run_python(
         "import sys, json; from pgra import Candidates; print(json.dumps(sorted(sys.modules)))"
     )
-    assert "pgra.types" in loaded
+    assert "pgra.core" in loaded
     assert "torch" not in loaded
 
 

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
 from pgra.errors import ConfigError, ModelError
-from pgra.models.causal_lm import CausalLM
-from pgra.models.placement import check_8bit
-from pgra.models.prefix import PromptedEncoder
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import check_8bit
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 

@@ -9,18 +9,24 @@ from conftest import SENTENCES
 from small_training import VERBALIZER, at_batch, make_arguments, run_files, signal_self, tokens
 
 from pgra import Reader
+from pgra.core import Example, Worker
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
-from pgra.models.encoder import Encoder
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
-from pgra.models.rag import QUERY_ENCODER_FILE, Pools, RagReader
-from pgra.models.segments import GroupCost
-from pgra.pipelines.systems import run_system
-from pgra.reader.collate import Collator
-from pgra.reader.inputs import SegmentLayout
-from pgra.reader.pools import Passages, build_pooled, choose_evidence, collate_pooled
+from pgra.lm.batching import GroupCost
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import Collator, SegmentLayout
 from pgra.reader.predict import Decision, score_inputs
-from pgra.types import Example, Worker
+from pgra.reader.rag import (
+    QUERY_ENCODER_FILE,
+    Passages,
+    Pools,
+    RagReader,
+    build_pooled,
+    choose_evidence,
+    collate_pooled,
+)
+from pgra.runs import run_system
 
 QUERIES = [
     Example("a", {"text": "A warm film"}, "positive"),

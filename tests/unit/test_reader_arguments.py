@@ -7,16 +7,15 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from pgra.arguments import parse_arguments
-from pgra.config import ReaderArguments
+from pgra.artifacts import canonical_json
+from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.evaluation.comparable import TRAINING_NOT_DECIDING
-from pgra.io import canonical_json
-from pgra.memory import finetuning
-from pgra.models.loading import choose_device
-from pgra.pipelines.run_folder import training_identity
+from pgra.lm.load import choose_device
+from pgra.memory import train as finetuning
 from pgra.reader.arguments import REFUSED, ReaderTrainingArguments
-from pgra.reader.trainer import check_trainer
+from pgra.reader.train import check_trainer
+from pgra.report.results import TRAINING_NOT_DECIDING
+from pgra.run_folder import training_identity
 
 
 def test_arguments_have_the_papers_defaults():

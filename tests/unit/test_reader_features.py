@@ -7,13 +7,11 @@ import pytest
 import torch
 from small_training import make_arguments, make_inputs, script, tokens, train
 
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
-from pgra.models.segments import GroupCost
-from pgra.reader.collate import Collator
-from pgra.reader.compiling import compiled_blocks
-from pgra.reader.losses import read_losses
-from pgra.reader.trainer import set_dropout
+from pgra.lm.batching import GroupCost
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import Collator
+from pgra.reader.train import compiled_blocks, read_losses, set_dropout
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
 

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from conftest import reader_inputs
 
+from pgra.core import Example
 from pgra.errors import ConfigError, DataError
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout, build_inputs, check_labels
-from pgra.types import Example
 
 TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)

@@ -11,7 +11,7 @@ from small_training import (
     train_long,
 )
 
-from pgra.reader.losses import read_losses
+from pgra.reader.train import read_losses
 
 pytestmark = pytest.mark.slow
 

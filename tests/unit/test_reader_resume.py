@@ -21,7 +21,7 @@ from small_training import (
 
 from pgra.cli import run
 from pgra.errors import Stopped
-from pgra.reader.checkpoints import last_checkpoint
+from pgra.reader.resume import last_checkpoint
 
 KILLS = sorted(random.Random(4).sample(range(11, 32), 3))  # of 32 batches
 

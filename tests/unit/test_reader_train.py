@@ -16,12 +16,12 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, DataError, ModelError
-from pgra.models.fid import FusionReader
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.checkpoints import last_checkpoint
-from pgra.reader.collate import Collator
-from pgra.reader.losses import read_losses
+from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import Collator
 from pgra.reader.predict import predict
+from pgra.reader.resume import last_checkpoint
+from pgra.reader.train import read_losses
 
 
 def _losses(result):
@@ -64,7 +64,7 @@ def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp
 
 
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path, monkeypatch):
-    from pgra.reader import collate
+    from pgra.reader import inputs as collate
 
     orders = []
     plain = collate.Collator.__call__
@@ -110,7 +110,7 @@ def test_a_loss_that_is_nan_stops_and_names_its_batch(t5_dir, tmp_path):
 
 
 def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path, monkeypatch):
-    from pgra.reader import trainer as module
+    from pgra.reader import train as module
 
     monkeypatch.setattr(module, "_sums", lambda _: [float("inf")])
     with pytest.raises(ModelError, match="a weight is not a number after step 3"):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from pgra.evaluation.reliability import expected_calibration_error, measure_reliability
+from pgra.report.metrics import expected_calibration_error, measure_reliability
 
 
 def test_calibration_error_is_worked_out_by_hand():

@@ -11,11 +11,16 @@ import pytest
 from loopback_endpoint import Fault, LoopbackEndpoint, busy, says
 
 from pgra.errors import ConfigError, ModelError
-from pgra.icl import pacing
-from pgra.icl.answers_cache import AnswersCache
-from pgra.icl.endpoint import Endpoint
-from pgra.icl.remote import RemoteCompleter
-from pgra.icl.spending import Prices, Spending, TokenCounter, estimate_tokens
+from pgra.lm import remote as pacing
+from pgra.lm.cache import AnswersCache
+from pgra.lm.remote import (
+    Endpoint,
+    Prices,
+    RemoteCompleter,
+    Spending,
+    TokenCounter,
+    estimate_tokens,
+)
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
 PROMPTS = ["Q: red", "Q: green", "Q: blue", "Q: grey"]
@@ -355,7 +360,7 @@ def test_a_key_over_plain_http_to_elsewhere_is_told(caplog):
 ASKER = """
     import sys
     from pathlib import Path
-    from pgra.icl.opening import CompleterArguments, open_completer
+    from pgra.lm.open import CompleterArguments, open_completer
     args = CompleterArguments(lm="openai:toy", base_url=sys.argv[1], max_parallel_calls=2)
     completer = open_completer(args, artifacts=Path(sys.argv[2]))
     print("openai" in sys.modules, "torch" in sys.modules, flush=True)

@@ -4,9 +4,9 @@ import pytest
 from endpoint_lm import lm_writer
 from loopback_endpoint import LoopbackEndpoint, busy
 
-from pgra.icl.local import LocalCompleter
-from pgra.icl.opening import CompleterArguments, open_completer
-from pgra.models.causal_lm import CausalLM
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.local import LocalCompleter
+from pgra.lm.open import CompleterArguments, open_completer
 
 PROMPTS = [
     "The film is a warm",

@@ -2,7 +2,7 @@ import faiss
 import numpy as np
 import pytest
 
-from pgra.retrieval.rescore import Rescored, is_lossy
+from pgra.retrieval.faiss import Rescored, is_lossy
 
 RNG = np.random.default_rng(0)
 VECTORS = RNG.standard_normal((300, 16)).astype(np.float16).astype(np.float32)
@@ -49,7 +49,7 @@ def test_a_factor_of_one_changes_the_order_and_not_the_hits(lossy):
 
 def test_queries_are_scored_in_groups_as_alone(lossy, monkeypatch):
     whole = Rescored(lossy, VECTORS.__getitem__, factor=4).search(QUERIES, 10)
-    monkeypatch.setattr("pgra.retrieval.rescore._GROUP_BYTES", 2 * 4 * 16 * 40)
+    monkeypatch.setattr("pgra.retrieval.faiss._GROUP_BYTES", 2 * 4 * 16 * 40)
     parts = Rescored(lossy, VECTORS.__getitem__, factor=4).search(QUERIES, 10)
     np.testing.assert_array_equal(parts.rows, whole.rows)
 

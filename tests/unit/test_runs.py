@@ -4,7 +4,7 @@ import pytest
 from planted_runs import edit, plant, plant_grid
 
 from pgra.errors import ArtifactError
-from pgra.evaluation.runs import load_collection, load_run, load_runs
+from pgra.report.results import load_collection, load_run, load_runs
 
 
 def test_a_run_is_read_with_what_it_decided(tmp_path):

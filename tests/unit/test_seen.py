@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pgra.data import seen as seen_module
-from pgra.data.seen import SeenTexts
+from pgra.data import corpus as seen_module
+from pgra.data.corpus import SeenTexts
 
 
 def new_ones(folder, texts, size):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pgra.models.segments import GroupCost, group_by_length, pack_segments
+from pgra.lm.batching import GroupCost, group_by_length, pack_segments
 
 
 def cost_of(groups, lengths, cost):

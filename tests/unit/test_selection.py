@@ -5,11 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pgra.core import MISSING_ROW, Candidates, Example
 from pgra.errors import ConfigError
-from pgra.icl.choice import Choice
-from pgra.icl.diversity import marginal_relevance
-from pgra.icl.selection import ExemplarPool, arrange
-from pgra.types import MISSING_ROW, Candidates, Example
+from pgra.exemplars.choice import Choice
+from pgra.exemplars.selection import ExemplarPool, arrange, marginal_relevance
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS)]

@@ -10,16 +10,16 @@ from conftest import SENTENCES
 from safetensors.torch import save_file
 
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Example
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
-from pgra.icl.arguments import SelectionArguments
-from pgra.icl.choice import METRICS
-from pgra.icl.likeness import VectorLikeness
-from pgra.models.encoder import Encoder
+from pgra.exemplars.choice import METRICS
+from pgra.exemplars.selection import VectorLikeness
+from pgra.methods.kate_arguments import SelectionArguments
 from pgra.retrieval import open_retriever
 from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.neighbors import Neighbors
-from pgra.types import Example
 
 PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
 PROMPTS = {"query": "the town: ", "document": "a film: "}
@@ -296,7 +296,7 @@ def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, f
 @pytest.mark.filterwarnings("default")
 def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
     library = pytest.importorskip("sentence_transformers")
-    from pgra.models.bundled import bundled_model_dir
+    from pgra.lm.bundled import bundled_model_dir
 
     ours = Encoder.from_name("bundled:minilm-l6", device="cpu")
     assert ours.fingerprint["max_tokens"] == 256

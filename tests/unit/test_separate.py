@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from small_training import VERBALIZER, tokens
 
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.core import Worker
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.reader.fid import FusionReader
 from pgra.reader.predict import Decision, score_inputs
-from pgra.reader.separate import SeparateInputs
-from pgra.types import Worker
+from pgra.reader.rag import SeparateInputs
 
 ROWS = [
     ("a", ("A warm film <extra_id_0>", "A dull film <extra_id_0>"), "positive"),

@@ -1,9 +1,7 @@
 import pytest
 
-from pgra.arguments import parse_arguments
-from pgra.config import DataArguments
+from pgra.config import DataArguments, SeriesArguments, parse_arguments
 from pgra.errors import ConfigError
-from pgra.series import SeriesArguments
 
 
 def read(*words):

@@ -1,8 +1,8 @@
 import pytest
 
-from pgra.data.shots import draw_shots, whole_train
+from pgra.core import Example
+from pgra.data.examples import draw_shots, whole_train
 from pgra.errors import ConfigError, DataError
-from pgra.types import Example
 
 LABELS = ("bad", "good")
 

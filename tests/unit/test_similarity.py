@@ -6,8 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import SIMILARITIES, RerankArguments
-from pgra.models.answer_words import AnswerWords
-from pgra.models.lm_head import LMHead
+from pgra.lm.score import AnswerWords, LMHead
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import open_prompted_encoder

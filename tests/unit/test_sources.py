@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pgra.config import CorpusArguments
-from pgra.data.corpus import open_corpus
-from pgra.data.sources import find_source
+from pgra.data.corpus import find_source, open_corpus
 from pgra.errors import DataError
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import DataArguments
-from pgra.data.splits import load_examples, load_splits
+from pgra.data.examples import load_examples, load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
 

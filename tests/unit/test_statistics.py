@@ -3,15 +3,18 @@ import pytest
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
-from pgra.evaluation.metrics import METRICS, Discordant, paired_bootstrap, sign_flip
-from pgra.evaluation.statistics import (
+from pgra.report.metrics import (
+    METRICS,
+    Discordant,
     Gaps,
     average_gaps,
     combine_p,
     holm,
     mcnemar,
     mean_sd_interval,
+    paired_bootstrap,
     paired_gaps,
+    sign_flip,
     welch,
 )
 

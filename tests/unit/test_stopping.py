@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from small_training import signal_self
 
-from pgra.reader.stopping import Stopper
+from pgra.reader.resume import Stopper
 
 TWICE = """
 import os, signal, sys
-from pgra.reader.stopping import Stopper
+from pgra.reader.resume import Stopper
 stopper = Stopper()
 with stopper.listening():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from pgra.errors import Stopped
-from pgra.reader.stopping import Stopper
+from pgra.reader.resume import Stopper
 
 dist.init_process_group(backend="cuda:gloo")
 rank = dist.get_rank()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.rerank.storage import read_shard, write_shard
+from pgra.rerank.bank import read_shard, write_shard
 
 KEYS = np.array([2, 5, 9])
 PLACES = np.arange(3)

@@ -1,10 +1,9 @@
 import numpy as np
 import pytest
 
+from pgra.core import Candidates, Example, Processes, Worker
 from pgra.errors import ArtifactError
-from pgra.processes import Processes
-from pgra.retrieval.store import examples_digest, store_candidates
-from pgra.types import Candidates, Example, Worker
+from pgra.retrieval.shards import examples_digest, store_candidates
 
 FOUND = Candidates(np.array([[4, 2], [1, -1]]), np.array([[2.0, 1.0], [0.5, -np.inf]], np.float32))
 FIELDS = {"retriever": "bm25", "k": 2}

@@ -2,11 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from pgra.config import SeriesArguments
 from pgra.errors import ArtifactError
-from pgra.pipelines.search import Tried, choose_winner
-from pgra.pipelines.seeds import seed_folder, series_folder, spread
-from pgra.pipelines.study import Point, Study
-from pgra.series import SeriesArguments
+from pgra.experiments.search import Point, Study, Tried, choose_winner
+from pgra.runs import seed_folder, series_folder, spread
 
 SERIES = SeriesArguments(
     search="optuna", search_learning_rates=["1e-5", "1e-2"], search_batch_sizes=["4,8"]

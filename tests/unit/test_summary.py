@@ -2,11 +2,14 @@ import pytest
 from planted_runs import places, plant, plant_grid
 
 from pgra.errors import ConfigError
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.long_table import long_table
-from pgra.evaluation.reference import load_reference
-from pgra.evaluation.runs import load_collection
-from pgra.evaluation.summary import detail_table, results_table
+from pgra.report.compare import (
+    compare_runs,
+    detail_table,
+    load_reference,
+    long_table,
+    results_table,
+)
+from pgra.report.results import load_collection
 
 HALF = places(200, 0.15, 0)
 

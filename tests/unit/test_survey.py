@@ -8,12 +8,12 @@ import pytest
 from conftest import SENTENCES
 
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import MISSING_ROW, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
 from pgra.retrieval import open_retriever
-from pgra.retrieval.store import candidates_fields, store_candidates
+from pgra.retrieval.shards import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
-from pgra.types import MISSING_ROW, Example
 
 KINDS = ["bm25", "dense", "hybrid"]
 SPLITS = {

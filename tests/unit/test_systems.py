@@ -6,10 +6,9 @@ from conftest import with_rerank, with_retriever
 from pgra.commands.common import parse_run
 from pgra.config import READER_SYSTEMS, SYSTEMS, RuntimeArguments
 from pgra.errors import ConfigError
-from pgra.pipelines.pgra import find_evidence, read_task
-from pgra.pipelines.seeds import train_seeds
-from pgra.pipelines.systems import OWN_SYSTEMS, refuse_own, run_system, seeds_meaning
+from pgra.methods.pgra import find_evidence, read_task
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.runs import OWN_SYSTEMS, refuse_own, run_system, seeds_meaning, train_seeds
 
 
 def as_system(args, name):

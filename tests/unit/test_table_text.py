@@ -5,13 +5,7 @@ import math
 import pytest
 import sacrebleu
 
-from pgra.evaluation.table_text import (
-    TableText,
-    corpus_bleu,
-    parent_corpus,
-    parent_each,
-    tokenize,
-)
+from pgra.report.text_metrics import TableText, corpus_bleu, parent_corpus, parent_each, tokenize
 
 TABLE = ["Ann Lee", "1925", "Paris"]
 

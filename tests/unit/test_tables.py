@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from pgra.evaluation.tables import FORMATS, Cell, Table
+from pgra.report.tables import FORMATS, Cell, Table
 
 TABLE = Table(
     "A & B",

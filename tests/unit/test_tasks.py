@@ -7,7 +7,7 @@ import yaml
 
 from pgra.data.tasks import TASK_METRICS, load_task, task_names
 from pgra.errors import ConfigError
-from pgra.evaluation.metrics import METRICS
+from pgra.report.metrics import METRICS
 
 MINIMAL = {
     "labels": ["no", "yes"],

@@ -5,11 +5,11 @@ import shutil
 import pytest
 from conftest import reader_inputs
 
+from pgra.core import Example
 from pgra.errors import ArtifactError
-from pgra.models.loading import find_model, load_tokenizer, tokenizer_identity
+from pgra.lm.load import find_model, load_tokenizer, tokenizer_identity
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.tokens import store_inputs
-from pgra.types import Example
+from pgra.reader.inputs import store_inputs
 
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, "{text}: <extra_id_0>")
 ITEMS = [

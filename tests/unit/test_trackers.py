@@ -1,11 +1,10 @@
 import pytest
 from transformers import TrainingArguments
 
-from pgra.arguments import parse_arguments
+from pgra.config import parse_arguments
 from pgra.errors import ConfigError
-from pgra.reader import trackers
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.trackers import check_trackers
+from pgra.reader import arguments as trackers
+from pgra.reader.arguments import ReaderTrainingArguments, check_trackers
 
 
 def test_nothing_is_reported_unless_asked_for():

@@ -7,18 +7,23 @@ import numpy as np
 import pytest
 import torch
 
+from pgra.core import Example, Worker
 from pgra.errors import ArtifactError, ConfigError
-from pgra.models.fid import FusionReader
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.checkpoints import save_reader
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import Decision, predict, score_inputs
-from pgra.reader.record import RECORD_FILE, ReaderRecord, find_reader, read_record, write_record
-from pgra.reader.temperature import Calibration
-from pgra.reader.trained import Reader
-from pgra.types import Example, Worker
+from pgra.reader.predict import Calibration, Decision, predict, score_inputs
+from pgra.reader.record import (
+    RECORD_FILE,
+    Reader,
+    ReaderRecord,
+    find_reader,
+    read_record,
+    write_record,
+)
+from pgra.reader.resume import save_reader
 
 RECORD = ReaderRecord(
     task="reviews",
@@ -127,7 +132,7 @@ def test_attention_is_shared_out_among_a_querys_evidence(reader):
     "decision", [Decision(), Decision(length_normalize=True), Decision("official")]
 )
 def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader, decision):
-    from pgra.reader.attention import score_with_attention
+    from pgra.reader.predict import score_with_attention
 
     inputs = reader._inputs(QUERIES, EVIDENCE)
     parts = (reader.model, reader.tokenizer, inputs, RECORD.verbalizer)
@@ -136,8 +141,8 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
     np.testing.assert_array_equal(attended.scores, score_inputs(*parts, **how))
     # One by one: the segments of a query, and the target of the label that it got.
     for row, found in enumerate(attended.shares):
-        from pgra.models.segments import GroupCost, pack_segments
-        from pgra.reader.collate import pad_targets
+        from pgra.lm.batching import GroupCost, pack_segments
+        from pgra.reader.inputs import pad_targets
 
         segments = inputs[row].segments
         label = int(attended.scores[row].argmax())

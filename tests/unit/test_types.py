@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pgra.types import MISSING_ROW, Candidates, Example, Worker
+from pgra.core import MISSING_ROW, Candidates, Example, Worker
 
 INF = float("inf")
 

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from pgra.errors import ConfigError
-from pgra.models.loading import find_model, load_tokenizer
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 
 SLOTTED = "{text} It was <extra_id_0> ."

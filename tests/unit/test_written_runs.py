@@ -7,10 +7,9 @@ import pytest
 
 from pgra.commands.report import main
 from pgra.errors import ArtifactError, ConfigError
-from pgra.evaluation.comparison import compare_runs
-from pgra.evaluation.runs import load_collection
-from pgra.evaluation.table_text import bleu_counts, bleu_of_counts, corpus_bleu
-from pgra.evaluation.written_runs import draws_of, text_gaps, value_of
+from pgra.report.compare import compare_runs
+from pgra.report.results import draws_of, load_collection, text_gaps, value_of
+from pgra.report.text_metrics import bleu_counts, bleu_of_counts, corpus_bleu
 
 RIGHT = ["the red house stands on a hill", "two men walk to the old mill", "it rains in May"]
 NEAR = ["the red house stands on the hill", "two men walk to the mill", "it rains in June"]

@@ -1,0 +1,450 @@
+"""Artifacts on disk: written aside, synced, renamed, manifest last; built once; checked when read.
+
+An artefact is a folder. `manifest.json` is written last, so a folder that has one is finished.
+It holds the fields of the artefact's fingerprint: all that determines the content. A reader says
+which fields it asks for; the first that differs is named in the error.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import functools
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from pgra.core import Json
+from pgra.errors import ArtifactError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_EXCERPT = 100  # characters of a value in a message
+_PACKAGES = (
+    "pgra",
+    "torch",
+    "transformers",
+    "accelerate",
+    "faiss-cpu",
+    "faiss-gpu",
+    "bm25s",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished artefact says of itself.
+
+    Attributes:
+        stage: Which stage made it, such as "index".
+        fingerprint: The fields that determine the content.
+        counts: Sizes worth knowing, such as {"rows": 10000}.
+        files: By name: {"bytes": int, "checksum": str}.
+        versions: Package versions it was made with (for people; not checked).
+        created: UTC time, ISO 8601.
+        seconds: Wall-clock time the stage took.
+        format: Version of this layout.
+    """
+
+    stage: str
+    fingerprint: Mapping[str, Json]
+    counts: Mapping[str, Json]
+    files: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, str]
+    created: str
+    seconds: float
+    format: int = FORMAT
+
+
+def canonical_json(value: Json) -> str:
+    """Write a value so that equal values give equal text: sorted keys, no spaces, no NaN."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def digest(fields: Json) -> str:
+    """Give the sha256, in hex, of a fingerprint's fields (or of any JSON value)."""
+    return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
+
+
+def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
+    """Give the folder of an artefact: `root/NAME-` and the first 12 digits of its fingerprint."""
+    clean = "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip("-")
+    return root / f"{clean}-{digest(fields)[:12]}"
+
+
+def file_checksum(path: Path) -> str:
+    """Give the xxh3-128 of a file's bytes: as fast as the disk, against damage only."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            hasher.update(block)
+    return f"xxh3:{hasher.hexdigest()}"
+
+
+@contextlib.contextmanager
+def write_aside(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success sync and rename it there, else remove it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # numpy and others append a suffix they miss, so the real one stays at the end.
+    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+    try:
+        yield aside
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.filename in (None, str(aside)):  # a failed write does not say of which file
+            error.filename = str(path)
+        raise
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, aside and renamed."""
+    with write_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Write a value as indented JSON, aside and renamed."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_lines(path: Path, values: Sequence[Json]) -> None:
+    """Write one JSON value a line, aside and renamed."""
+    with write_aside(path) as aside, aside.open("w", encoding="utf-8") as file:
+        file.writelines(
+            json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n" for value in values
+        )
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array as `.npy`, aside and renamed."""
+    # numpy writes to a real file past Python, and a full disk then goes unseen.
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    with write_aside(path) as aside:
+        aside.write_bytes(buffer.getbuffer())
+
+
+def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
+    """Memory-map an `.npy` file, read-only.
+
+    Args:
+        path: The file.
+        is_private: Whether what is written into the array stays in memory, instead of being
+            refused: torch warns of arrays that cannot be written.
+
+    Raises:
+        ArtifactError: If the file is missing or is not a whole `.npy` file.
+    """
+    try:
+        mode: Literal["c", "r"] = "c" if is_private else "r"
+        return np.load(path, mmap_mode=mode, allow_pickle=False)  # type: ignore[no-any-return]
+    except (OSError, ValueError, EOFError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read ({error}): delete its folder and run the stage again"
+        ) from None
+
+
+def package_versions() -> dict[str, str]:
+    """Give the versions of Python and of the packages that results depend on."""
+    return dict(_installed_versions())
+
+
+@functools.cache  # reading the packages' metadata takes longer than writing a small artefact
+def _installed_versions() -> Mapping[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    stage: str,
+    fingerprint: Mapping[str, Json],
+    counts: Mapping[str, Json],
+    seconds: float,
+    files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Manifest:
+    """Finish an artefact: record its files, then write the manifest.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that made it.
+        fingerprint: The fields that determine the content.
+        counts: Sizes worth knowing.
+        seconds: Wall-clock time it took.
+        files: Records of its files; None records every file in the folder.
+    """
+    if files is None:
+        paths = sorted(
+            p
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith(".") and p.name != MANIFEST
+        )
+        files = {str(p.relative_to(folder)): record_file(p) for p in paths}
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(
+        stage, fingerprint, counts, files, package_versions(), now, round(seconds, 3)
+    )
+    write_json(folder / MANIFEST, asdict(manifest))
+    return manifest
+
+
+def record_file(path: Path) -> dict[str, Any]:
+    """Give a file's record in a manifest."""
+    return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+
+
+def is_finished(folder: Path) -> bool:
+    """Say whether a folder holds a finished artefact."""
+    return (folder / MANIFEST).is_file()
+
+
+def load_manifest(folder: Path, *, stage: str) -> Manifest:
+    """Read a finished artefact's manifest, and leave its files unchecked.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that must have made it.
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, damaged, or of another stage or format.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} does not exist: run the '{stage}' stage first")
+    if not is_finished(folder):
+        raise ArtifactError(
+            f"{folder} has no {MANIFEST}: the '{stage}' stage did not finish, run it again"
+        )
+    manifest = _parse_manifest(folder)
+    if manifest.stage != stage:
+        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+    return manifest
+
+
+def _parse_manifest(folder: Path) -> Manifest:
+    try:
+        told = json.loads((folder / MANIFEST).read_text())
+        made_as = told["format"]  # before the fields: another format may have others
+        if made_as != FORMAT:
+            raise ArtifactError(
+                f"{folder} has format {made_as}, this pgra reads {FORMAT}: "
+                "build it again or update pgra"
+            )
+        return Manifest(**told)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(
+            f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
+        ) from None
+
+
+def find_stage(folder: Path) -> str:
+    """Name the stage that made a finished artefact.
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, damaged or of another format.
+    """
+    if not is_finished(folder):
+        why = "is not finished" if folder.is_dir() else "does not exist"
+        raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}")
+    return _parse_manifest(folder).stage
+
+
+def read_manifest(
+    folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None, verify: bool = True
+) -> Manifest:
+    """Read a finished artefact's manifest and check the folder against it.
+
+    Args:
+        folder: The artefact.
+        stage: The stage that must have made it.
+        fingerprint: Fields it must have been made with; None accepts any.
+        verify: Whether to read every file and compare its checksum (sizes are always compared).
+
+    Raises:
+        ArtifactError: If it is missing, unfinished, of another stage or format, made from something
+            else (the field and both values are named), or damaged (the file is named).
+    """
+    manifest = load_manifest(folder, stage=stage)
+    if fingerprint is not None:
+        check_fingerprint(folder, made=manifest.fingerprint, asked=fingerprint)
+    check_files(folder, manifest.files, verify=verify)
+    return manifest
+
+
+def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
+    """Refuse an artefact made from something else, naming the first field that differs.
+
+    Raises:
+        ArtifactError: If any field differs or is missing on one side.
+    """
+    for name in sorted({*made, *asked}):
+        one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
+        if one != other:
+            raise ArtifactError(
+                f"{folder} was made with {name} {_excerpt(one, other)}, this run asks for "
+                f"{_excerpt(other, one)}: use another folder or build it again"
+            )
+
+
+def _excerpt(value: str, other: str) -> str:
+    """Shorten a long value, such as a prefix of exemplars, to where it differs from another."""
+    if len(value) <= _EXCERPT:
+        return value
+    pairs = enumerate(zip(value, other, strict=False))
+    differs = next((i for i, (mine, theirs) in pairs if mine != theirs), len(other))
+    start = min(max(0, differs - _EXCERPT // 2), len(value) - _EXCERPT)
+    end = start + _EXCERPT
+    return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
+
+
+def check_files(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
+) -> None:
+    """Compare files with their recorded sizes and, if `verify`, checksums.
+
+    Raises:
+        ArtifactError: If a file is missing, of another size or of other content.
+    """
+    for name, record in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtifactError(f"{path} is missing: delete {folder} and run the stage again")
+        if path.stat().st_size != record.get("bytes") or (
+            verify and file_checksum(path) != record.get("checksum")
+        ):
+            raise ArtifactError(
+                f"{path} is damaged (it is not what was written): "
+                f"delete {folder} and run the stage again"
+            )
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        ArtifactError: If another job holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ArtifactError(
+                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
+            ) from None
+        yield
+
+
+# Folders that are built once and then used by every process.
+#
+# The first process to ask builds; others wait for it. A half-built folder is never seen: it is made
+# under a hidden name and renamed when its manifest is written.
+
+
+logger = logging.getLogger(__name__)
+
+Build = Callable[[Path], Mapping[str, Json]]
+"""Writes files into the folder it is given, and returns the counts for the manifest."""
+
+
+def build_once(
+    folder: Path,
+    *,
+    stage: str,
+    fingerprint: Mapping[str, Json],
+    build: Build,
+    verify: bool = False,
+) -> Manifest:
+    """Give a finished folder's manifest, building the folder first if nobody has.
+
+    Args:
+        folder: Where it stands when finished; its name should hold a digest of the fingerprint.
+        stage: The stage, as the manifest names it.
+        fingerprint: The fields that determine the content.
+        build: Makes the files.
+        verify: Whether to compare the checksum of every file (sizes always are).
+
+    Raises:
+        ArtifactError: If the folder is damaged or foreign, or cannot be written.
+        PgraError: Whatever `build` raises; nothing half-written stays then.
+    """
+    if not is_finished(folder):
+        with _turn(folder):
+            if not is_finished(folder):  # another process may have built it while this one waited
+                _build_aside(folder, stage, fingerprint, build)
+    return read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Wait for the right to build a folder; the system takes it back if the process dies."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("w")
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {folder} ({error.strerror}): choose another folder "
+            "(PGRA_HOME sets the one for bundled models and data)"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process that is making %s", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build_aside(folder: Path, stage: str, fingerprint: Mapping[str, Json], build: Build) -> None:
+    aside = folder.parent / f".{folder.name}.partial"
+    started = time.monotonic()
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a killed process: the lock is ours now
+        aside.mkdir()
+        counts = build(aside)
+        seconds = time.monotonic() - started
+        write_manifest(aside, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
+        shutil.rmtree(folder, ignore_errors=True)  # it has no manifest, so nobody uses it
+        aside.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {folder} ({error}): free some space or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,224 @@
+"""What everything else is made of: examples, candidates, predictions, workers, processes.
+
+Imports nothing of ours but errors, and no torch until a process group is joined. Axes: B queries,
+K candidates a query, N evidence read, P corpus passages.
+"""
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Rows = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
+Unit = TypeVar("Unit")
+Json = object
+"""Anything that `json.dumps` takes; spelled `object` because mypy has no finite JSON type."""
+
+MISSING_ROW = -1
+UNDECIDED = "(no label)"
+"""Stands for a decision where an LM that writes freely wrote no label's word: always wrong."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One query of a task.
+
+    Attributes:
+        id: Unique within its split, such as "test-17".
+        fields: The task's inputs by name.
+        label: The label's name, or None where it is unknown.
+    """
+
+    id: str
+    fields: Mapping[str, str]
+    label: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All inputs as one text, in the task's order: what the first stage searches with."""
+        return " ".join(self.fields.values())
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What any retrieval or reranking gives: corpus rows, best first.
+
+    Attributes:
+        rows: (B, K) int64, ties by row, `MISSING_ROW` where there are fewer than K.
+        scores: (B, K) float32, higher is better, -inf where a row is missing.
+
+    Raises:
+        ValueError: If the two shapes differ or are not two-dimensional.
+    """
+
+    rows: Rows
+    scores: Scores
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.rows.shape != self.scores.shape:
+            raise ValueError(f"rows are {self.rows.shape}, scores are {self.scores.shape}")
+
+    @classmethod
+    def best(cls, rows: Rows, scores: Scores, k: int) -> Self:
+        """Sort each line best first (ties by row, missing last) and keep the first k.
+
+        Args:
+            rows: (B, K') int64 in any order, `MISSING_ROW` where missing.
+            scores: (B, K') float32; NaN is refused, missing entries become -inf.
+            k: How many to keep; short lines are filled with missing entries.
+
+        Raises:
+            ValueError: If a score of a present row is NaN.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        is_sorted = _are_best_first(rows, scores)
+        if rows.shape[1] >= k and is_sorted.all():
+            return cls(rows[:, :k], np.asarray(scores[:, :k], dtype=np.float32))
+        if rows.shape[1] >= k and is_sorted.any():  # only lines with equal scores are sorted
+            rest = cls.best(rows[~is_sorted], scores[~is_sorted], k)
+            rows, scores = rows[:, :k].copy(), np.array(scores[:, :k], dtype=np.float32)
+            rows[~is_sorted], scores[~is_sorted] = rest.rows, rest.scores
+            return cls(rows, scores)
+        scores = np.where(rows == MISSING_ROW, -np.inf, scores).astype(np.float32)
+        if np.isnan(scores).any():
+            raise ValueError("a score is NaN")
+        last = np.iinfo(np.int64).max
+        order = np.lexsort((np.where(rows == MISSING_ROW, last, rows), -scores), axis=-1)[:, :k]
+        rows, scores = np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1)
+        short = k - rows.shape[1]
+        if short > 0:
+            rows = np.pad(rows, ((0, 0), (0, short)), constant_values=MISSING_ROW)
+            scores = np.pad(scores, ((0, 0), (0, short)), constant_values=-np.inf)
+        return cls(rows, scores)
+
+    def top(self, n: int) -> "Candidates":
+        """Keep each query's first n."""
+        return Candidates(self.rows[:, :n], self.scores[:, :n])
+
+    def __len__(self) -> int:
+        """Count the queries."""
+        return len(self.rows)
+
+
+def _are_best_first(rows: Rows, scores: Scores) -> npt.NDArray[np.bool_]:
+    """Say which lines are whole and strictly falling, as a search mostly gives them: (B,)."""
+    falls = (scores[:, :-1] > scores[:, 1:]).all(axis=1)
+    is_whole = (rows != MISSING_ROW).all(axis=1) & np.isfinite(scores).all(axis=1)
+    both: npt.NDArray[np.bool_] = falls & is_whole
+    return both
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A reader's decision on one example.
+
+    Attributes:
+        example_id: The example decided.
+        label: The label's name with the highest score, ties by the task's order of labels; or
+            `UNDECIDED`.
+        scores: Probability by label name, over the task's labels; they sum to 1, or all are 0
+            where nothing was decided.
+    """
+
+    example_id: str
+    label: str
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which share of the units of work this process does.
+
+    Attributes:
+        rank: This process, from 0.
+        world: How many processes there are.
+    """
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Say whether this process writes manifests and speaks."""
+        return self.rank == 0
+
+    def share(self, units: Sequence[Unit]) -> list[Unit]:
+        """Give this process its units: every `world`-th, from `rank`."""
+        return list(units[self.rank :: self.world])
+
+
+# The processes of `accelerate launch`, seen from one of them, and the machine they are on.
+
+
+LONGEST_WAIT = timedelta(days=7)
+"""How long processes wait for each other: one may encode or read long after the others are done."""
+
+
+def no_wait() -> None:
+    """Wait for nobody: the barrier of a single process."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of a job.
+
+    Attributes:
+        worker: Its share of the units of work.
+        barrier: Waits until all processes are there.
+    """
+
+    worker: Worker = Worker()
+    barrier: Callable[[], None] = no_wait
+
+
+def join_processes(device: str) -> Processes:
+    """Join the other processes of `accelerate launch`; alone, wait for nobody."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Processes()
+    import torch
+    from accelerate import PartialState
+
+    # Without `cpu`, accelerate takes each process for the only one where there is no GPU.
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
+    state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
+    atexit.register(state.destroy_process_group)
+    return Processes(Worker(state.process_index, state.num_processes), state.wait_for_everyone)
+
+
+def cpu_group() -> "ProcessGroup":
+    """Give the group in which these processes exchange what lies on the CPU.
+
+    The default group cannot be counted on for that: on GPUs accelerate makes it with NCCL alone,
+    which refuses such tensors. The first call makes the group, so all processes must make it.
+    """
+    import torch.distributed as dist
+
+    return _cpu_group_beside(dist.group.WORLD)
+
+
+@cache
+def _cpu_group_beside(default: "ProcessGroup") -> "ProcessGroup":  # noqa: ARG001 (the key)
+    import torch.distributed as dist
+
+    group: ProcessGroup = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return group
+
+
+def machine_memory() -> int:
+    """Give the bytes of memory of this machine, or of the container this runs in."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such container; "max" where it has no limit
+        return whole

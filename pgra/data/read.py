@@ -1,0 +1,390 @@
+"""Reading data files: lines (plain, gzip, zstd), tables (jsonl, csv, tsv) and hub data sets."""
+
+import contextlib
+import csv
+import difflib
+import gzip
+import io
+import json
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, cast
+
+import pyarrow as pa
+
+from pgra.errors import DataError
+
+PACKED = (".gz", ".zst")
+_TOLD_LINES = 1024
+
+
+@dataclass
+class Position:
+    """How far a file is read, for a bar.
+
+    Attributes:
+        done: Bytes of the file on disk, packed as it may be.
+    """
+
+    done: int = 0
+
+
+class NotUtf8Error(DataError):
+    """A line that is not UTF-8; what stands around it may be."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a file.
+
+    Attributes:
+        number: From 1, as editors count.
+        text: With its line break, if it has one.
+    """
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One JSON object of a file.
+
+    Attributes:
+        line: The line it stands on, from 1.
+        fields: Its values by name.
+    """
+
+    line: int
+    fields: dict[str, object]
+
+
+def check_file(path: Path, kinds: Sequence[str]) -> str:
+    """Check that a file can be read, and say of what kind it is.
+
+    Args:
+        path: A file; `.gz` or `.zst` may follow its suffix.
+        kinds: Accepted suffixes without the dot, such as ("txt", "jsonl").
+
+    Returns:
+        Its kind: the suffix without the dot and without `.gz` or `.zst`.
+
+    Raises:
+        DataError: If it is missing, a folder, empty or of another kind.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give a file inside it")
+    if not path.is_file():
+        raise DataError(f"{path} does not exist.{_near_files(path)}")
+    suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in kinds:
+        accepted = ", ".join(f".{k}" for k in kinds)
+        raise DataError(
+            f"{path} has a suffix that is not read here: use {accepted}, or those with .gz or .zst"
+        )
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty")
+    return kind
+
+
+def _near_files(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" Neither does the folder {path.parent}."
+    names = [p.name for p in path.parent.iterdir() if p.is_file()]
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f" Near it: {', '.join(near)}." if near else ""
+
+
+@dataclass
+class Spoiled:
+    """Lines of a file that are not UTF-8 and were left out.
+
+    A few are damage, as web text has. A file with more than one in `MOST` is in another encoding.
+
+    Attributes:
+        lines: Lines read so far, these included.
+        count: How many were left out.
+        first: What is wrong with the first of them.
+    """
+
+    MOST: ClassVar[int] = 100
+    lines: int = 0
+    count: int = 0
+    first: DataError | None = None
+
+    def add(self, error: DataError) -> None:
+        """Count a line that is left out."""
+        self.count += 1
+        self.first = self.first or error
+
+    def check(self) -> None:
+        """Refuse a file of another encoding.
+
+        Raises:
+            DataError: Of the first such line.
+        """
+        if self.first is not None and self.count * self.MOST > self.lines:
+            raise self.first
+
+
+def read_lines(
+    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
+) -> Iterator[Line]:
+    """Give a file's lines; memory does not grow with the file. A byte order mark is dropped.
+
+    Args:
+        path: The file.
+        position: Kept up to date while lines are taken.
+        spoiled: Counts the lines that are not UTF-8, which are left out; None refuses them.
+
+    Raises:
+        DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
+    """
+    kind = "zstd" if path.suffix.lower() == ".zst" else "gzip"
+    try:
+        with path.open("rb") as raw, _unpack(path, raw) as file:
+            for number, data in enumerate(file, 1):
+                if position is not None and number % _TOLD_LINES == 0:
+                    position.done = raw.tell()
+                text = _decode_or_count(path, number, data, spoiled=spoiled)
+                if text is not None:
+                    yield Line(number, text)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is cut short or is not {kind} ({error}): fetch it again") from None
+    except OSError as error:
+        if kind == "zstd" and error.errno is None:  # pyarrow's own: the system's have a number
+            raise DataError(
+                f"{path} is cut short or is not zstd ({error}): fetch it again"
+            ) from None
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _unpack(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        with gzip.open(raw, "rb") as file:
+            yield cast(BinaryIO, file)
+    elif suffix == ".zst":  # pyarrow brings zstd; Python has it from 3.14 on
+        packed = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+        with io.BufferedReader(packed, 1 << 20) as file:
+            yield cast(BinaryIO, file)
+    else:
+        yield raw
+
+
+def _decode_or_count(path: Path, number: int, raw: bytes, *, spoiled: Spoiled | None) -> str | None:
+    if spoiled is None:
+        return _decode(path, number, raw)
+    spoiled.lines = number
+    try:
+        return _decode(path, number, raw)
+    except NotUtf8Error as error:
+        spoiled.add(error)
+        return None
+
+
+def _decode(path: Path, number: int, raw: bytes) -> str:
+    if b"\0" in raw:
+        raise DataError(
+            f"{path}, line {number}: a NUL byte, so this is a binary or UTF-16 file; "
+            "save it as UTF-8 text"
+        )
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise NotUtf8Error(
+            f"{path}, line {number}, byte {error.start + 1}: 0x{raw[error.start]:02x} is not "
+            "UTF-8; convert the file (iconv -f ENCODING -t UTF-8)"
+        ) from None
+
+
+def is_utf8(text: str) -> bool:
+    """Say whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def read_records(
+    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
+) -> Iterator[Record]:
+    """Give a jsonl file's objects; blank lines are skipped.
+
+    Args:
+        path: The file.
+        position: Kept up to date while objects are taken.
+        spoiled: As `read_lines` takes it.
+
+    Raises:
+        DataError: If a line is not a JSON object, or as `read_lines`.
+    """
+    for line in read_lines(path, position, spoiled=spoiled):
+        if not line.text.strip():
+            continue
+        try:
+            value = json.loads(line.text)
+        except ValueError as error:
+            raise DataError(f"{path}, line {line.number}: not JSON ({error})") from None
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{path}, line {line.number}: a {type(value).__name__}, not a JSON object"
+            )
+        yield Record(line.number, value)
+
+
+# Rows of example files by column: jsonl, csv as the csv module reads it, tsv without quoting.
+
+
+_NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a source.
+
+    Attributes:
+        place: Where it stands, in words.
+        values: By column.
+        hint: What may be wrong where a column is missing; may be empty.
+    """
+
+    place: str
+    values: Mapping[str, object]
+    hint: str = ""
+
+
+def json_rows(path: Path) -> Iterator[Row]:
+    """Give a jsonl file's rows.
+
+    Raises:
+        DataError: If a line is not a JSON object, or the file cannot be read.
+    """
+    for record in read_records(path):
+        yield Row(f"{path}, line {record.line}", record.fields)
+
+
+def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
+    """Give the rows of a table with a header. In a tsv, a quote mark is a character.
+
+    Args:
+        path: A csv or tsv file.
+        kind: "csv" or "tsv".
+        columns: Those that are used; quoted cells of a tsv are refused in them.
+
+    Raises:
+        DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
+            tsv is quoted as csv quotes.
+    """
+    lines, columns = (line.text for line in read_lines(path)), list(columns)
+    if kind == "csv":
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        hint = f"Is the first line a header?{_quoting_hint(kind, header)}"
+        for cells in reader:
+            place = f"{path}, line {reader.line_num}"
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{place}: {len(cells)} cells under a header of {len(header)} "
+                    f"({', '.join(header)}).{_quoting_hint(kind, cells)}"
+                )
+            values = dict(zip(header, cells, strict=True))
+            if kind == "tsv":
+                _refuse_quoted(place, {name: values[name] for name in columns if name in values})
+            yield Row(place, values, hint)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
+
+
+def _quoting_hint(kind: str, cells: Sequence[str]) -> str:
+    is_quoted = kind == "tsv" and any(cell.startswith('"') for cell in cells)
+    return f" {_NO_QUOTING}." if is_quoted else ""
+
+
+def _refuse_quoted(place: str, values: Mapping[str, str]) -> None:
+    """Refuse a cell that says one thing with quoting and another without."""
+    for name, value in values.items():
+        cell = value.strip()
+        if '""' in cell and cell.startswith('"') and cell.endswith('"'):
+            raise DataError(f"{place}: '{name}' is quoted ({cell[:40]}), but {_NO_QUOTING}")
+
+
+# Files of a hub data set, and the ways in which asking a hub fails.
+
+
+logger = logging.getLogger(__name__)
+
+PARQUET_BRANCH = "refs/convert/parquet"
+"""Where the hub keeps its own copy of a data set, as Parquet."""
+
+
+def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Give all that a hub's client raises: refusals, odd names, no connection, nothing cached.
+
+    Args:
+        others: What to catch beside these.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    # The errors of its client are of the kind that its own begin with, or an OSError; the client
+    # is httpx or httpx2, by version.
+    client_error = HfHubHTTPError.__bases__[0]
+    return (client_error, HFValidationError, OSError, *others)
+
+
+def hub_reason(error: BaseException) -> str:
+    """Word a hub's error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return f"{type(error).__name__}."
+    if hasattr(error, "response") and len(lines) > 1:  # a bare status, then what it means
+        lines = [" ".join(lines[:2])]
+    return lines[0] if lines[0].endswith((".", "!")) else f"{lines[0]}."
+
+
+def fetch_file(repo: str, file: str) -> Path:
+    """Give one file of a hub data set, from the cache where it is current.
+
+    Raises:
+        Exception: One of `hub_errors`.
+    """
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo, file, repo_type="dataset"))
+
+
+def data_set_builder(repo: str, config: str | None, *, revision: str | None = None) -> Any:
+    """Open a hub data set as plain files; no code of it is run.
+
+    Args:
+        repo: Its id, as OWNER/NAME.
+        config: Which of its configurations; None is the only or default one.
+        revision: Branch or commit; None is the main branch or, where that holds only a loading
+            script, the hub's own conversion to Parquet, which is logged.
+
+    Returns:
+        A `datasets.DatasetBuilder`.
+
+    Raises:
+        Exception: One of `hub_errors`, a `DatasetsError`, ValueError or RuntimeError.
+    """
+    from datasets import load_dataset_builder
+
+    try:
+        return load_dataset_builder(repo, config, revision=revision)
+    except RuntimeError as error:
+        if revision is not None or "scripts are no longer supported" not in str(error):
+            raise
+    logger.info("%s: a loading script, which is not run; read from %s", repo, PARQUET_BRANCH)
+    return load_dataset_builder(repo, config, revision=PARQUET_BRANCH)

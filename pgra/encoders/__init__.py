@@ -1,0 +1,1 @@
+"""Text encoders: a sentence to a vector."""

@@ -1,0 +1,739 @@
+"""Text encoders: any transformer with a pooling, and sentence-transformers folders as they say.
+
+How token states become one vector (the pooling) is part of what an encoder is: a SimCSE pooled the
+wrong way still gives plausible neighbours. So it is named, resolved once and kept in fingerprints.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import normalize as unit_length
+from tqdm import tqdm
+
+from pgra.artifacts import file_checksum
+from pgra.config import choose
+from pgra.core import Example, Json
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.batching import token_budget_batches
+from pgra.lm.kernels import packed_for
+from pgra.lm.load import (
+    ModelSource,
+    batch_budget,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+    find_model,
+    find_model_file,
+    load_pretrained,
+    load_tokenizer,
+)
+
+# From token states to one vector: the poolings there are, and which one a model was made with.
+
+
+POOLINGS = ("cls", "cls_before_pooler", "last", "max", "mean", "pooler")
+_FILE = "1_Pooling/config.json"
+_MODES = {
+    "lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+}
+_VECTOR_OF = {"cls_before_pooler": "cls"}  # two names in use for one vector
+
+
+def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
+    """Pool token states.
+
+    Args:
+        output: What a transformers encoder returns; its states are (B, L, D).
+        mask: True on real tokens, (B, L) bool.
+        pooling: "cls" or "cls_before_pooler" (two names in use for one vector: the first token's
+            last hidden state), "last" (the last real token's), "max" and "mean" (over real
+            tokens, special ones included, as sentence-transformers does), or "pooler" (BERT's
+            tanh layer on the first token, which the paper's code uses).
+
+    Returns:
+        (B, D) float32.
+    """
+    if pooling == "pooler":
+        pooled: Tensor = output.pooler_output
+        return pooled.float()
+    hidden: Tensor = output.last_hidden_state.float()  # (B, L, D)
+    if pooling == "mean":
+        weights = mask.unsqueeze(-1).to(hidden.dtype)  # (B, L, 1)
+        return torch.sum(hidden * weights, dim=1) / weights.sum(dim=1)
+    if pooling == "max":
+        return hidden.masked_fill(~mask.unsqueeze(-1), float("-inf")).max(dim=1).values
+    if pooling == "last":
+        last = mask.sum(dim=1) - 1  # padding stands on the right
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    return hidden[:, 0]
+
+
+def resolve_pooling(source: ModelSource) -> str:
+    """Choose the pooling a model was made with.
+
+    A sentence-transformers model says it in its `1_Pooling/config.json`. SimCSE (Gao et al. 2021)
+    says it nowhere: its own tool takes the pooler for supervised models, and the first token before
+    the pooler for unsupervised ones. Everything else gets the mean.
+
+    Raises:
+        ModelError: If the model asks for a pooling that there is not.
+    """
+    path = find_model_file(source, _FILE)
+    if path is not None:
+        return _read_pooling(source, path)
+    name = Path(source.name).name.lower()  # not the folders above it
+    if "simcse" in name:
+        is_supervised = "sup-simcse" in name and "unsup-simcse" not in name
+        return "pooler" if is_supervised else "cls_before_pooler"
+    return "mean"
+
+
+def is_own_pooling(source: ModelSource, pooling: str) -> bool:
+    """Return whether a pooling is the one a model was made with.
+
+    What a sentence-transformers model has behind its pooling (Dense, Normalize) was trained on that
+    pooling's vectors, so it belongs to no other.
+
+    Args:
+        source: The model.
+        pooling: One of `POOLINGS`.
+
+    Raises:
+        ModelError: If the model's pooling cannot be read.
+    """
+    path = find_model_file(source, _FILE)
+    own = resolve_pooling(source) if path is None else _pooling_name(_read_modes(source, path))
+    return _VECTOR_OF.get(pooling, pooling) == _VECTOR_OF.get(own, own)
+
+
+def _read_pooling(source: ModelSource, path: Path) -> str:
+    modes = _read_modes(source, path)
+    pooling = _pooling_name(modes)
+    if pooling not in ("cls", "last", "max", "mean"):
+        raise ModelError(
+            f"'{source.name}' asks for pooling '{pooling}', which there is not: "
+            f"give --pooling, one of {', '.join(POOLINGS)}"
+        )
+    if not modes.get("include_prompt", True):
+        raise ModelError(
+            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
+            "done here: choose another encoder, or a --pooling to take it in"
+        )
+    return pooling
+
+
+def _read_modes(source: ModelSource, path: Path) -> Mapping[str, Any]:
+    try:
+        modes = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} of '{source.name}' cannot be read: {error}") from None
+    if not isinstance(modes, dict):
+        raise ModelError(f"{path} of '{source.name}' cannot be read: it is no dict")
+    return modes
+
+
+def _pooling_name(modes: Mapping[str, Any]) -> str:
+    """Give the pooling that is asked for; several, or an unknown one, by the library's names."""
+    asked = modes.get("pooling_mode") or [
+        key for key, value in modes.items() if key.startswith("pooling_mode") and value
+    ]
+    names = [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    return _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
+
+
+# What a sentence-transformers folder says beside its transformer, so that vectors are its own.
+#
+# `modules.json` lists the parts: a transformer, a pooling, and what comes behind it. Prompts and
+# the longest text stand in files of their own. A part that is not known here is refused by name:
+# without it the vectors would be plausible, and another model's.
+
+
+DEFAULT_MAX_TOKENS = 128
+"""What the paper's code and SimCSE's tool read of a text, where a model does not say."""
+_MODULES = "modules.json"
+_ALONE = ("Dropout", "Pooling", "Transformer")  # read elsewhere, or without effect
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "GELU": torch.nn.functional.gelu,
+    "Identity": lambda x: x,
+    "ReLU": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+}
+_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A linear layer behind the pooling.
+
+    Attributes:
+        weight: (D_out, D_in) float32.
+        bias: (D_out,) float32, or None.
+        activation: Its name in `torch.nn`.
+        identity: Checksum of its weights and its activation, for fingerprints.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+    identity: str
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """Turn (B, D_in) into (B, D_out)."""
+        return _ACTIVATIONS[self.activation](
+            torch.nn.functional.linear(vectors, self.weight, self.bias)
+        )
+
+    def to(self, device: torch.device) -> "DenseLayer":
+        """Move it to a device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return DenseLayer(self.weight.to(device), bias, self.activation, self.identity)
+
+
+@dataclass(frozen=True)
+class SentenceModel:
+    """What a folder says; that of a plain transformer says nothing.
+
+    Attributes:
+        is_one: Whether it is a sentence-transformers model at all.
+        max_tokens: Its longest text, or None where it does not say.
+        is_lower: Whether texts are put into lower case first.
+        query_prompt: What a query begins with.
+        passage_prompt: What a passage begins with.
+        layers: What comes behind the pooling, in order; None stands for unit length.
+    """
+
+    is_one: bool = False
+    max_tokens: int | None = None
+    is_lower: bool = False
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    layers: Sequence[DenseLayer | None] = ()
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether its vectors have unit length."""
+        return bool(self.layers) and self.layers[-1] is None
+
+
+def read_sentence_model(source: ModelSource) -> SentenceModel:
+    """Read a folder's or hub model's `modules.json` and what belongs to it.
+
+    Raises:
+        ModelError: If a file is damaged, or it has a part that is not known here.
+    """
+    path = find_model_file(source, _MODULES)
+    if path is None:
+        return SentenceModel()
+    layers = _read_layers(source, _read_json(source, path, list))
+    limits = _read_optional(source, "sentence_bert_config.json")
+    prompts = _read_prompts(source)
+    passage = next((prompts[name] for name in _PASSAGE_PROMPTS if prompts.get(name)), "")
+    longest = limits.get("max_seq_length")
+    return SentenceModel(
+        is_one=True,
+        max_tokens=longest if isinstance(longest, int) else None,
+        is_lower=bool(limits.get("do_lower_case")),
+        query_prompt=prompts.get("query") or "",
+        passage_prompt=passage,
+        layers=layers,
+    )
+
+
+def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
+    """Give the tokens that are read of a text: as asked, or the model's own, or 128."""
+    if asked is not None:
+        return asked
+    return read_sentence_model(source).max_tokens or DEFAULT_MAX_TOKENS
+
+
+def dense_fields(model: SentenceModel) -> dict[str, Json]:
+    """Give what fingerprints hold of the layers: nothing where there is none but unit length."""
+    if not any(model.layers):
+        return {}
+    return {"layers": [layer.identity if layer else "normalize" for layer in model.layers]}
+
+
+def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLayer | None, ...]:
+    layers: list[DenseLayer | None] = []
+    kinds = [_module_kind(source, module) for module in modules]
+    for kind, module in zip(kinds, modules, strict=True):
+        if kind == "Dense":
+            layers.append(_read_dense(source, str(module.get("path", ""))))
+        elif kind == "Normalize":
+            layers.append(None)
+        elif kind not in _ALONE:
+            known = ", ".join(sorted((*_ALONE, "Dense", "Normalize")))
+            raise ModelError(
+                f"'{source.name}' has a part '{kind}' (in {_MODULES}), and only {known} are known "
+                "here: choose another encoder"
+            )
+    if "Pooling" not in kinds:
+        raise ModelError(
+            f"'{source.name}' has no Pooling (in {_MODULES}), so it gives no single vector of a "
+            "text: choose another encoder"
+        )
+    return tuple(layers)
+
+
+def _module_kind(source: ModelSource, module: object) -> str:
+    kind = module.get("type") if isinstance(module, dict) else None
+    if not isinstance(kind, str):
+        raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
+    if not kind.startswith("sentence_transformers."):
+        raise ModelError(
+            f"'{source.name}' needs code of its own ('{kind}' in {_MODULES}), which is never run: "
+            "choose another encoder"
+        )
+    return kind.rpartition(".")[2]
+
+
+def _read_prompts(source: ModelSource) -> Mapping[str, str]:
+    prompts = _read_optional(source, "config_sentence_transformers.json").get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ModelError(f"the prompts of '{source.name}' are {prompts!r}, not texts by name")
+    return {name: text for name, text in prompts.items() if isinstance(text, str)}
+
+
+def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
+    config = _read_optional(source, f"{folder}/config.json")
+    weights = find_model_file(source, f"{folder}/model.safetensors")
+    if not config or weights is None:
+        raise ModelError(
+            f"'{source.name}' has a Dense part without {folder}/config.json or model.safetensors, "
+            "the only weights that are loaded: save it again with sentence-transformers"
+        )
+    activation = str(config.get("activation_function", "torch.nn.Tanh")).rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise ModelError(
+            f"{folder} of '{source.name}' has activation '{activation}', and only "
+            f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
+        )
+    for name, plain in _DEFAULTS.items():
+        if config.get(name, plain) != plain:
+            raise ModelError(
+                f"{folder} of '{source.name}' has {name} {config[name]!r}, which is not done here: "
+                "choose another encoder"
+            )
+    try:
+        tensors = load_file(weights)
+        weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
+    except (SafetensorError, OSError, KeyError) as error:
+        raise ModelError(f"{weights} of '{source.name}' cannot be read: {error}") from None
+    return DenseLayer(
+        weight,
+        None if bias is None else bias.float(),
+        activation,
+        f"{activation}:{file_checksum(weights)}",
+    )
+
+
+def _read_optional(source: ModelSource, name: str) -> Mapping[str, Any]:
+    path = find_model_file(source, name)
+    return {} if path is None else _read_json(source, path, dict)
+
+
+def _read_json(source: ModelSource, path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path.name} of '{source.name}' cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise ModelError(f"{path.name} of '{source.name}' cannot be read: it is no {kind.__name__}")
+    return value
+
+
+# How many tokens of a text an encoder reads.
+
+
+_NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
+
+
+def own_length(sentence: SentenceModel, model: Any, tokenizer: Any) -> int:
+    """Give the tokens that sentence-transformers reads of a text; 128 for a plain encoder."""
+    if not sentence.is_one:
+        return DEFAULT_MAX_TOKENS
+    most = sentence.max_tokens or tokenizer.model_max_length
+    window = _count_positions(model)
+    if window is None:
+        return int(most) if most < _NO_LENGTH else DEFAULT_MAX_TOKENS
+    return min(int(most), window)
+
+
+def check_window(name: str, model: Any, max_tokens: int) -> None:
+    """Refuse to read more tokens than a model has positions for.
+
+    Raises:
+        ConfigError: With both numbers.
+    """
+    window = _count_positions(model)
+    if window is not None and max_tokens > window:
+        raise ConfigError(
+            f"max_encoder_tokens is {max_tokens}, but '{name}' reads at most {window}: lower it"
+        )
+
+
+def _count_positions(model: Any) -> int | None:
+    table = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    if isinstance(table, torch.nn.Embedding):
+        # RoBERTa's kind counts positions from behind its padding index: 514 rows read 512 tokens.
+        unused = 0 if table.padding_idx is None else table.padding_idx + 1
+        return table.num_embeddings - unused
+    window: int | None = getattr(model.config, "max_position_embeddings", None)
+    return window
+
+
+logger = logging.getLogger(__name__)
+
+Vectors = npt.NDArray[np.float32]
+
+_CHUNK = 8192
+"""Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
+_TOKENS = 32  # of a text, about
+
+
+class Encoder:
+    """Turns texts into vectors; knows nothing of tasks, prompts or indexes.
+
+    Attributes:
+        width: Length of a vector (D).
+        fingerprint: All that determines a passage's vector, besides its text.
+        sentence: What its folder says beside the transformer.
+        query_prompt: What each query begins with; usually nothing.
+        num_cut: Texts longer than `max_tokens` met so far; only their beginning was read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        fingerprint: Mapping[str, Json],
+        device: torch.device,
+        batch_tokens: int,
+        sentence: SentenceModel = SentenceModel(),
+        query_prompt: str = "",
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self.sentence = sentence
+        self.query_prompt = query_prompt
+        self._layers = [layer and layer.to(device) for layer in sentence.layers]
+        dense = [layer for layer in sentence.layers if layer]
+        self.width: int = len(dense[-1].weight) if dense else model.config.hidden_size
+        self.num_cut = 0
+        self._device = device
+        self._batch_tokens = batch_budget(batch_tokens, device)
+        self._pooling = str(fingerprint["pooling"])
+        self._is_normalized = bool(fingerprint["normalize"])
+        self._max_tokens = int(str(fingerprint["max_tokens"]))
+
+    @classmethod
+    def from_name(
+        cls,
+        name: str,
+        *,
+        pooling: str = "auto",
+        normalize: bool = True,
+        max_tokens: int | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        batch_tokens: int = 1024,
+        query_prompt: str | None = None,
+        passage_prompt: str | None = None,
+    ) -> Self:
+        """Load an encoder; a sentence-transformers model with its own pooling, layers and prompts.
+
+        Args:
+            name: Hub id, folder or bundled:NAME.
+            pooling: One of `POOLINGS`, or "auto" (see `resolve_pooling`). With another than a
+                sentence-transformers model's own, what stands behind that pooling (Dense,
+                Normalize) is left out.
+            normalize: Whether vectors get unit length, so that their inner product is the cosine;
+                those of a sentence-transformers model with a Normalize part have it anyway, under
+                its own pooling.
+            max_tokens: Tokens of a text that are read, its prompt and special tokens included;
+                None: what a sentence-transformers model says, else 128.
+            dtype: Of the weights; vectors are float32 whatever it is.
+            device: "auto", "cpu", "cuda", ...
+            batch_tokens: Padded tokens a batch on a CPU; a GPU takes 16 times as many.
+            query_prompt: What each query begins with, such as "query: "; None: the model's own.
+            passage_prompt: What each passage begins with; None: the model's own.
+
+        Raises:
+            ConfigError: If the pooling is unknown or `max_tokens` exceeds the model's positions.
+            ModelError: If the model cannot be found, loaded, or used as an encoder.
+        """
+        choose("pooling", pooling, ("auto", *POOLINGS))
+        source = find_model(name)
+        place = choose_device(device)
+        sentence = read_sentence_model(source)
+        if pooling == "auto":
+            pooling = resolve_pooling(source)
+        elif sentence.layers and not is_own_pooling(source, pooling):
+            sentence = replace(sentence, layers=())
+        kind = choose_dtype(dtype, place)
+        model = _load_model(source, pooling, kind).to(place).eval()
+        tokenizer = load_tokenizer(source, model.config)
+        if tokenizer.pad_token_id is None:
+            raise ModelError(f"'{name}' has no padding token: it is no text encoder")
+        length = max_tokens or own_length(sentence, model, tokenizer)
+        check_window(name, model, length)
+        fingerprint: dict[str, Json] = {
+            "encoder": source.identity,
+            "pooling": pooling,
+            "normalize": normalize or sentence.is_normalized,
+            "max_tokens": length,
+            "dtype": dtype_name(kind),
+            **dense_fields(sentence),
+        }
+        prompt = sentence.passage_prompt if passage_prompt is None else passage_prompt
+        # Only where there is one: indexes that were made before keep their fingerprints.
+        fingerprint |= {"passage_prompt": prompt} if prompt else {}
+        fingerprint |= {"lower_case": True} if sentence.is_lower else {}
+        return cls(
+            model,
+            tokenizer,
+            fingerprint=fingerprint,
+            device=place,
+            batch_tokens=batch_tokens,
+            sentence=sentence,
+            query_prompt=sentence.query_prompt if query_prompt is None else query_prompt,
+        )
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """All that determines the vectors of queries and passages, besides their texts."""
+        return {**self.fingerprint, **self.query_fields}
+
+    @property
+    def query_fields(self) -> Mapping[str, Json]:
+        """What a query's vector depends on and a passage's does not; usually nothing."""
+        return {"query_prompt": self.query_prompt} if self.query_prompt else {}
+
+    def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
+        """Give texts as they are tokenised: behind their prompt."""
+        prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
+        told = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
+        return [text.lower() for text in told] if self.sentence.is_lower else told
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        is_query: bool = False,
+        progress: bool = False,
+        advance: Callable[[int], object] | None = None,
+    ) -> Vectors:
+        """Encode texts.
+
+        Args:
+            texts: Any number, in any order.
+            is_query: Whether they are queries; it is the same but for models with prompts.
+            progress: Whether to show a bar.
+            advance: Called with the number of texts done after each batch (for a caller's bar).
+
+        Returns:
+            (n, D) float32, in the order given.
+
+        Raises:
+            ModelError: If a vector is not finite, or one text alone does not fit in memory.
+        """
+        vectors = np.empty((len(texts), self.width), dtype=np.float32)
+        with (
+            packed_for(self.model, _TOKENS * len(texts)),
+            tqdm(total=len(texts), unit="text", disable=not progress) as bar,
+        ):
+            step = advance if advance is not None else bar.update
+            for start in range(0, len(texts), _CHUNK):
+                chunk = texts[start : start + _CHUNK]
+                told = self.prepared(chunk, is_query=is_query)
+                vectors[start : start + len(chunk)] = self._encode_chunk(told, start, step)
+        return vectors
+
+    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
+        """Give the vectors of a task's examples, (B, D): all are queries, being texts of one kind.
+
+        Raises:
+            ModelError: As `encode`.
+        """
+        return self.encode([example.text for example in examples], is_query=True)
+
+    def _encode_chunk(
+        self, texts: Sequence[str], start: int, step: Callable[[int], object]
+    ) -> Vectors:
+        ids = self._tokenize(texts)
+        lengths = [len(line) for line in ids]
+        # They stay on the device until the chunk is done: one copy, and no wait for each batch.
+        vectors = torch.empty((len(texts), self.width), dtype=torch.float32, device=self._device)
+        todo = token_budget_batches(lengths, self._batch_tokens)[::-1]
+        while todo:
+            batch = todo.pop()
+            found = self._forward_if_it_fits([ids[index] for index in batch])
+            if found is None:
+                todo = self._smaller([*todo, batch][::-1], lengths)
+                continue
+            vectors[torch.tensor(batch, device=self._device)] = found
+            step(len(batch))
+        array: Vectors = vectors.cpu().numpy()
+        _check_finite(array, texts, start)
+        return array
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self.tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=self._max_tokens,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )
+        ids: list[list[int]] = encoded["input_ids"]
+        if self.tokenizer.is_fast:
+            self.num_cut += sum(bool(line.overflowing) for line in encoded.encodings)
+        else:  # a slow tokenizer does not tell, so texts that just fit are counted too
+            self.num_cut += sum(len(line) >= self._max_tokens for line in ids)
+        return ids
+
+    def _forward_if_it_fits(self, ids: Sequence[Sequence[int]]) -> Tensor | None:
+        try:
+            return self._forward(ids)
+        except torch.OutOfMemoryError:
+            return None  # what the attempt held goes with the handler, before the cache is emptied
+
+    @torch.inference_mode()
+    def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        lengths = np.array([len(line) for line in ids])
+        L = max(1, int(lengths.max()))
+        array = np.full((len(ids), L), self.tokenizer.pad_token_id, dtype=np.int64)
+        for row, line in enumerate(ids):
+            array[row, : len(line)] = line
+        real = np.arange(L) < lengths[:, None]
+        mask = torch.from_numpy(real).to(self._device)  # (B, L)
+        output = self.model(
+            input_ids=torch.from_numpy(array).to(self._device), attention_mask=mask.long()
+        )
+        vectors = pool(output, mask, self._pooling)  # (B, D)
+        for layer in self._layers:
+            vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
+        return unit_length(vectors, dim=-1) if self._is_normalized else vectors
+
+    def _smaller(self, batches: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+        """Cut the batches still to do, the one that failed first, to half the budget."""
+        if len(batches[0]) == 1:
+            raise ModelError(
+                f"a text of {lengths[batches[0][0]]} tokens does not fit in memory on "
+                f"{self._device}: lower max_encoder_tokens or choose a smaller encoder"
+            )
+        padded = len(batches[0]) * lengths[batches[0][0]]
+        self._batch_tokens = max(1, min(padded, self._batch_tokens) // 2)
+        logger.warning("out of memory: going on with %s tokens a batch", self._batch_tokens)
+        torch.cuda.empty_cache()
+        rest = [index for batch in batches for index in batch]
+        smaller = token_budget_batches([lengths[index] for index in rest], self._batch_tokens)
+        return [[rest[place] for place in batch] for batch in smaller][::-1]
+
+
+def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModel
+
+    model, report = load_pretrained(
+        AutoModel.from_pretrained, source, dtype=dtype, output_loading_info=True
+    )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"'{source.name}' is an encoder-decoder ({model.config.model_type}), not a text "
+            "encoder: choose a BERT-like model"
+        )
+    # transformers fills weights that a checkpoint lacks with random numbers, and only logs it.
+    missing = sorted(report["missing_keys"])
+    lost = [key for key in missing if "pooler" not in key]
+    if lost:
+        raise ModelError(f"'{source.name}' lacks {len(lost)} weights, such as {lost[0]}")
+    if pooling == "pooler" and (missing or getattr(model, "pooler", None) is None):
+        raise ModelError(
+            f"'{source.name}' has no pooler weights, so pooling 'pooler' would be random: "
+            "use cls or mean"
+        )
+    return model
+
+
+def _check_finite(vectors: Vectors, texts: Sequence[str], start: int) -> None:
+    is_finite = np.isfinite(vectors).all(axis=1)
+    if not is_finite.all():
+        index = int(np.flatnonzero(~is_finite)[0])
+        raise ModelError(
+            f"the vector of text {start + index} is not finite: {texts[index][:80]!r}. "
+            "Try another encoder_dtype (float32 or bfloat16)."
+        )
+
+
+# A T5's encoder as a text encoder: the k-NN baseline's in Guo et al. 2023.
+
+
+def load_t5_encoder(
+    name: str,
+    *,
+    normalize: bool = True,
+    max_tokens: int = 128,
+    device: str = "auto",
+    batch_tokens: int = 1024,
+) -> Encoder:
+    """Load the encoder of a T5; a vector is the mean of its last states, </s> included.
+
+    Args:
+        name: Hub id, folder or bundled:NAME, of a T5 with its decoder or without.
+        normalize: Whether vectors get unit length.
+        max_tokens: Tokens of a text that are read.
+        device: "auto", "cpu", "cuda", ...
+        batch_tokens: Padded tokens a batch on a CPU; a GPU takes 16 times as many.
+
+    Raises:
+        ModelError: If it cannot be found or loaded, or is no T5.
+    """
+    from transformers import AutoModelForTextEncoding
+
+    source, place = find_model(name), choose_device(device)
+    # float32: a T5 overflows in float16, and the texts are few.
+    model, report = load_pretrained(
+        AutoModelForTextEncoding.from_pretrained,
+        source,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    missing = sorted(report["missing_keys"])
+    if missing or not hasattr(model.config, "relative_attention_num_buckets"):
+        lacks = f"it lacks weights, such as {missing[0]}" if missing else "it is no T5"
+        raise ModelError(
+            f"'{name}' gives no T5 encoder ({lacks}): use --neighbor_encoder encoder, or a T5"
+        )
+    fingerprint = {
+        "encoder": source.identity,
+        "part": "encoder of a T5",
+        "pooling": "mean",
+        "normalize": normalize,
+        "max_tokens": max_tokens,
+        "dtype": dtype_name(torch.float32),
+    }
+    return Encoder(
+        model.to(place).eval(),
+        load_tokenizer(source),
+        fingerprint=fingerprint,
+        device=place,
+        batch_tokens=batch_tokens,
+    )

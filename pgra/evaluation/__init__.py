@@ -1,1 +1,0 @@
-"""Metrics, intervals and reports."""

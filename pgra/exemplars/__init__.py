@@ -1,0 +1,1 @@
+"""Which labelled examples stand in a prompt."""

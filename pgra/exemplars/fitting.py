@@ -1,0 +1,102 @@
+"""Prompts within an LM's window: the exemplar chosen last goes first, the query is never cut.
+
+Liu et al. 2022, section 3.2, lower the number of exemplars of a whole task where 64 "exceed the
+token limit" of some query; here the other queries keep theirs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pgra.errors import ConfigError, DataError
+from pgra.lm.completion import Completer
+from pgra.retrieval.neighbors import Counts
+
+Write = Callable[[int, int], Sequence[str]]
+"""Gives all prompts that are asked for a query (by its place) behind so many of its exemplars."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many exemplars fit.
+
+    Attributes:
+        counts: Exemplars of each query that fit, (B,).
+        num_dropped: Those that do not, (B,).
+        num_tokens: Tokens of each query's longest prompt, as the LM counts them, (B,).
+    """
+
+    counts: Counts
+    num_dropped: Counts
+    num_tokens: Counts
+
+
+def fit_prompts(
+    completer: Completer,
+    write: Write,
+    wanted: Sequence[int],
+    *,
+    names: Sequence[str],
+    num_new_tokens: int,
+) -> Fit:
+    """Find how many exemplars each query's prompt has room for.
+
+    Args:
+        completer: The LM, which counts tokens and knows its window.
+        write: Writes a query's prompts.
+        wanted: Exemplars that each query shall have, (B,).
+        names: The queries' ids, for messages.
+        num_new_tokens: Room that is kept for the answer.
+
+    Raises:
+        DataError: If a query does not fit even without exemplars; it is named.
+        ConfigError: If no query has room for a single exemplar, and all want one.
+    """
+    room = completer.window - num_new_tokens
+    most = np.array(wanted, dtype=np.int64)
+    places = np.arange(len(most))
+    least = np.zeros(len(most), dtype=np.int64)  # what is known to fit
+    lengths = _count(completer, write, places, most)
+    over = lengths > room
+    low, high = np.where(over, least, most), np.where(over, most - 1, most)
+    if over.any():
+        (bare,) = np.nonzero(over)
+        lengths[bare] = _count(completer, write, bare, least[bare])
+        _refuse_long(lengths, room, names, completer.window, num_new_tokens)
+    while (low < high).any():
+        (open_,) = np.nonzero(low < high)
+        middle = (low[open_] + high[open_] + 1) // 2
+        tokens = _count(completer, write, open_, middle)
+        fits = tokens <= room
+        low[open_[fits]], lengths[open_[fits]] = middle[fits], tokens[fits]
+        high[open_[~fits]] = middle[~fits] - 1
+    if len(most) and most.min() > 0 and low.max() == 0:
+        raise ConfigError(
+            f"the LM reads {completer.window} tokens, {num_new_tokens} of them its answer, and no "
+            "query has room for one exemplar: use an LM with a longer window, or --num_exemplars 0"
+        )
+    return Fit(low, most - low, lengths)
+
+
+def _refuse_long(
+    lengths: Counts, room: int, names: Sequence[str], window: int, num_new_tokens: int
+) -> None:
+    (long,) = np.nonzero(lengths > room)
+    if len(long):
+        first = int(long[0])
+        more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+        raise DataError(
+            f"query {names[first]} has {lengths[first]} tokens without any exemplar, and the LM "
+            f"reads {window}, {num_new_tokens} of them its answer{more}: leave it out, or use an "
+            "LM with a longer window"
+        )
+
+
+def _count(completer: Completer, write: Write, places: Counts, counts: Counts) -> Counts:
+    """Give the tokens of each query's longest prompt; texts that many share are counted once."""
+    pairs = zip(places.tolist(), counts.tolist(), strict=True)
+    prompts = [write(place, count) for place, count in pairs]
+    distinct = list(dict.fromkeys(text for texts in prompts for text in texts))
+    tokens = dict(zip(distinct, completer.count_tokens(distinct), strict=True))
+    return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)

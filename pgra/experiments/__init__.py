@@ -1,0 +1,1 @@
+"""Experiments over runs: grids, searches, streams with a memory, label consistency."""

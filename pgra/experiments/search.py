@@ -1,0 +1,329 @@
+"""A search over learning rate and batch size, decided on the dev set alone.
+
+    NAME/lr5e-05-batch8-seed0/   a run each: trained, and measured on the dev set
+    NAME/search.json             what was tried, and the winner
+    NAME/optuna.jsonl            the study, where Optuna chooses the points
+
+Only the winner is ever measured on the test set. A stopped search goes on when it is asked for
+again: finished points are taken up, the one that was stopped goes on from its last checkpoint.
+"""
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pgra.artifacts import canonical_json, write_json
+from pgra.config import PgraArguments, SeriesArguments
+from pgra.core import Json, Processes
+from pgra.errors import ArtifactError, ConfigError
+from pgra.methods.base import Prepared, prepare_runs
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.runs import Outcome, Summary, check_series, run_reader, run_seeds, series_folder, variant
+
+# Optuna's part of a search: which point to try next, kept in a file of the search's folder.
+
+
+STUDY_FILE = "optuna.jsonl"
+_NAME = "reader"
+_MOST_SEED = 1 << 32
+
+
+@dataclass(frozen=True, order=True)
+class Point:
+    """One combination that is tried.
+
+    Attributes:
+        learning_rate: Peak learning rate.
+        batch_size: Examples a device and step.
+    """
+
+    learning_rate: float
+    batch_size: int
+
+
+class Study:
+    """A study of the learning rate (any between two ends, on a log scale) and the batch size."""
+
+    def __init__(self, root: Path, series: SeriesArguments, seed: int) -> None:
+        """Open the folder's study, or begin one.
+
+        Raises:
+            ArtifactError: If the folder's study is of other ends, sizes or another seed.
+        """
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        root.mkdir(parents=True, exist_ok=True)
+        rates, self._seed = series.learning_rates(), seed
+        self._space = {
+            "learning_rate": optuna.distributions.FloatDistribution(
+                min(rates), max(rates), log=True
+            ),
+            "batch_size": optuna.distributions.CategoricalDistribution(series.batch_sizes()),
+        }
+        self._study: Any = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(root / STUDY_FILE))),
+            study_name=_NAME,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        asked = {
+            "search_learning_rates": [min(rates), max(rates)],
+            "search_batch_sizes": series.batch_sizes(),
+            "seed": seed,
+        }
+        self._check_same(root / STUDY_FILE, asked)
+
+    def _check_same(self, path: Path, asked: dict[str, Any]) -> None:
+        made = self._study.user_attrs.get("asked")
+        if made is None:
+            self._study.set_user_attr("asked", asked)
+            return
+        for name, value in asked.items():
+            if made.get(name) != value:
+                raise ArtifactError(
+                    f"{path} is a study with {name} {canonical_json(made.get(name))}, this search "
+                    f"asks for {canonical_json(value)}: choose another --output_dir"
+                )
+
+    def ask(self, number: int) -> Point:
+        """Give the point of a trial: the one it had before the search was stopped, or a new one.
+
+        A trial's sampler is seeded by its number, so that a study that goes on asks for what an
+        unbroken one would have asked for.
+        """
+        import optuna
+
+        trials = self._trials()
+        if number < len(trials):
+            return _point(trials[number].params)
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=(self._seed * 10_007 + number) % _MOST_SEED
+        )
+        return _point(self._study.ask(self._space).params)
+
+    def tell(self, number: int, value: float) -> None:
+        """Keep what a trial's point gave on the dev set."""
+        trial = self._trials()[number]
+        if not trial.state.is_finished():
+            self._study.tell(trial.number, value)
+
+    def _trials(self) -> list[Any]:
+        """Give the trials that have a point: a killed job may leave one without."""
+        return [trial for trial in self._study.trials if set(trial.params) == set(self._space)]
+
+
+def _point(params: dict[str, Any]) -> Point:
+    """Round the learning rate as a person would write it: it names the run's folder."""
+    return Point(float(f"{params['learning_rate']:.3g}"), int(params["batch_size"]))
+
+
+logger = logging.getLogger(__name__)
+
+SEARCH_FILE = "search.json"
+_TRIALS = 20
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point with what it gave on the dev set.
+
+    Attributes:
+        point: The point.
+        folder: Its run.
+        dev_value: The best measurement on the dev set.
+        step: When.
+    """
+
+    point: Point
+    folder: Path
+    dev_value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A finished search.
+
+    Attributes:
+        folder: Where `search.json` is.
+        tried: In the order tried.
+        winner: The best on the dev set; of equals the one tried first.
+        metric: What decided.
+        outcome: The winner on the test set, with the first seed.
+        seeds: With all seeds; None if there is one only.
+    """
+
+    folder: Path
+    tried: Sequence[Tried]
+    winner: Tried
+    metric: str
+    outcome: Outcome
+    seeds: Summary | None
+
+
+def search_runs(
+    args: PgraArguments,
+    training: ReaderTrainingArguments,
+    series: SeriesArguments,
+    processes: Processes = Processes(),  # noqa: B008 (frozen)
+) -> SearchResult:
+    """Try points with the first seed, and measure the winner on the test set, with every seed.
+
+    Args:
+        args: Everything before the reader's training; it is done once.
+        training: The Trainer's arguments; `output_dir` is the folder of them all.
+        series: Which points and seeds.
+        processes: Who shares the work.
+
+    Raises:
+        ArtifactError: If a point's folder holds another run.
+        ConfigError: If nothing would be measured on the dev set, or Optuna is not installed.
+        PgraError: As `train_run`.
+    """
+    seeds = series.seed_list() or [training.seed]
+    root = series_folder(str(training.output_dir), seeds)
+    check_series(training, root)
+    _check_search(training, series)
+    ends = _points(series) if series.search == "grid" else _corners(series)
+    known = [point_arguments(point, training, root, seeds[0]) for point in ends]
+    prepared = prepare_runs(args, known, processes)
+
+    def attempt(point: Point) -> Tried:
+        return _attempt(prepared, point_arguments(point, training, root, seeds[0]), point)
+
+    if series.search == "grid":
+        tried = [attempt(point) for point in _points(series)]
+    else:
+        tried = _try_trials(series, root, seeds[0], attempt, processes)
+    winner = choose_winner(tried)
+    runs = {seed: point_arguments(winner.point, training, root, seed) for seed in seeds}
+    outcome = run_reader(prepared, runs[seeds[0]])  # the first look at the test set
+    metric = str(outcome.training.get("metric"))
+    if processes.worker.is_main:
+        write_json(root / SEARCH_FILE, _record(series, tried, winner, metric, outcome))
+    processes.barrier()
+    summary = run_seeds(prepared, runs, root, {seeds[0]: outcome}) if len(seeds) > 1 else None
+    return SearchResult(root, tried, winner, metric, outcome, summary)
+
+
+def point_arguments(
+    point: Point, training: ReaderTrainingArguments, root: Path, seed: int
+) -> ReaderTrainingArguments:
+    """Give the Trainer's arguments of a point with a seed."""
+    return variant(
+        training,
+        root / f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}",
+        learning_rate=point.learning_rate,
+        per_device_train_batch_size=point.batch_size,
+        seed=seed,
+    )
+
+
+def choose_winner(tried: Sequence[Tried]) -> Tried:
+    """Give the best on the dev set; of equals the one that was tried first."""
+    return max(tried, key=lambda one: one.dev_value)  # max keeps the first of equals
+
+
+def _check_search(training: ReaderTrainingArguments, series: SeriesArguments) -> None:
+    strategy = getattr(training.eval_strategy, "value", training.eval_strategy)
+    if strategy == "no" or not training.load_best_model_at_end:
+        raise ConfigError(
+            f"search '{series.search}' decides on the dev set, which eval_strategy '{strategy}' "
+            f"with load_best_model_at_end {training.load_best_model_at_end} does not measure: "
+            "leave both at their defaults"
+        )
+    if training.metric_for_best_model not in (None, "loss") and not training.greater_is_better:
+        raise ConfigError(
+            f"a search keeps the highest {training.metric_for_best_model}, and greater_is_better "
+            "is false: leave it out"
+        )
+    if series.search == "optuna" and importlib.util.find_spec("optuna") is None:
+        raise ConfigError(
+            "search 'optuna' needs optuna: pip install 'pgra[search]', or use --search grid"
+        )
+
+
+def _points(series: SeriesArguments) -> list[Point]:
+    """Give all pairs, the smallest first."""
+    return sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
+
+
+def _corners(series: SeriesArguments) -> list[Point]:
+    """Give points that show beforehand whether every batch size can be trained with."""
+    return [Point(series.learning_rates()[0], size) for size in series.batch_sizes()]
+
+
+def _attempt(prepared: Prepared, mine: ReaderTrainingArguments, point: Point) -> Tried:
+    outcome = run_reader(prepared, mine, is_measured=False)
+    told = outcome.training
+    if prepared.processes.worker.is_main:
+        # They serve to go on with, and a grid's would fill a disk: the reader itself stays.
+        for checkpoint in outcome.folder.glob("checkpoint-*"):
+            shutil.rmtree(checkpoint)
+    prepared.processes.barrier()
+    logger.info(
+        "search: %s gives dev %s %.4f", outcome.folder.name, told["metric"], float(told["value"])
+    )
+    return Tried(point, outcome.folder, float(told["value"]), int(told["step"]))
+
+
+def _try_trials(
+    series: SeriesArguments,
+    root: Path,
+    seed: int,
+    attempt: Callable[[Point], Tried],
+    processes: Processes,
+) -> list[Tried]:
+    """Let Optuna choose points by what those before gave; one process asks it, all train."""
+    study = Study(root, series, seed) if processes.worker.is_main else None
+    tried: list[Tried] = []
+    for number in range(series.num_trials or _TRIALS):
+        point = _agree(None if study is None else study.ask(number), processes)
+        tried.append(attempt(point))
+        if study is not None:
+            study.tell(number, tried[-1].dev_value)
+    return tried
+
+
+def _agree(point: Point | None, processes: Processes) -> Point:
+    """Give every process the main one's point."""
+    shared = [None if point is None else (point.learning_rate, point.batch_size)]
+    if processes.worker.world > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(shared)
+    assert shared[0] is not None
+    return Point(*shared[0])
+
+
+def _record(
+    series: SeriesArguments,
+    tried: Sequence[Tried],
+    winner: Tried,
+    metric: str,
+    outcome: Outcome,
+) -> dict[str, Json]:
+    return {
+        "search": series.search,
+        "metric": f"dev {metric}",
+        "tried": [
+            {
+                "learning_rate": one.point.learning_rate,
+                "per_device_train_batch_size": one.point.batch_size,
+                "dev_value": one.dev_value,
+                "step": one.step,
+                "folder": one.folder.name,
+            }
+            for one in tried
+        ],
+        "winner": winner.folder.name,
+        "test": {name: outcome.metrics[name] for name in ("metric", "value", "interval_95", "n")},
+    }

@@ -1,1 +1,0 @@
-"""In-context learning: which exemplars stand before a text, and LMs that go on with it (KATE)."""

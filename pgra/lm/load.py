@@ -1,0 +1,586 @@
+"""Models by name: a hub id (with an optional `@revision`), a folder, or `bundled:NAME`.
+
+Which commit of the hub is taken, on which devices weights go and in how many bits.
+
+Weights are safetensors only and never bring code of their own. A model's identity in fingerprints
+is its content: the hub's commit, or the checksums of a folder's files, never just its name.
+"""
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from pgra.artifacts import digest, file_checksum
+from pgra.core import Json
+from pgra.data.read import hub_errors, hub_reason
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.bundled import bundled_model_dir
+
+# Which commit of a hub model is loaded: one that holds safetensors, the only kind that is read.
+#
+# Older models, OPT among them, have them in an open pull request of the hub's own bot. A client
+# that follows the main branch looks there by itself; one that pins a commit, as ours, must do so
+# first.
+
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MAIN = "main"
+_PULL_REQUESTS = "refs/pr/"
+_BOT = "SFconvertbot"  # only its requests are read: anyone may open one
+_CONFIG = "config.json"
+_SHORTEST_COMMIT = 7
+
+
+@dataclass(frozen=True)
+class HubCommit:
+    """One state of a hub model.
+
+    Attributes:
+        commit: Its hash.
+        is_only_cached: Whether the hub could not be asked, and better is not asked again: its
+            client tries for half a minute at each optional file.
+    """
+
+    commit: str
+    is_only_cached: bool
+
+
+@lru_cache(maxsize=32)
+def find_commit(repo: str, revision: str | None) -> HubCommit:
+    """Find the commit to load, and fetch its configuration; the same all through a process.
+
+    Where the hub cannot be asked, it is the commit in the local cache that was found before.
+
+    Args:
+        repo: Hub id.
+        revision: Branch, tag, commit or refs/pr/N; None for the main branch, or else the pull
+            request that adds safetensors to it.
+
+    Raises:
+        ModelError: If there is no such model, it is not ours to read, or it has no safetensors.
+    """
+    try:
+        return HubCommit(_ask_hub(repo, revision), is_only_cached=False)
+    except hub_errors() as error:
+        reason, is_offline = hub_reason(error), _is_offline(error)
+    commit = _find_cached(repo, revision)
+    name = f"{repo}@{revision}" if revision else repo
+    if commit is None:
+        raise ModelError(
+            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
+            "Give a local folder, a hub id that you can reach, or a bundled: name "
+            "(pgra models lists them)."
+        )
+    level = logging.INFO if is_offline else logging.WARNING
+    why = "offline mode" if is_offline else reason.rstrip(".")
+    logger.log(level, "model %s: commit %s from the cache (%s)", name, commit, why)
+    return HubCommit(commit, is_only_cached=True)
+
+
+def _ask_hub(repo: str, revision: str | None) -> str:
+    commit, files = _inspect(repo, revision or _MAIN)
+    reference = revision or _MAIN
+    if not _has_weights(files):
+        number = None if revision else _find_pull_request(repo)
+        if number is None:
+            raise ModelError(_no_weights(repo, revision))
+        reference = f"{_PULL_REQUESTS}{number}"
+        commit, _ = _inspect(repo, reference)
+        logger.info(
+            "model %s: its main branch has no safetensors; those of the hub's bot are loaded (%s)",
+            repo,
+            reference,
+        )
+    _remember(repo, reference, commit)
+    return commit
+
+
+def _inspect(repo: str, revision: str) -> tuple[str, list[str]]:
+    from huggingface_hub import HfApi, constants
+
+    info = HfApi().model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return str(info.sha), [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _find_pull_request(repo: str) -> int | None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        asked = list(
+            HfApi().get_repo_discussions(repo, author=_BOT, discussion_type="pull_request")
+        )
+    except HfHubHTTPError as error:  # a model may have its discussions closed
+        logger.debug("%s: no pull requests to read (%s)", repo, hub_reason(error))
+        return None
+    for request in asked:
+        is_open = request.is_pull_request and request.status != "closed"
+        if is_open and request.author == _BOT:
+            _, files = _inspect(repo, f"{_PULL_REQUESTS}{request.num}")
+            if _has_weights(files):
+                return request.num
+    return None
+
+
+def _remember(repo: str, reference: str, commit: str) -> None:
+    """Fetch the configuration by its branch: the cache then knows which commit that is."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    known = try_to_load_from_cache(repo, _CONFIG, revision=reference)
+    if not isinstance(known, str) or Path(known).parent.name != commit:
+        logger.info("model %s: commit %s is new here; its weights come when needed", repo, commit)
+        hf_hub_download(repo, _CONFIG, revision=reference)
+
+
+def _find_cached(repo: str, revision: str | None) -> str | None:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cached = scan_cache_dir().repos
+    except CacheNotFound:
+        return None
+    commits = [
+        commit
+        for entry in cached
+        if entry.repo_type == "model" and entry.repo_id == repo
+        for commit in entry.revisions
+        if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
+    ]
+    if revision:
+        commits = [commit for commit in commits if _is_named(commit, revision)]
+    return max(commits, key=_preference).commit_hash if commits else None
+
+
+def _is_named(commit: Any, revision: str) -> bool:
+    is_start = len(revision) >= _SHORTEST_COMMIT and commit.commit_hash.startswith(revision)
+    return revision in commit.refs or is_start
+
+
+def _preference(commit: Any) -> tuple[bool, bool, float]:
+    """Rank cached commits as the hub would be read: main, a pull request, the latest other one."""
+    has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
+    return _MAIN in commit.refs, has_request, commit.last_modified
+
+
+def _has_weights(files: Iterable[str]) -> bool:
+    return any(file in _WEIGHTS for file in files)
+
+
+def _is_offline(error: Exception) -> bool:
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return isinstance(error, OfflineModeIsEnabled)
+
+
+def _no_weights(repo: str, revision: str | None) -> str:
+    name = f"{repo}@{revision}" if revision else repo
+    beside = "" if revision else f", nor has an open pull request of {_BOT}"
+    return (
+        f"model '{name}' has no safetensors, the only kind that is loaded{beside}: name a commit "
+        f"or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load it once with "
+        "transformers and write it to a folder with save_pretrained"
+    )
+
+
+BUNDLED = "bundled:"
+_IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a model is loaded from.
+
+    Attributes:
+        name: As the user wrote it.
+        path: Hub id or local folder, as `from_pretrained` takes it.
+        revision: The hub's commit, None for a folder.
+        identity: What fingerprints hold of it: the hub's id and commit, or a digest of the files.
+        is_only_cached: Whether the hub cannot be asked, so that all must come from the cache.
+    """
+
+    name: str
+    path: str
+    revision: str | None
+    identity: str
+    is_only_cached: bool = False
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """Arguments that every `from_pretrained` gets."""
+        if self.revision is None:
+            return {}
+        return {"revision": self.revision, "local_files_only": self.is_only_cached}
+
+
+def find_model(name: str) -> ModelSource:
+    """Find a model by name, without loading it.
+
+    Raises:
+        ModelError: If a bundled name is unknown or its package absent, a folder holds no
+            safetensors, or the hub has no such model or cannot be reached.
+    """
+    if name.startswith(BUNDLED):
+        folder = bundled_model_dir(name.removeprefix(BUNDLED))
+        return ModelSource(name, str(folder), None, _folder_identity(folder))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return ModelSource(name, str(folder), None, _folder_identity(folder))
+    return _find_on_hub(name)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{folder} has no .safetensors weights, the only kind that is loaded: "
+            "load it once with transformers and write it again with save_pretrained"
+        )
+
+
+def _folder_identity(folder: Path) -> str:
+    files = sorted(
+        p for p in folder.iterdir() if p.suffix in _IDENTITY and p.name != "manifest.json"
+    )
+    stamps = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files)
+    return _files_digest(folder, stamps)
+
+
+@lru_cache(maxsize=32)
+def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return digest({name: file_checksum(folder / name) for name, _, _ in stamps})[:32]
+
+
+def _find_on_hub(name: str) -> ModelSource:
+    repo, _, revision = name.partition("@")
+    found = find_commit(repo, revision or None)
+    identity = f"{repo}@{found.commit}"
+    return ModelSource(name, repo, found.commit, identity, is_only_cached=found.is_only_cached)
+
+
+def find_model_file(source: ModelSource, name: str) -> Path | None:
+    """Give a file that a model may have beside its weights, or None where it has none.
+
+    Where the hub cannot be asked and the cache does not know, that is told.
+    """
+    if source.revision is None:
+        path = Path(source.path) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    known = try_to_load_from_cache(source.path, name, revision=source.revision)
+    if known is not None:  # a path, or a mark that the commit has no such file
+        return Path(known) if isinstance(known, str) else None
+    try:
+        return Path(hf_hub_download(source.path, name, **source.kwargs))
+    except hub_errors() as error:
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            logger.debug("%s has no %s", source.name, name)
+            return None
+        logger.warning(
+            "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, --query_prompt "
+            "and --passage_prompt to be sure (%s)",
+            source.name,
+            name,
+            hub_reason(error),
+        )
+    return None
+
+
+def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
+    """Call a model's `from_pretrained` on a found model, safetensors only.
+
+    Raises:
+        ModelError: If the weights are missing, damaged or of another architecture.
+    """
+    return _load(loader, source, use_safetensors=True, **kwargs)
+
+
+def _load(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
+    try:
+        return loader(source.path, **source.kwargs, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except hub_errors(ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        is_partial = source.revision is not None and isinstance(error, hub_errors())
+        hint = " If the connection broke, run again: what came is kept." if is_partial else ""
+        raise ModelError(f"cannot load model '{source.name}': {hub_reason(error)}{hint}") from error
+
+
+def load_config(source: ModelSource) -> Any:
+    """Load a model's configuration.
+
+    Raises:
+        ModelError: If it has none, or of an architecture that transformers does not know.
+    """
+    from transformers import AutoConfig
+
+    return _load(AutoConfig.from_pretrained, source)
+
+
+def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
+    """Load a model's tokenizer.
+
+    Args:
+        source: The model.
+        config: Its configuration, where it was read already; None: it is read once more.
+
+    Raises:
+        ModelError: If it has none that works.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, config=config, **source.kwargs)
+    except hub_errors(ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = hub_reason(error)
+        raise ModelError(f"cannot load the tokenizer of '{source.name}': {reason}") from error
+    if (
+        len(tokenizer) < 2
+    ):  # transformers 5 gives an empty one, without a word, when files are named oddly
+        raise ModelError(
+            f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
+        )
+    return tokenizer
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    """Give a digest of all that decides a tokenizer's tokens: a trained copy's is the same."""
+    state = (
+        tokenizer.backend_tokenizer.to_str()
+        if tokenizer.is_fast
+        else [tokenizer.get_vocab(), tokenizer.special_tokens_map]
+    )
+    return digest([type(tokenizer).__name__, state])
+
+
+def choose_device(name: str) -> torch.device:
+    """Give the device of that name, made ready; "auto" is the current GPU if there is one.
+
+    Raises:
+        ModelError: If there is no such device.
+    """
+    if name == "auto":
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return ready_device(torch.device("cuda", torch.cuda.current_device()))
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"cannot use device '{name}': {reason}. Use auto or cpu.") from None
+    return ready_device(device)
+
+
+def ready_device(device: torch.device) -> torch.device:
+    """Set what models need on this device, for the whole process; give the device back.
+
+    On a GPU scaled_dot_product_attention goes without cuDNN's kernel: torch prefers that one for
+    half precision on H100 and H200, but it gives a mask no gradient, and a T5 learns its position
+    bias through the mask.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Give the dtype of that name; "auto" is bfloat16 on a GPU and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Spell a dtype as arguments and fingerprints do: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def batch_budget(tokens: int, device: torch.device) -> int:
+    """Scale a CPU's token budget to a device: 16 times as many on a GPU."""
+    return tokens * (16 if device.type == "cuda" else 1)
+
+
+def model_fields(source: ModelSource, dtype: torch.dtype) -> Mapping[str, Json]:
+    """Give what a fingerprint holds of a loaded model."""
+    return {"model": source.identity, "dtype": dtype_name(dtype)}
+
+
+# Where an LM's weights go, one device or many, and in how many bits they are kept.
+
+
+_LIBRARIES = {"8bit": "torchao", "4bit": "bitsandbytes"}
+_4BIT_BLOCK = 64  # weights that share a scale
+
+
+def first_device(name: str, device_map: str) -> torch.device:
+    """Give the device that token ids go to: with a device map, the first of all GPUs.
+
+    Raises:
+        ConfigError: If a map is asked for together with one GPU, or in one of several processes.
+        ModelError: If there is no such device.
+    """
+    device = choose_device(name)
+    if device_map == "none":
+        return device
+    count = os.environ.get("WORLD_SIZE", "1")
+    if int(count) > 1:
+        raise ConfigError(
+            f"lm_device_map is '{device_map}' and there are {count} processes: one process spreads "
+            "the LM over all GPUs. Start one process, or use --lm_device_map none"
+        )
+    if ":" in name:
+        raise ConfigError(
+            f"device '{name}' is one GPU and lm_device_map '{device_map}' takes all of them: use "
+            "--device auto, or --lm_device_map none"
+        )
+    return torch.device("cuda", 0) if device.type == "cuda" else device
+
+
+def placement(device: torch.device, device_map: str) -> Any:
+    """Give `from_pretrained`'s device_map; weights go to their place without a copy elsewhere."""
+    # Asked for the CPU, accelerate would still take the GPUs that it sees.
+    spreads = device_map != "none" and (device.type == "cuda" or not torch.cuda.is_available())
+    return device_map if spreads else {"": device}
+
+
+def check_placement(model: Any, source: ModelSource, device: torch.device) -> None:
+    """Refuse a model that a device map put where it cannot work, or not well.
+
+    Raises:
+        ModelError: If a part would be read from disk at each batch, or ids cannot go to `device`.
+    """
+    places: dict[str, Any] = getattr(model, "hf_device_map", None) or {}
+    kinds = [str(place) for place in places.values()]
+    if "disk" in kinds:
+        raise ModelError(
+            f"'{source.name}' does not fit the memory here: {kinds.count('disk')} of its "
+            f"{len(kinds)} parts would be read from disk for each batch. Use --lm_quantization, a "
+            "smaller LM, or more GPUs"
+        )
+    if len(set(kinds)) > 1:  # its hooks take ids to where they are needed
+        if "cpu" in kinds:
+            part = f"{kinds.count('cpu')} of {len(kinds)} parts"
+            logger.warning("%s of '%s' stay on the CPU: each batch waits", part, source.name)
+        return
+    found = model.get_input_embeddings().weight.device
+    if found != device:
+        raise ModelError(
+            f"'{source.name}' was put on {found} and {device} is too full for it: name the GPUs to "
+            "use in CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_quantization(quantization: str, dtype: torch.dtype) -> None:
+    """Refuse 8- or 4-bit weights that would not work here; "none" passes.
+
+    Raises:
+        ConfigError: If the dtype cannot hold what 8-bit weights give.
+        ModelError: If their library cannot be imported.
+    """
+    if quantization == "none":
+        return
+    if quantization == "8bit" and dtype == torch.float16:
+        # torchao multiplies by the whole numbers up to 127 and scales after that: above 65504 is
+        # infinity, and SmolLM2-135M gets there in each sentence.
+        raise ConfigError(
+            "lm_quantization '8bit' overflows in float16: use --lm_dtype bfloat16 or float32, or "
+            "--lm_quantization 4bit"
+        )
+    library = _LIBRARIES[quantization]
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise ModelError(
+            f"lm_quantization '{quantization}' needs {library} ({error}): "
+            "pip install 'pgra[int8]', or use --lm_quantization none"
+        ) from None
+
+
+def quantization_kwargs(quantization: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Give `from_pretrained`'s arguments for 8-bit, 4-bit or ("none") plain weights.
+
+    Both round weights only, and make them `dtype` again for each product, so that a state depends
+    on its own text alone. 8bit gives each row of a matrix a scale; 4bit is NF4 (Dettmers et al.
+    2023). LLM.int8 (Dettmers et al. 2022) rounds activations too, by what else is in the batch, and
+    loses several times as much of the evidence.
+    """
+    if quantization == "none":
+        return {}
+    if quantization == "8bit":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        # Its compiler settings are for the whole process, and nothing is compiled here.
+        weights = Int8WeightOnlyConfig(set_inductor_config=False)
+        return {"quantization_config": TorchAoConfig(weights)}
+    from transformers import BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": config}
+
+
+def check_8bit(model: Any, source: ModelSource) -> None:
+    """Refuse an LM most of whose weights torchao passed over without a word, such as GPT-2.
+
+    Raises:
+        ModelError: If less than half of the weights in layers are in 8 bits.
+    """
+    from torchao.quantization import Int8Tensor
+
+    small, total, kinds = 0, 0, set()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Embedding):  # looked up, and left as they are on purpose
+            continue
+        for weight in layer.parameters(recurse=False):
+            if weight.dim() < 2:
+                continue
+            total += weight.numel()
+            if isinstance(weight, Int8Tensor):
+                small += weight.numel()
+            else:
+                kinds.add(type(layer).__name__)
+    if 2 * small < total:
+        raise ModelError(
+            f"lm_quantization '8bit' leaves {1 - small / total:.0%} of the weights of "
+            f"'{source.name}' as they are: torchao does not know its {', '.join(sorted(kinds))} "
+            "layers. Use --lm_quantization 4bit or none"
+        )
+
+
+def settle_4bit(model: Any, source: ModelSource) -> None:
+    """Let 4-bit layers on a CPU give what they give on a GPU; other models stay as they are.
+
+    Raises:
+        ModelError: If bitsandbytes would read a layer's weights wrongly.
+    """
+    for layer in model.modules():
+        # Only 4-bit layers have it: where a CPU has bfloat16 instructions they would compute in
+        # bfloat16, whatever dtype was asked for.
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        layer.support_avx512bf16_for_cpu = False
+        # Its CPU code takes each row to begin a new block, which is so only for such widths.
+        if layer.weight.device.type == "cpu" and layer.in_features % _4BIT_BLOCK:
+            raise ModelError(
+                f"'{source.name}' has a layer of width {layer.in_features}, no multiple of "
+                f"{_4BIT_BLOCK}: in 4 bits its weights would be wrong on a CPU. "
+                "Use --lm_quantization 8bit or none, or a GPU"
+            )

@@ -1,0 +1,1 @@
+"""Methods, each a file that reads like its paper."""

@@ -1,0 +1,275 @@
+"""How an LM's answer becomes a label: by label words' chances, calibrated, or by its text.
+
+Brown et al. 2020, section 2.4, score each candidate answer. KATE (Liu et al. 2022) lets GPT-3 write
+and compares what it wrote with the label.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
+from pgra.lm.completion import Advance, Completer
+from pgra.prompts.formats import PromptFormat, answer_words
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.predict import decide
+
+# Contextual calibration: what an LM would answer to nothing is taken off its answers.
+#
+# Zhao et al. 2021, "Calibrate Before Use", section 4: exemplars make an LM lean to some labels,
+# whatever is asked. Its chances for an input without content show how far; dividing by them makes
+# all labels equally likely there.
+
+
+CONTENT_FREE = ("N/A", "", "[MASK]")
+"""The inputs without content of Zhao et al. 2021, section 5.2; their chances are averaged."""
+
+
+def content_free_fields(inputs: Sequence[str]) -> list[dict[str, str]]:
+    """Give the fields of queries without content, one for each of `CONTENT_FREE`.
+
+    Args:
+        inputs: The task's inputs.
+    """
+    return [dict.fromkeys(inputs, text) for text in CONTENT_FREE]
+
+
+def calibrate(scores: Scores, free: Scores) -> Scores:
+    """Divide each label's chance by its chance without content.
+
+    W = diag(p_cf)^-1 and b = 0, section 4 there; both chances are of the labels alone.
+
+    Args:
+        scores: Log-probabilities of the labels' words, (B, C).
+        free: The same after the inputs without content, (B, 3, C).
+
+    Returns:
+        (B, C): logarithms of the chances, which sum to 1.
+    """
+    chances, bias = _shares(scores), _shares(free).mean(axis=1)
+    ratio = np.log(chances) - np.log(np.maximum(bias, np.finfo(np.float64).tiny))
+    return np.asarray(ratio - _log_sum(ratio), np.float32)
+
+
+def _shares(logs: Scores) -> npt.NDArray[np.float64]:
+    values = logs.astype(np.float64)
+    shares = np.exp(values - _log_sum(values))
+    return np.maximum(np.asarray(shares, np.float64), np.finfo(np.float64).tiny)
+
+
+def _log_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    top = values.max(axis=-1, keepdims=True)
+    return np.asarray(top + np.log(np.exp(values - top).sum(axis=-1, keepdims=True)))
+
+
+STOP = "\n"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an LM said of a query.
+
+    Attributes:
+        prediction: The label it means; of a task without labels the text that it wrote.
+        more: What else `predictions.jsonl` tells of it.
+    """
+
+    prediction: Prediction
+    more: Mapping[str, Json]
+
+
+class Decider(Protocol):
+    """Asks an LM for the labels of queries."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give all that decides, besides the LM, exemplars and queries."""
+        ...
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Give the room that an answer needs."""
+        ...
+
+    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
+        """Write all prompts that are asked for a query; its own is the first."""
+        ...
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Ask the LM.
+
+        Args:
+            queries: B queries.
+            prompts: What `prompts` wrote for each.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class WordScorer:
+    """Takes the label whose word is likeliest after the prompt, all its tokens counted.
+
+    Attributes:
+        completer: The LM.
+        format: How prompts are written.
+        words: Word by label, as it follows a prompt but for its space.
+        inputs: The task's inputs.
+        calibrated: Whether the same prompt is asked for inputs without content too.
+        length_normalize: Whether a word's log-probability is divided by its tokens.
+        progress: Whether to show a bar.
+    """
+
+    completer: Completer
+    format: PromptFormat
+    words: Mapping[str, str]
+    inputs: Sequence[str]
+    calibrated: bool = False
+    length_normalize: bool = False
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        answer_words(self.words)  # refuses words that cannot be told apart, before anything is done
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give format, words and what is done with their chances."""
+        return {
+            **self.format.fingerprint,
+            "decide_by": "score",
+            "words": dict(self.words),
+            "calibrate": self.calibrated,
+            "length_normalize": self.length_normalize,
+        }
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        """Count the tokens of each word, without those that open every text."""
+        opening, *whole = self.completer.count_tokens(["", *answer_words(self.words)])
+        return [max(1, length - opening) for length in whole]
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Give the tokens of the longest word."""
+        return max(self._lengths)
+
+    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
+        """Write a query's prompt, and with calibration the same one for no content."""
+        free = content_free_fields(self.inputs) if self.calibrated else []
+        return [self.format.write(exemplars, fields) for fields in (query.fields, *free)]
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Score the words after each prompt; see `Decider`."""
+        flat = [prompt for own in prompts for prompt in own]
+        with _bar(flat, progress=self.progress) as advance:
+            told = self.completer.score(flat, answer_words(self.words), advance=advance)
+        scores = np.array(told, np.float32).reshape(len(queries), -1, len(self.words))
+        if self.length_normalize:
+            scores /= np.array(self._lengths, dtype=np.float32)
+        final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
+        decided = decide([q.id for q in queries], final, Verbalizer(self.words, template=""))
+        return [Answered(prediction, {}) for prediction in decided]
+
+
+@dataclass(frozen=True)
+class TextWriter:
+    """Lets the LM write an answer.
+
+    Attributes:
+        completer: The LM.
+        format: How prompts are written.
+        max_new_tokens: Most tokens that are written.
+        stop: Where an answer ends.
+        progress: Whether to show a bar.
+    """
+
+    completer: Completer
+    format: PromptFormat
+    max_new_tokens: int
+    stop: str = STOP
+    progress: bool = False
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give format, and how much is written."""
+        return {
+            **self.format.fingerprint,
+            "decide_by": "generation",
+            "max_new_tokens": self.max_new_tokens,
+            "stop": self.stop,
+        }
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Give the most tokens that are written."""
+        return self.max_new_tokens
+
+    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
+        """Write a query's prompt."""
+        return [self.format.write(exemplars, query.fields)]
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Let the LM write; see `Decider`."""
+        flat = [own[0] for own in prompts]
+        with _bar(flat, progress=self.progress) as advance:
+            written = self.completer.complete(
+                flat, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
+            )
+        return [
+            Answered(Prediction(query.id, done.text.strip(), {}), {})
+            for query, done in zip(queries, written, strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordWriter(TextWriter):
+    """Lets the LM write, and takes the label whose word it wrote.
+
+    Attributes:
+        words: Word by label.
+    """
+
+    words: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Give format, words and how much is written."""
+        return {**super().fingerprint, "words": dict(self.words)}
+
+    def decide(
+        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
+    ) -> list[Answered]:
+        """Let the LM write, and read labels; see `Decider`."""
+        verbalizer = Verbalizer(self.words, template="")
+        answered = []
+        for done in super().decide(queries, prompts):
+            text = done.prediction.label
+            label = verbalizer.label_of_word(text)
+            scores = {name: float(name == label) for name in self.words}
+            decided = UNDECIDED if label is None else label
+            prediction = Prediction(done.prediction.example_id, decided, scores)
+            answered.append(Answered(prediction, {"written": text}))
+        return answered
+
+
+@contextlib.contextmanager
+def _bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
+    """Show how many of the distinct prompts are answered."""
+    total = len(set(prompts))
+    with tqdm(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
+
+        def advance(more: int) -> None:
+            bar.update(more)
+
+        yield advance

@@ -1,1 +1,0 @@
-"""Encoders, causal LMs and fused readers behind small interfaces."""

@@ -1,1 +1,0 @@
-"""Methods whole, each reading like its paper's algorithm."""

@@ -1,0 +1,348 @@
+"""Stopping a training and going on: checkpoints, signals, time limits, the finished reader."""
+
+import fnmatch
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+
+from pgra.artifacts import sync_folder
+from pgra.core import cpu_group
+from pgra.errors import ArtifactError, Stopped
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.fid import FusionReader
+
+# Stops a training so that the same command goes on: at a signal, or when its time is up.
+#
+# All processes leave after the same step, with a whole checkpoint. Exit codes: 128 + the signal's
+# number (SIGINT 130, SIGUSR1 138, SIGTERM 143), and 124 when time is up, as of `timeout`.
+
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_TIME = 124
+# Slurm sends SIGTERM, and SIGUSR1 where `--signal` asks for it.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# A launcher passes on a signal that the system sent to all processes of the job anyway: what comes
+# twice within so many seconds was sent once.
+_ECHO_SECONDS = 5.0
+
+
+class Stopper:
+    """Knows whether training is to stop, and when it may.
+
+    Attributes:
+        code: Exit code of what asked for a stop; 0 if nothing did.
+    """
+
+    def __init__(self, *, world: int = 1, minutes: float | None = None) -> None:
+        """Begin to count the time.
+
+        Args:
+            world: How many processes must agree.
+            minutes: Time for training; None is no limit.
+        """
+        self.code = 0
+        self._world = world
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self._first_signal = 0.0
+        self._agreed = 0
+        self._awaits_epoch_end = False
+        self._previous: dict[signal.Signals, Any] = {}
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch signals meanwhile; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._previous = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 (signal's own)
+        echo = _ECHO_SECONDS if self._world > 1 else 0.0
+        now = time.monotonic()
+        if self.code and now - self._first_signal >= echo:  # twice: leave at once, whatever runs
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif not self.code:
+            self.code, self._first_signal = 128 + number, now
+            logger.info(
+                "%s: training stops after this step, saved; once more leaves at once",
+                signal.Signals(number).name,
+            )
+
+    def agree(self, *flags: int) -> list[int]:
+        """Give the largest of each flag over all processes; all must call it together."""
+        if self._world == 1:
+            return list(flags)
+        shared = torch.tensor(flags)  # on the CPU: no GPU waits for it
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
+        return [int(flag) for flag in shared]
+
+    @property
+    def wish(self) -> int:
+        """Give the exit code of a wish to stop, of this process alone; 0 if there is none."""
+        if not self.code and self._end is not None and time.monotonic() >= self._end:
+            return OUT_OF_TIME
+        return self.code
+
+    def end_step(self, args: Any, state: Any, control: Any, *, code: int) -> None:
+        """Ask the Trainer to save and leave, if the processes agreed so.
+
+        Args:
+            args: The Trainer's arguments.
+            state: Its state.
+            control: Changed in place.
+            code: What they agreed on.
+        """
+        is_last = state.global_step >= state.max_steps
+        if not code or (is_last and code == OUT_OF_TIME):  # all is done: let it be measured
+            return
+        self._agreed = code
+        # What is due at an epoch's end comes before the checkpoint, or a resumed run, which begins
+        # with the next epoch, would leave it out.
+        by_epoch = IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy)
+        self._awaits_epoch_end = float(state.epoch).is_integer() and (
+            by_epoch or args.save_strategy == "epoch"
+        )
+        control.should_training_stop = True
+        control.should_save = control.should_save or not self._awaits_epoch_end
+
+    def end_epoch(self, control: Any) -> None:
+        """Save at an epoch's end, where the stop waited for it."""
+        if self._agreed and self._awaits_epoch_end:
+            self._awaits_epoch_end = False
+            control.should_save = True
+
+    def after_save(self, state: Any) -> None:
+        """Leave, once the checkpoint is whole on all processes.
+
+        Raises:
+            Stopped: If the processes agreed to stop.
+        """
+        if not self._agreed or self._awaits_epoch_end:
+            return
+        if self._world > 1:
+            # The first that leaves makes a launcher kill the others.
+            dist.barrier(group=cpu_group())
+        raise _stopped(self._agreed, f"after step {state.global_step} of {state.max_steps}")
+
+    def after_training(self) -> None:
+        """Leave if a signal came when no step was left.
+
+        Raises:
+            Stopped: If it came, to any process.
+        """
+        (code,) = self.agree(self.code)
+        if code:
+            raise _stopped(code, "after training")
+
+
+def _stopped(code: int, where: str) -> Stopped:
+    reason = "time is up" if code == OUT_OF_TIME else signal.Signals(code - 128).name
+    return Stopped(f"stopped ({reason}) {where}; the same command goes on from there", code=code)
+
+
+class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]  # not followed by mypy
+    """Transformers' own, whose count of measurements without progress outlives a resume."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take up the count that the checkpoint holds."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self.early_stopping_patience_counter = early_stopping_count(state.stateful_callbacks)
+
+
+def early_stopping_count(saved: Any) -> int:
+    """Give the measurements without progress that a checkpoint's state tells of."""
+    values = (saved or {}).get(EarlyStopping.__name__) or {}
+    return int(values.get("attributes", {}).get("early_stopping_patience_counter", 0))
+
+
+_STATE_FILE = "trainer_state.json"
+
+
+def save_reader(reader: FusionReader, tokenizer: Any, folder: Path) -> None:
+    """Write a plain T5 folder with its tokenizer, aside and renamed; an older one is replaced."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{uuid.uuid4().hex[:8]}.partial")
+    try:
+        reader.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def last_checkpoint(output_dir: Path, *, processes: int | None = None) -> Path | None:
+    """Find the last whole checkpoint; one that was being written when a run died is passed over.
+
+    Args:
+        output_dir: The run.
+        processes: How many must find their random state in it; None asks for any.
+    """
+    folders = [
+        folder
+        for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if folder.name.rpartition("-")[2].isdigit() and _fault(folder, processes) is None
+    ]
+    return max(folders, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def _fault(checkpoint: Path, processes: int | None = None) -> str | None:
+    """Say why a checkpoint cannot be gone on from; None if it is whole.
+
+    The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
+    and of an epoch), so that a killed run leaves the state whole and another file cut; and each
+    process writes its random state when it comes to it.
+    """
+    names = {path.name for path in checkpoint.glob("*") if path.is_file()}
+    random: tuple[str, ...]
+    if processes is None:
+        random = ("rng_state*.pth",)
+    elif processes == 1:
+        random = ("rng_state.pth",)
+    else:
+        random = tuple(f"rng_state_{rank}.pth" for rank in range(processes))
+    for pattern in (_STATE_FILE, "*.safetensors", "optimizer.pt", "scheduler.pt", *random):
+        if not fnmatch.filter(names, pattern):
+            return f"{pattern} is missing"
+    cut = [name for name in sorted(names) if not _reads_to_its_end(checkpoint / name)]
+    return f"{cut[0]} is cut short" if cut else None
+
+
+def _reads_to_its_end(path: Path) -> bool:
+    try:
+        if path.suffix == ".json":
+            json.loads(path.read_text(encoding="utf-8"))
+        elif path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                pass
+        elif path.suffix in (".bin", ".pt", ".pth"):
+            return zipfile.is_zipfile(path)  # torch's format, whose directory stands at the end
+    except (OSError, ValueError, SafetensorError):
+        return False
+    return True
+
+
+def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
+    """Find what `resume_from_checkpoint` names: a folder, "true" for the last whole one, or none.
+
+    A folder of another run is where this one began: its own checkpoints then come first.
+
+    Raises:
+        ArtifactError: If there is no such checkpoint, or if none is asked for and the output folder
+            holds another run's.
+    """
+    output_dir = Path(str(arguments.output_dir))
+    last = last_checkpoint(output_dir, processes=arguments.world_size)
+    asked = str(arguments.resume_from_checkpoint or "")
+    if asked.lower() in ("", "false"):
+        if last is not None:
+            raise ArtifactError(
+                f"{output_dir} holds checkpoints ({last.name}): go on from there with "
+                "--resume_from_checkpoint true, or choose another output_dir"
+            )
+        return None
+    if asked.lower() == "true":
+        if last is None:
+            raise ArtifactError(
+                f"{output_dir} holds no whole checkpoint to resume from{_faults(output_dir)}: "
+                "leave --resume_from_checkpoint out"
+            )
+        return _with_best(last, arguments)
+    folder = Path(asked)
+    if last is not None and folder.resolve().parent != output_dir.resolve():
+        logger.info("going on from %s, which this run made after %s", last, folder)
+        return _with_best(last, arguments)
+    fault = _fault(folder, arguments.world_size)
+    if fault:
+        raise ArtifactError(
+            f"{folder} is no whole checkpoint ({fault}): give a checkpoint-STEP folder, or true "
+            "for the last one"
+        )
+    return _with_best(folder, arguments)
+
+
+def _faults(output_dir: Path) -> str:
+    """Say what is wrong with the checkpoints that there are, in brackets."""
+    folders = sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
+    return "".join(f" ({folder.name}: {_fault(folder)})" for folder in folders[:1])
+
+
+def _with_best(checkpoint: Path, arguments: ReaderTrainingArguments) -> Path:
+    """Refuse a checkpoint whose run could not end with its best weights."""
+    told = read_state(checkpoint).best_model_checkpoint
+    if arguments.load_best_model_at_end and told and best_checkpoint(checkpoint) is None:
+        raise ArtifactError(
+            f"{checkpoint} tells of a better one, {told}, that is gone or "
+            "damaged: bring it back, or choose another output_dir"
+        )
+    return checkpoint
+
+
+def read_state(checkpoint: Path) -> Any:
+    """Read the Trainer's state in a checkpoint.
+
+    Raises:
+        ArtifactError: If it cannot be read.
+    """
+    try:
+        return TrainerState.load_from_json(str(checkpoint / _STATE_FILE))
+    except (OSError, ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{checkpoint / _STATE_FILE} is damaged ({error}): delete {checkpoint}"
+        ) from None
+
+
+def best_checkpoint(checkpoint: Path) -> Path | None:
+    """Find the checkpoint with the best weights up to this one; None if there is none.
+
+    The folder of a run may have been moved since: beside this one is looked first.
+    """
+    state = read_state(checkpoint)
+    if not state.best_model_checkpoint:
+        return None
+    told = Path(state.best_model_checkpoint)
+    places = (checkpoint.with_name(told.name), told)
+    return next((place for place in places if _fault(place) is None), None)
+
+
+def is_finished(checkpoint: Path, arguments: ReaderTrainingArguments) -> bool:
+    """Say whether no step is left to do after a checkpoint: the Trainer would do one more."""
+    state = read_state(checkpoint)
+    patience = arguments.early_stopping_patience
+    waited = early_stopping_count(state.stateful_callbacks)
+    return state.global_step >= state.max_steps or (patience is not None and waited >= patience)
+
+
+def load_weights(reader: FusionReader, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into a reader."""
+    weights: dict[str, Any] = {}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        weights.update(load_file(path))
+    reader.load_state_dict(weights)
