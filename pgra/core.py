@@ -1,7 +1,7 @@
 """What everything else is made of: examples, candidates, predictions, workers, processes.
 
-Imports nothing of ours but errors, and no torch until a process group is joined. Axes: B queries,
-K candidates a query, N evidence read, P corpus passages.
+Imports nothing of ours, and no torch until a process group is joined. Axes: B queries, K candidates
+a query, N evidence read, P corpus passages.
 """
 
 import atexit

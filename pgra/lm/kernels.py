@@ -1,10 +1,11 @@
 """Fast ways through an LM or T5 that give what the stock way gives.
 
 Cascade attention behind a shared prefix, attention in blocks, weights laid out for oneDNN, the last
-layer at last tokens only, and a T5's cross-attention. Attentions go by name through transformers'
-interface.
+layer at last tokens only, and a T5's cross-attention.
 
-Nothing in a model is replaced: its layers ask the attention interface for the name they were told.
+For the attentions of causal LMs nothing in a model is replaced: its layers ask transformers'
+attention interface for the name they were told. Packed weights and a T5's cross-attention set the
+`forward` of the layers concerned.
 """
 
 import inspect

@@ -1,8 +1,7 @@
 """A person in the simulated user's place: asks, sees what was understood, corrects, asks again.
 
-Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`,
-`pgra.memory.stream`; Madaan et al. 2022, figure 1). The terminal and the web page show the same
-conversation.
+Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
+figure 1). The terminal and the web page show the same conversation.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The prompter P(p, C): few-shot prompt, question, clarification, with KATE's nearest examples.
+"""The prompter P(p, C): few-shot prompt, question, clarification.
 
 What users typed is data: questions, clarifications, right answers. Each stands on one line and has
 neither the prompt's separator, nor the word that ends an answer, nor the mark of a clarification.
