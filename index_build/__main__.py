@@ -20,7 +20,7 @@ from pgra.config import (
     choose,
     parse_arguments,
 )
-from pgra.core import join_processes
+from pgra.core import join_context
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.retrieval.ray_engine import check_engine
 
     check_first_stage(args.retriever)  # before a corpus is fetched
-    processes = join_processes(runtime.device)
-    check_engine(build.engine, retriever=args.retriever, num_processes=processes.worker.world)
+    context = join_context(runtime.device)
+    check_engine(build.engine, retriever=args.retriever, num_processes=context.worker.world)
     quiet_libraries()
-    worker = processes.worker
+    worker = context.worker
     artifacts = Path(runtime.artifacts_dir)
     corpus = open_corpus(corpus_args, artifacts)
     request = IndexRequest(
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         artifacts=artifacts,
         output_dir=None if build.output_dir is None else Path(build.output_dir),
         device=runtime.device,
-        processes=processes,
+        context=context,
         progress=worker.is_main,
         queries=None if build.recall_queries is None else read_queries(build.recall_queries),
         engine=build.engine,

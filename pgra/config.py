@@ -11,7 +11,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -33,7 +33,7 @@ def config_root() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
 
 
-def choose(kind: str, name: str, known: Sequence[str]) -> None:
+def choose(kind: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that is not in a table.
 
     Raises:
@@ -70,9 +70,132 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What an argument says of itself besides its default and its help.
+
+    Attributes:
+        choices: The names it may have; with `is_open` also `module:Class` of the user's own.
+        least: The smallest number.
+        above: A number that it must exceed.
+        below: A number that it must stay under.
+        needs: Other arguments without which it means nothing: by name the value that is needed, a
+            tuple of such values, or True for any value but None and False.
+        decides: Whether what comes out depends on it; not of where, how fast and how loud.
+        is_open: Whether a class of the user's own may be named.
+    """
+
+    choices: Collection[str] | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    needs: Mapping[str, object] = field(default_factory=dict)
+    decides: bool = True
+    is_open: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value; None passes.
+
+        Raises:
+            ConfigError: If it is not one of the names, or out of range.
+        """
+        if value is None:
+            return
+        if self.choices is not None and not (self.is_open and ":" in str(value)):
+            choose(name, value, self.choices)
+        if self.least is not None and not value >= self.least:
+            raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
+        low, high = self.above, self.below
+        if (low is not None and not value > low) or (high is not None and not value < high):
+            raise ConfigError(f"{name} is {value}: it must be {self._range()}")
+
+    def _range(self) -> str:
+        low = f"at least {self.least:g}" if self.least is not None else f"above {self.above}"
+        if self.below is None:
+            return low
+        if self.least is None and self.above is None:
+            return f"below {self.below:g}"
+        return f"{low} and below {self.below:g}"
+
+
+class _Help(str):
+    """A help text with the argument's rule: argparse refuses all metadata that it does not know."""
+
+    rule: Rule
+
+
+def arg(
+    default: Any,
+    help: str,
+    **rule: Any,
+) -> Any:
+    """Declare an argument: a field of an `Arguments` class.
+
+    Args:
+        default: Its value when nobody gives one; a list is copied.
+        help: What it does, as `--help` shows it.
+        rule: What else it says of itself: see `Rule`.
+    """
+    text = _Help(help)
+    text.rule = Rule(**rule)
+    metadata = {"help": text}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def rules(cls: type) -> dict[str, Rule]:
+    """Return what each argument of a class says of itself, by name."""
+    return {
+        f.name: getattr(f.metadata.get("help"), "rule", Rule()) for f in dataclasses.fields(cls)
+    }
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """A group of arguments, each checked by what it says of itself."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, what lacks what it needs, and contradictions."""
+        for name, rule in rules(type(self)).items():
+            rule.check(name, getattr(self, name))
+            self._check_needs(name, rule)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse contradictions between values; for subclasses.
+
+        Raises:
+            ConfigError: If there is one.
+        """
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the values that decide what comes out, by name."""
+        values = dataclasses.asdict(self)
+        return {name: values[name] for name, rule in rules(type(self)).items() if rule.decides}
+
+    def _check_needs(self, name: str, rule: Rule) -> None:
+        field_ = next(f for f in dataclasses.fields(self) if f.name == name)
+        value = getattr(self, name)
+        if not rule.needs or value is None or value == field_.default:
+            return
+        for other, wanted in rule.needs.items():
+            given = getattr(self, other)
+            if wanted is True:
+                is_there = given is not None and given is not False
+            else:
+                is_there = given in (wanted if isinstance(wanted, tuple) else (wanted,))
+            if not is_there:
+                first = wanted[0] if isinstance(wanted, tuple) else wanted
+                way = f"--{other}" if wanted is True else f"--{other} {first}"
+                raise ConfigError(
+                    f"{name} is {value}, and {other} is {given}: add {way}, or leave {name} out"
+                )
+
+
 def argument(default: Any, text: str) -> Any:
     """Give a field of an argument dataclass with its help."""
-    return field(default=default, metadata={"help": text})
+    return arg(default, text)
 
 
 # Arguments of the first stage; `pgra.config` gives them with the others.

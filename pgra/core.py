@@ -1,4 +1,4 @@
-"""What everything else is made of: examples, candidates, predictions, workers, processes.
+"""What everything else is made of: examples, candidates, predictions, a job's context.
 
 Imports nothing of ours, and no torch until a process group is joined. Axes: B queries, K candidates
 a query, N evidence read, P corpus passages.
@@ -158,9 +158,6 @@ class Worker:
         return list(units[self.rank :: self.world])
 
 
-# The processes of `accelerate launch`, seen from one of them, and the machine they are on.
-
-
 LONGEST_WAIT = timedelta(days=7)
 """How long processes wait for each other: one may encode or read long after the others are done."""
 
@@ -170,22 +167,42 @@ def no_wait() -> None:
 
 
 @dataclass(frozen=True)
-class Processes:
-    """This process among those of a job.
+class Context:
+    """Where a job runs, with whom, and how loudly. It decides nothing of what comes out.
 
     Attributes:
-        worker: Its share of the units of work.
+        worker: This process's share of the units of work.
         barrier: Waits until all processes are there.
+        artifacts: Root of everything that is computed once and shared by runs.
+        device: As asked for: "auto", "cpu", "cuda:1", ...
+        progress: Whether to show progress bars.
     """
 
     worker: Worker = Worker()
     barrier: Callable[[], None] = no_wait
+    artifacts: Path = Path("artifacts")
+    device: str = "auto"
+    progress: bool = True
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes manifests and speaks."""
+        return self.worker.is_main
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether this process shows progress bars."""
+        return self.progress and self.worker.is_main
 
 
-def join_processes(device: str) -> Processes:
+ALONE = Context()
+"""A job in one process, with the default folder and device."""
+
+
+def join_context(device: str, artifacts: Path = ALONE.artifacts) -> Context:
     """Join the other processes of `accelerate launch`; alone, wait for nobody."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Processes()
+        return Context(artifacts=artifacts, device=device)
     import torch
     from accelerate import PartialState
 
@@ -193,7 +210,8 @@ def join_processes(device: str) -> Processes:
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     state = PartialState(cpu=on_cpu, timeout=LONGEST_WAIT)
     atexit.register(state.destroy_process_group)
-    return Processes(Worker(state.process_index, state.num_processes), state.wait_for_everyone)
+    worker = Worker(state.process_index, state.num_processes)
+    return Context(worker, state.wait_for_everyone, artifacts, device)
 
 
 def cpu_group() -> "ProcessGroup":

@@ -161,7 +161,7 @@ class Plan:
         """Say whether each query has a prefix of its own."""
         return self.texts.basis in (PAIRS, MOST_PAIRS)
 
-    def seconds(self, processes: int = 1) -> float | None:
+    def seconds(self, context: int = 1) -> float | None:
         """Predict how long the LM will read, on so many devices like this one.
 
         Returns:
@@ -171,7 +171,7 @@ class Plan:
             return 0.0
         if self.speed is None:
             return None
-        share = -(-self.shards // processes) / self.shards  # of the process with the most shards
+        share = -(-self.shards // context) / self.shards  # of the process with the most shards
         return self.speed.load_seconds + share * self.reading.tokens / self.speed.tokens_per_second
 
 

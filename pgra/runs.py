@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from pgra.artifacts import check_fingerprint, digest, write_json, write_text
 from pgra.config import READER_SYSTEMS, SYSTEMS, PgraArguments
-from pgra.core import Example, Json, Prediction, Processes
+from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.memory.labels import Correction, LabelMemory, mix_labels
@@ -114,20 +114,20 @@ class Outcome:
 def train_run(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Find evidence, train a reader on it, and measure it on the test set.
 
     Args:
         args: Everything before the reader's training.
         training: The Trainer's arguments; `output_dir` is the run.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If the folder holds another run.
         PgraError: As each stage says.
     """
-    return run_reader(prepare_runs(args, [training], processes), training)
+    return run_reader(prepare_runs(args, [training], context), training)
 
 
 def run_reader(
@@ -144,7 +144,7 @@ def run_reader(
         ArtifactError: If the folder holds another run.
         PgraError: As training says.
     """
-    args, processes = prepared.args, prepared.processes
+    args, context = prepared.args, prepared.context
     folder = Path(str(training.output_dir))
     found = prepared.found.copy()
     identity = run_identity(args, training, found, prepared.source)
@@ -160,13 +160,13 @@ def run_reader(
     reader = reader or prepared.open_reader(folder / READER_FOLDER).to(training.device)
     trained = prepared.trained(reader, training.seed)
     with timed(found, "calibration"):
-        trained = trained.calibrated(prepared.inputs("dev"), processes)
-    if processes.worker.is_main:
+        trained = trained.calibrated(prepared.inputs("dev"), context)
+    if context.worker.is_main:
         described = describe_reader(trained, found, args, prepared.source)
         write_record(folder / READER_FOLDER, described)
     found.fingerprints["reader"] = reader_checksum(folder)
-    metrics = _measure(trained, found, prepared.inputs("test"), "test", args, folder, processes)
-    if processes.worker.is_main:
+    metrics = _measure(trained, found, prepared.inputs("test"), "test", args, folder, context)
+    if context.worker.is_main:
         write_card(folder)
     return Outcome(folder, metrics, reused=False, training=record)
 
@@ -175,7 +175,7 @@ def _trained_reader(
     prepared: Prepared, training: ReaderTrainingArguments, identity: Mapping[str, Json]
 ) -> tuple[FusionReader | None, bool]:
     """Train, unless that is done already: then there is no reader in memory."""
-    args, processes, found = prepared.args, prepared.processes, prepared.found
+    args, context, found = prepared.args, prepared.context, prepared.found
     folder = Path(str(training.output_dir))
     if read_training(folder) is not None:
         logger.info("run: %s is trained (reused)", folder)
@@ -186,17 +186,17 @@ def _trained_reader(
         set_dropout(reader, args.reader.dropout_rate)
     if args.reader.lora_rank is not None:
         reader = add_adapters(reader, args.reader, seed=training.seed)
-    if processes.worker.is_main:
+    if context.worker.is_main:
         _begin(folder, identity, args, training, found)
-    processes.barrier()
+    context.barrier()
     trained = prepared.trained(reader, training.seed)
     result = _train(trained, inputs, found, training)
     finish_trackers(training.report_to)
     if isinstance(reader, AdaptedReader):
         reader.merge()  # on every process as in the folder
-    if processes.worker.is_main:
+    if context.worker.is_main:
         write_training(folder, result, training)
-    processes.barrier()
+    context.barrier()
     return reader, False
 
 
@@ -240,7 +240,7 @@ def _train(
     training: ReaderTrainingArguments,
 ) -> TrainResult:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
-    checkpoint = last_checkpoint(Path(str(training.output_dir)), processes=training.world_size)
+    checkpoint = last_checkpoint(Path(str(training.output_dir)), num_processes=training.world_size)
     if training.resume_from_checkpoint is None and checkpoint is not None:
         training.resume_from_checkpoint = "true"
         logger.info("run: going on from %s", checkpoint)
@@ -261,7 +261,7 @@ def _train(
 
 def evaluate_run(
     run: Path,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     *,
     split: str = "test",
     changes: Mapping[str, Mapping[str, Any]] | None = None,
@@ -271,7 +271,7 @@ def evaluate_run(
 
     Args:
         run: A folder that `train_run` left.
-        processes: Who shares the work.
+        context: Who shares the work.
         split: "test" or "dev".
         changes: Arguments to change, by section, such as {"data": {"test_file": ...}}.
         output_dir: Where results go; default: the run.
@@ -293,7 +293,7 @@ def evaluate_run(
     open_stages(found, args)
     free = _free_fields(folder != run, split, changes or {})
     check_same_inputs(run, task_identity(args, found), free=free)  # before the long stages
-    find_evidence(found, args, processes, splits=(split,))
+    find_evidence(found, args, context, splits=(split,))
     check_same_inputs(run, task_identity(args, found), free=free)
     reader = FusionReader.from_name(str(run / READER_FOLDER))
     reader.to(choose_device(args.runtime.device))
@@ -306,8 +306,8 @@ def evaluate_run(
     verbalizer, decision = task_verbalizer(found.task, args.reader), label_decision(args.reader)
     trained = Trained(reader, tokenizer, verbalizer, decision, seed)
     trained = trained.with_calibration(record.calibration)
-    inputs = read_inputs(found, split, args, tokenizer, processes)
-    metrics = _measure(trained, found, inputs, split, args, folder, processes)
+    inputs = read_inputs(found, split, args, tokenizer, context)
+    metrics = _measure(trained, found, inputs, split, args, folder, context)
     return Outcome(folder, metrics, reused=False)
 
 
@@ -330,12 +330,12 @@ def _measure(
     split: str,
     args: PgraArguments,
     folder: Path,
-    processes: Processes,
+    context: Context,
 ) -> dict[str, Any]:
     """Decide a split's examples and write what came out."""
     attention = args.reader.evidence_attention and found.depth > 0
     with timed(found, "evaluation"):
-        decided = trained.decide(inputs, processes, attention=attention)
+        decided = trained.decide(inputs, context, attention=attention)
     models = [args.reader.model_name_or_path, *evidence_models(args)]
     record = RunRecord(
         task=found.task.name,
@@ -352,9 +352,9 @@ def _measure(
     examples, lines = found.examples(split), found.evidence_lines(split, decided.best)
     if decided.shares is not None:
         lines = add_attention(lines, decided.shares)
-    if processes.worker.is_main:
+    if context.worker.is_main:
         write_results(folder, record, examples, decided.predictions, lines)
-    processes.barrier()
+    context.barrier()
     return read_object(folder / METRICS_FILE)
 
 
@@ -393,7 +393,7 @@ def run_untrained(
     *,
     settings: Mapping[str, Json],
     models: Sequence[str],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Decide the test examples and write what came out, or take up what is there.
 
@@ -404,7 +404,7 @@ def run_untrained(
         decide: Decides; called in every process, and only if the run is not there.
         settings: What decides predictions besides the examples.
         models: Names of all models used.
-        processes: Who shares the work; the main one writes.
+        context: Who shares the work; the main one writes.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -423,7 +423,7 @@ def run_untrained(
     check_writable(folder)
     check_same_run(folder, identity)
     is_finished = (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file()
-    processes.barrier()  # all have looked before the main process writes
+    context.barrier()  # all have looked before the main process writes
     if is_finished:
         logger.info("run: %s is finished (reused)", folder)
         return _outcome(folder, reused=True)
@@ -440,7 +440,7 @@ def run_untrained(
         notes=[*run_notes(args, found, models), *decided.notes],
         system=args.system,
     )
-    if processes.worker.is_main:
+    if context.worker.is_main:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / IDENTITY_FILE, identity)
         write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
@@ -448,7 +448,7 @@ def run_untrained(
             write_json(folder / TRAINING_FILE, decided.dev)
         examples = found.examples("test")
         write_results(folder, record, examples, decided.predictions, [[] for _ in examples])
-    processes.barrier()
+    context.barrier()
     return _outcome(folder, reused=False)
 
 
@@ -501,14 +501,14 @@ assert {*OWN_SYSTEMS, *READER_SYSTEMS} == set(SYSTEMS)
 def run_system(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Run the system that the arguments name, or take up its finished run.
 
     Args:
         args: Everything but the training; `args.runtime.system` is the system.
         training: The Trainer's arguments; `output_dir` is the run, and `seed` its seed.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -516,8 +516,8 @@ def run_system(
     """
     own = OWN_SYSTEMS.get(args.runtime.system)
     if own is None:
-        return train_run(args, training, processes)
-    outcome: Outcome = import_module(own.module).run(args, training, processes)
+        return train_run(args, training, context)
+    outcome: Outcome = import_module(own.module).run(args, training, context)
     return outcome
 
 
@@ -626,7 +626,7 @@ def train_seeds(
     args: PgraArguments,
     training: ReaderTrainingArguments,
     seeds: Sequence[int],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Summary:
     """Train and measure once with each seed; what is finished is taken up.
 
@@ -634,7 +634,7 @@ def train_seeds(
         args: Everything before the reader's training; it is done once.
         training: The Trainer's arguments; `output_dir` may hold `{seed}`.
         seeds: Different ones.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If a folder holds another run.
@@ -645,9 +645,9 @@ def train_seeds(
     check_series(training, root)
     runs = {s: variant(training, seed_folder(pattern, s), seed=s) for s in seeds}
     if args.runtime.system in OWN_SYSTEMS:
-        outcomes = _run_each(runs, lambda mine: run_system(args, mine, processes))
-        return sum_up(outcomes, root, seeds_meaning(args), processes)
-    prepared = prepare_runs(args, list(runs.values()), processes)
+        outcomes = _run_each(runs, lambda mine: run_system(args, mine, context))
+        return sum_up(outcomes, root, seeds_meaning(args), context)
+    prepared = prepare_runs(args, list(runs.values()), context)
     return run_seeds(prepared, runs, root)
 
 
@@ -667,7 +667,7 @@ def run_seeds(
     """
     known = done or {}
     outcomes = _run_each(runs, lambda mine: known.get(mine.seed) or run_reader(prepared, mine))
-    return sum_up(outcomes, root, seeds_meaning(prepared.args), prepared.processes)
+    return sum_up(outcomes, root, seeds_meaning(prepared.args), prepared.context)
 
 
 def _run_each(
@@ -685,7 +685,7 @@ def sum_up(
     outcomes: Mapping[int, Outcome],
     root: Path,
     meaning: str,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Summary:
     """Write what runs by seed have in common.
 
@@ -693,13 +693,13 @@ def sum_up(
         outcomes: By seed, in the order asked for.
         root: Where `summary.json` goes.
         meaning: What the seeds are of.
-        processes: The main one writes.
+        context: The main one writes.
     """
     values = _summarise(outcomes, meaning)
-    if processes.worker.is_main:
+    if context.worker.is_main:
         root.mkdir(parents=True, exist_ok=True)
         write_json(root / SUMMARY_FILE, values)
-    processes.barrier()
+    context.barrier()
     return Summary(root, outcomes, values)
 
 

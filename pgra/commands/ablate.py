@@ -12,7 +12,7 @@ from pgra.config import Defaults, PgraArguments, SeriesArguments, parse_argument
 from pgra.errors import ConfigError, PgraError
 
 if TYPE_CHECKING:
-    from pgra.core import Processes
+    from pgra.core import Context
     from pgra.experiments.grid import AnyRun, Cost, Failure, Grid, GridRun, IclGridRun, Point
     from pgra.methods.kate_inputs import IclRun
     from pgra.reader.arguments import ReaderTrainingArguments
@@ -201,7 +201,7 @@ def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
     """Run a grid of train.py."""
     from pgra.experiments.grid import make_runs
 
-    processes = _join(rest)
+    context = _join(rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     words = [*rest, "--use_cpu"] if _is_on_cpu(rest) else rest
     runs = make_runs(
@@ -213,7 +213,7 @@ def _make(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
             told = describe_costs(grid, runs)
         say(told)
         return 0
-    return _make_all(grid, runs, root, processes, drop_readers=how.drop_readers)
+    return _make_all(grid, runs, root, context, drop_readers=how.drop_readers)
 
 
 def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> int:
@@ -224,7 +224,7 @@ def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> 
         raise ConfigError(
             f"drop_readers deletes readers, and the grid '{grid.name}' trains none: leave it out"
         )
-    processes = _join(rest)
+    context = _join(rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     runs = make_icl_runs(
         grid, seeds, root, lambda task, point: resolve_icl_point(grid, task, point, rest, root)
@@ -235,35 +235,35 @@ def _make_icl(grid: "Grid", how: GridArguments, rest: list[str], root: Path) -> 
             told = describe_prompts(grid, runs)
         say(told)
         return 0
-    return _make_all(grid, runs, root, processes)
+    return _make_all(grid, runs, root, context)
 
 
 def _is_on_cpu(rest: Sequence[str]) -> bool:
     return "--device=cpu" in rest or ("--device", "cpu") in pairwise(rest)
 
 
-def _join(rest: Sequence[str]) -> "Processes":
-    from pgra.core import join_processes
+def _join(rest: Sequence[str]) -> "Context":
+    from pgra.core import join_context
 
-    return join_processes("cpu" if _is_on_cpu(rest) else "auto")
+    return join_context("cpu" if _is_on_cpu(rest) else "auto")
 
 
 def _make_all(
     grid: "Grid",
     runs: Sequence["AnyRun"],
     root: Path,
-    processes: "Processes",
+    context: "Context",
     *,
     drop_readers: bool = False,
 ) -> int:
     """Make a grid's runs, and show what came of them."""
     from pgra.experiments.grid import run_grid, write_grid
 
-    if processes.worker.is_main:
+    if context.worker.is_main:
         write_grid(grid, runs, root)
-    processes.barrier()
-    failures = run_grid(runs, processes, drop_readers=drop_readers)
-    if processes.worker.is_main:
+    context.barrier()
+    failures = run_grid(runs, context, drop_readers=drop_readers)
+    if context.worker.is_main:
         show_results(grid, runs, failures, root)
     return 1 if failures else 0
 

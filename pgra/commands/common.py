@@ -12,7 +12,7 @@ from pgra.config import SYSTEMS, PgraArguments, SeriesArguments, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pgra.core import Processes
+    from pgra.core import Context
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.runs import Outcome, Summary
 
@@ -22,7 +22,7 @@ SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(Pgr
 
 def parse_run(
     argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
-) -> "tuple[PgraArguments, ReaderTrainingArguments, Processes]":
+) -> "tuple[PgraArguments, ReaderTrainingArguments, Context]":
     """Read the arguments of a run and join the other processes.
 
     Args:
@@ -34,15 +34,13 @@ def parse_run(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    args, _, training, processes = _parse(
-        argv, [], prog=prog, description=description, epilog=epilog
-    )
-    return args, training, processes
+    args, _, training, context = _parse(argv, [], prog=prog, description=description, epilog=epilog)
+    return args, training, context
 
 
 def parse_series(
     argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
-) -> "tuple[PgraArguments, SeriesArguments, ReaderTrainingArguments, Processes]":
+) -> "tuple[PgraArguments, SeriesArguments, ReaderTrainingArguments, Context]":
     """Read the arguments of one or several runs and join the other processes.
 
     Args:
@@ -54,10 +52,10 @@ def parse_series(
     Raises:
         ConfigError: As `parse_arguments`.
     """
-    args, (series,), training, processes = _parse(
+    args, (series,), training, context = _parse(
         argv, [SeriesArguments], prog=prog, description=description, epilog=epilog
     )
-    return args, series, training, processes
+    return args, series, training, context
 
 
 def _parse(
@@ -67,15 +65,15 @@ def _parse(
     prog: str,
     description: str,
     epilog: str,
-) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Processes]":
+) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Context]":
     quiet_imports()  # before the Trainer's arguments, which bring the models
-    from pgra.core import join_processes
+    from pgra.core import join_context
     from pgra.reader.arguments import ReaderTrainingArguments
 
     words = list(sys.argv[1:] if argv is None else argv)
     on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
     # Before the Trainer's arguments, which would join with a time limit of half an hour.
-    processes = join_processes("cpu" if on_cpu else "auto")
+    context = join_context("cpu" if on_cpu else "auto")
     *parsed, training = parse_arguments(
         [*SECTIONS.values(), *more, ReaderTrainingArguments],
         [*words, "--use_cpu"] if on_cpu else words,
@@ -85,7 +83,7 @@ def _parse(
     )
     sections = dict(zip(SECTIONS, parsed, strict=False))  # what is over is of `more`
     _refuse_contradictions(words, sections)
-    return PgraArguments(**sections), parsed[len(SECTIONS) :], training, processes
+    return PgraArguments(**sections), parsed[len(SECTIONS) :], training, context
 
 
 def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:

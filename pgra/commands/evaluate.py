@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     quiet_libraries()
-    from pgra.core import join_processes
+    from pgra.core import join_context
     from pgra.runs import evaluate_run
 
     wanted = {
@@ -73,14 +73,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         section: {name: value for name, value in values.items() if value is not None}
         for section, values in wanted.items()
     }
-    processes = join_processes(args.device or "auto")
+    context = join_context(args.device or "auto")
     outcome = evaluate_run(
         Path(args.run),
-        processes,
+        context,
         split=args.split,
         changes=changes,
         output_dir=None if args.output_dir is None else Path(args.output_dir),
     )
-    if processes.worker.is_main:
+    if context.worker.is_main:
         say(show_metrics(outcome))
     return 0

@@ -49,7 +49,7 @@ class EvidenceArguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find, label, measure and show."""
-    from pgra.core import join_processes
+    from pgra.core import join_context
 
     names = [name for name in SECTIONS if name != "reader"]
     asked, *sections = parse_arguments(
@@ -63,14 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     from pgra.experiments.consistency import compare_evidence
 
-    processes = join_processes(args.runtime.device)
+    context = join_context(args.runtime.device)
     study = compare_evidence(
         args,
         Path(asked.labeler),
         Path(asked.output_dir),
         depths=asked.depths,
         centre=asked.centre,
-        processes=processes,
+        context=context,
     )
     say(study.table.to_text())
     return 0

@@ -46,16 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds = SeriesArguments(seeds=icl.seeds).seed_list()
     memory.check_named()
     quiet_libraries()
-    from pgra.core import join_processes
+    from pgra.core import join_context
     from pgra.methods.kate import run_icl, run_icl_seeds
     from pgra.methods.kate_inputs import IclRun
 
-    processes = join_processes(icl.device)
+    context = join_context(icl.device)
     run = IclRun(data=data, completer=completer, selection=selection, icl=icl, memory=memory)
     if seeds:
-        shown = show_summary(run_icl_seeds(run, seeds, processes))
+        shown = show_summary(run_icl_seeds(run, seeds, context))
     else:
-        shown = show_metrics(run_icl(run, processes=processes))
-    if processes.worker.is_main:
+        shown = show_metrics(run_icl(run, context=context))
+    if context.worker.is_main:
         say(shown)
     return 0

@@ -14,7 +14,7 @@ from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pgra.core import Candidates, Processes
+    from pgra.core import Candidates, Context
     from pgra.data.corpus import Corpus
 
 EXAMPLE = """examples:
@@ -63,7 +63,7 @@ class NeighborModelArguments:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find evidence for texts, or for a task's splits."""
-    from pgra.core import join_processes
+    from pgra.core import join_context
 
     words = name_leading_texts(argv)
     texts, show, model, *sections = parse_arguments(
@@ -84,12 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
-    processes = join_processes(args.runtime.device)
+    context = join_context(args.runtime.device)
     if texts.text:
-        told = _show_texts(args, texts.text, show.num_shown, processes)
+        told = _show_texts(args, texts.text, show.num_shown, context)
     else:
-        told = _rerank_splits(args, processes)
-    if processes.worker.is_main:
+        told = _rerank_splits(args, context)
+    if context.worker.is_main:
         say(told)
     return 0
 
@@ -98,12 +98,12 @@ def _names_num_evidence(words: Sequence[str]) -> bool:
     return any(word.split("=")[0] in ("--num_evidence", "--num-evidence") for word in words)
 
 
-def _rerank_splits(args: "PgraArguments", processes: "Processes") -> str:
+def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
     from pgra.methods.pgra import find_evidence, read_task
     from pgra.run_folder import SPLITS
 
     found = read_task(args)
-    find_evidence(found, args, processes)
+    find_evidence(found, args, context)
     lines = []
     for split in SPLITS:
         reused = " (reused)" if found.evidence[split].reused else ""
@@ -115,7 +115,7 @@ def _rerank_splits(args: "PgraArguments", processes: "Processes") -> str:
 
 
 def _show_texts(
-    args: "PgraArguments", texts: Sequence[str], num_shown: int, processes: "Processes"
+    args: "PgraArguments", texts: Sequence[str], num_shown: int, context: "Context"
 ) -> str:
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
     from pgra.core import Example
@@ -128,7 +128,7 @@ def _show_texts(
         for number, text in enumerate(texts)
     ]
     search = EvidenceSearch(
-        args, prompt, processes, exemplars=found.exemplars, reference=found.reference
+        args, prompt, context, exemplars=found.exemplars, reference=found.reference
     )
     ranked = search.find(queries, depth=num_shown)
     how = _describe_lm(args) if args.rerank.reranker == "prompted" else "none"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pgra.config import PgraArguments, SeriesArguments
-    from pgra.core import Processes
+    from pgra.core import Context
     from pgra.experiments.search import SearchResult
     from pgra.publish import HubTarget
     from pgra.reader.arguments import ReaderTrainingArguments
@@ -43,7 +43,7 @@ too (--reranker none, --num_evidence 0). A stopped run goes on when the same com
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run whatever stage is missing, train, and measure on the test set."""
-    args, series, training, processes = parse_series(
+    args, series, training, context = parse_series(
         argv,
         prog="train.py",
         description="Train a reader on a task with evidence that an LM picked.",
@@ -54,12 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     pattern = _output_dir(args, training)
     folder = series_folder(pattern, series.seed_list() or [training.seed])
-    target = _take_target(args, training, series, folder=folder, processes=processes)
+    target = _take_target(args, training, series, folder=folder, context=context)
     # Several seeds without a search have a folder each, which the pattern tells.
     has_pattern = series.seeds is not None and series.search == "none"
     training.output_dir = pattern if has_pattern else str(folder)
-    run = _train(args, series, training, processes)
-    if target is not None and processes.worker.is_main:
+    run = _train(args, series, training, context)
+    if target is not None and context.worker.is_main:
         from pgra.publish import push_run
 
         say(f"pushed: {push_run(run, target)}")
@@ -70,7 +70,7 @@ def _train(
     args: "PgraArguments",
     series: "SeriesArguments",
     training: "ReaderTrainingArguments",
-    processes: "Processes",
+    context: "Context",
 ) -> "Path":
     """Train what is asked for, show what came out, and give the run that counts."""
     from pgra.experiments.search import search_runs
@@ -78,15 +78,15 @@ def _train(
 
     if series.search != "none":
         refuse_own(args, f"search '{series.search}'")
-        found = search_runs(args, training, series, processes)
+        found = search_runs(args, training, series, context)
         told, run = _show_search(found), found.outcome.folder
     elif series.seeds is not None:
-        summary = train_seeds(args, training, series.seed_list(), processes)
+        summary = train_seeds(args, training, series.seed_list(), context)
         told, run = show_summary(summary), summary.folder
     else:
-        outcome = run_system(args, training, processes)
+        outcome = run_system(args, training, context)
         told, run = show_metrics(outcome), outcome.folder
-    if processes.worker.is_main:
+    if context.worker.is_main:
         say(told)
     return run
 
@@ -97,7 +97,7 @@ def _take_target(
     series: "SeriesArguments",
     *,
     folder: "Path",
-    processes: "Processes",
+    context: "Context",
 ) -> "HubTarget | None":
     """See before any work that the reader can be pushed where it shall go."""
     from pgra.publish import open_target, take_target
@@ -111,7 +111,7 @@ def _take_target(
             "with pgra push --run DIR"
         )
     target = take_target(training, folder.absolute().name)
-    if target is None or not processes.worker.is_main:
+    if target is None or not context.worker.is_main:
         return target
     return open_target(target)
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from pgra.config import LEAK_JACCARD
-from pgra.core import MISSING_ROW, Example, Json, Processes
+from pgra.core import ALONE, MISSING_ROW, Context, Example, Json
 from pgra.errors import ConfigError
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.prompts.fewshot import FewShotPrompt, write_prompt
@@ -86,12 +86,12 @@ class NearestExemplars:
     def look_up(
         self,
         queries: Sequence[Example],
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> None:
         """Find the exemplars of queries that are not known yet; one search for all of them."""
         new = {query.text: query for query in queries}
         new = {text: query for text, query in new.items() if text not in self._found}
-        self.neighbors.vectors(processes)  # every process comes by here, with new queries or not
+        self.neighbors.vectors(context)  # every process comes by here, with new queries or not
         if not new:
             return
         rows = self.neighbors.nearest_others(list(new.values()), self.count)

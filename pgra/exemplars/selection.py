@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows, Scores
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.errors import ConfigError
 from pgra.exemplars.choice import NEIGHBOR_SELECTORS, Choice
 from pgra.lm.prefix import PromptedEncoder
@@ -208,7 +208,7 @@ class VectorLikeness:
         self,
         neighbors: Neighbors,
         metric: str,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> None:
         """Remember what is compared; nothing is encoded yet.
 
@@ -216,9 +216,9 @@ class VectorLikeness:
             neighbors: The pool, and what gives vectors; as the model gives them, not of unit
                 length, or all metrics are one.
             metric: One of `pgra.exemplars.choice.METRICS`.
-            processes: Who waits while the main one encodes the pool.
+            context: Who waits while the main one encodes the pool.
         """
-        self._neighbors, self._metric, self._processes = neighbors, metric, processes
+        self._neighbors, self._metric, self._context = neighbors, metric, context
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -228,13 +228,13 @@ class VectorLikeness:
     @cached_property
     def _pool(self) -> Vectors:
         """Give the pool's vectors so that the metric is simple on them, (n, D)."""
-        return self._shape(self._neighbors.vectors(self._processes))
+        return self._shape(self._neighbors.vectors(self._context))
 
     @cached_property
     def _middle(self) -> Vectors:
         # Distances do not change when all points move; near 0 float32 tells them apart best. The
         # states of a plain BERT share one huge component.
-        mean = self._neighbors.vectors(self._processes).mean(axis=0, dtype=np.float64)
+        mean = self._neighbors.vectors(self._context).mean(axis=0, dtype=np.float64)
         return np.asarray(mean, np.float32)
 
     def _shape(self, vectors: Vectors) -> Vectors:
@@ -440,7 +440,7 @@ class ExemplarPool:
         queries: Sequence[Example],
         choice: Choice,
         likeness: Likeness | None = None,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> Chosen:
         """Choose each query's exemplars.
 
@@ -448,7 +448,7 @@ class ExemplarPool:
             queries: B queries.
             choice: How.
             likeness: What compares; only neighbors need one.
-            processes: Who waits while the main one searches.
+            context: Who waits while the main one searches.
 
         Raises:
             ConfigError: If the pool is too small, or has no labels to balance.
@@ -460,7 +460,7 @@ class ExemplarPool:
             dropped = np.zeros(len(queries), np.int64)
             return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
         self.check(choice.count)
-        chosen = self._choose(queries, choice, likeness, processes)
+        chosen = self._choose(queries, choice, likeness, context)
         return replace(chosen, num_copies=self.guard.num_copies)
 
     def _choose(
@@ -468,12 +468,12 @@ class ExemplarPool:
         queries: Sequence[Example],
         choice: Choice,
         likeness: Likeness | None,
-        processes: Processes,
+        context: Context,
     ) -> Chosen:
         if choice.method in NEIGHBOR_SELECTORS:
             if likeness is None:
                 raise ValueError(f"exemplars '{choice.method}' need a likeness")
-            return self._nearest(queries, choice, likeness, processes)
+            return self._nearest(queries, choice, likeness, context)
         drawing = Drawing(self.guard, [example.label for example in self.examples])
         texts = [query.text for query in queries]
         if choice.method == "fixed":
@@ -489,7 +489,7 @@ class ExemplarPool:
         return Chosen(taken.rows, np.full(taken.rows.shape, np.nan, np.float32), taken.num_dropped)
 
     def _nearest(
-        self, queries: Sequence[Example], choice: Choice, likeness: Likeness, processes: Processes
+        self, queries: Sequence[Example], choice: Choice, likeness: Likeness, context: Context
     ) -> Chosen:
         rows, texts = self.guard.distinct, [query.text for query in queries]
         is_diverse = choice.method == "knn-mmr"
@@ -511,7 +511,7 @@ class ExemplarPool:
                 fields,
                 lambda: find(queries, rows, depth),
                 stage="neighbors",
-                processes=processes,
+                context=context,
             )
             logger.info(
                 "neighbors: the %s %d of %d examples for each of %d queries%s",

@@ -21,7 +21,7 @@ import numpy as np
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
 from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
-from pgra.core import Json, Processes
+from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 from pgra.methods.pgra import find_evidence, read_task
@@ -604,7 +604,7 @@ def compare_evidence(
     *,
     depths: Sequence[int] = (),
     centre: bool = True,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> EvidenceStudy:
     """Measure on the test split how consistent the evidence of each way is.
 
@@ -615,7 +615,7 @@ def compare_evidence(
         depths: How many of a query's best are looked at; none means d alone.
         centre: Whether the labeler is centred at its medians over the corpus; else labels are the
             paper's.
-        processes: Who shares the LM's work.
+        context: Who shares the LM's work.
 
     Raises:
         ConfigError: If a depth exceeds d, or the labeler has other labels than the task.
@@ -626,7 +626,7 @@ def compare_evidence(
     for depth in depths:
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
-    found, lines = _find_all(args, processes)
+    found, lines = _find_all(args, context)
     labels = list(found.task.labels)
     if sorted(reader.record.words) != sorted(labels):
         raise ConfigError(
@@ -666,12 +666,12 @@ def _without_answers(run: Consistency) -> dict[str, Any]:
     return {key: value for key, value in run.as_json().items() if key != "by_count"}
 
 
-def _find_all(args: PgraArguments, processes: Processes) -> tuple[Found, dict[str, Lines]]:
+def _find_all(args: PgraArguments, context: Context) -> tuple[Found, dict[str, Lines]]:
     lines: dict[str, Lines] = {}
     ways, task = ways_of(args), read_task(args)
     for way, own in ways.items():
         found = replace(task.copy(), candidates={}, evidence={})
-        find_evidence(found, own, processes, splits=("test",))
+        find_evidence(found, own, context, splits=("test",))
         told = zip(found.examples("test"), found.evidence_texts("test"), strict=True)
         lines[way] = [
             {

@@ -37,7 +37,7 @@ from pgra.config import (
     config_root,
     read_yaml,
 )
-from pgra.core import Json, Processes
+from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
 from pgra.lm.completion import Completer
 from pgra.lm.open import CompleterArguments
@@ -453,7 +453,7 @@ class AnyRun(Protocol):
         """Give an argument's value by its name, as JSON."""
         ...
 
-    def make(self, processes: Processes) -> Outcome:
+    def make(self, context: Context) -> Outcome:
         """Make it, or take it up."""
         ...
 
@@ -563,9 +563,9 @@ class GridRun:
             return self.training.to_dict().get(name)
         return asdict(getattr(self.args, section))[name]
 
-    def make(self, processes: Processes) -> Outcome:
+    def make(self, context: Context) -> Outcome:
         """Make it; see `run_point`."""
-        return run_point(self, processes)
+        return run_point(self, context)
 
     def drop_reader(self) -> None:
         """Delete its weights; see `drop_reader`."""
@@ -623,7 +623,7 @@ def width(args: PgraArguments) -> float:
 
 def run_grid(
     runs: Sequence[AnyRun],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     *,
     drop_readers: bool = False,
 ) -> list[Failure]:
@@ -634,7 +634,7 @@ def run_grid(
 
     Args:
         runs: In any order.
-        processes: Who shares the work.
+        context: Who shares the work.
         drop_readers: Whether to delete readers and checkpoints of measured runs: a grid may have a
             hundred.
 
@@ -648,28 +648,28 @@ def run_grid(
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
-            run.make(processes)
+            run.make(context)
         except PgraError as error:
-            if processes.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
+            if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
             failures.append(Failure(run, " ".join(str(error).split())))
             continue
-        if drop_readers and processes.worker.is_main:
+        if drop_readers and context.worker.is_main:
             run.drop_reader()
-        processes.barrier()
+        context.barrier()
     return failures
 
 
-def run_point(run: GridRun, processes: Processes = Processes()) -> Outcome:  # noqa: B008 (frozen)
+def run_point(run: GridRun, context: Context = ALONE) -> Outcome:
     """Make one run, or take it up, also where its reader was dropped.
 
     Raises:
         PgraError: As the system says.
     """
     if not run.is_dropped:
-        return run_system(run.args, run.training, processes)
-    prepared = prepare_runs(run.args, [run.training], processes)
+        return run_system(run.args, run.training, context)
+    prepared = prepare_runs(run.args, [run.training], context)
     identity = run_identity(run.args, run.training, prepared.found, prepared.source)
     check_run(run.folder, identity, run.training)
     logger.info("run: %s is finished, without its reader (reused)", run.folder)
@@ -752,7 +752,7 @@ class SharedLm:
     _asked: Mapping[str, Json] | None = None
     _completer: Completer | None = None
 
-    def open(self, run: IclRun, processes: Processes) -> Completer:
+    def open(self, run: IclRun, context: Context) -> Completer:
         """Open a run's LM, or give the one that is open.
 
         Raises:
@@ -765,7 +765,7 @@ class SharedLm:
         }
         if self._completer is None or self._asked != asked:
             self._completer = None  # so that two LMs are never in memory together
-            self._completer, self._asked = open_lm(run, processes), asked
+            self._completer, self._asked = open_lm(run, context), asked
         return self._completer
 
 
@@ -818,13 +818,13 @@ class IclGridRun:
             return self.point.values.get(name)
         return asdict(getattr(self.run, argument_sections("icl")[name]))[name]
 
-    def make(self, processes: Processes) -> Outcome:
+    def make(self, context: Context) -> Outcome:
         """Make it, or take it up.
 
         Raises:
             PgraError: As `run_icl`.
         """
-        return run_icl(self.run, self.lm.open, processes)
+        return run_icl(self.run, self.lm.open, context)
 
     def drop_reader(self) -> None:
         """Do nothing: there is none."""

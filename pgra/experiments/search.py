@@ -19,7 +19,7 @@ from typing import Any
 
 from pgra.artifacts import canonical_json, write_json
 from pgra.config import PgraArguments, SeriesArguments
-from pgra.core import Json, Processes
+from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError
 from pgra.methods.base import Prepared, prepare_runs
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -173,7 +173,7 @@ def search_runs(
     args: PgraArguments,
     training: ReaderTrainingArguments,
     series: SeriesArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> SearchResult:
     """Try points with the first seed, and measure the winner on the test set, with every seed.
 
@@ -181,7 +181,7 @@ def search_runs(
         args: Everything before the reader's training; it is done once.
         training: The Trainer's arguments; `output_dir` is the folder of them all.
         series: Which points and seeds.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If a point's folder holds another run.
@@ -194,7 +194,7 @@ def search_runs(
     _check_search(training, series)
     ends = _points(series) if series.search == "grid" else _corners(series)
     known = [point_arguments(point, training, root, seeds[0]) for point in ends]
-    prepared = prepare_runs(args, known, processes)
+    prepared = prepare_runs(args, known, context)
 
     def attempt(point: Point) -> Tried:
         return _attempt(prepared, point_arguments(point, training, root, seeds[0]), point)
@@ -202,14 +202,14 @@ def search_runs(
     if series.search == "grid":
         tried = [attempt(point) for point in _points(series)]
     else:
-        tried = _try_trials(series, root, seeds[0], attempt, processes)
+        tried = _try_trials(series, root, seeds[0], attempt, context)
     winner = choose_winner(tried)
     runs = {seed: point_arguments(winner.point, training, root, seed) for seed in seeds}
     outcome = run_reader(prepared, runs[seeds[0]])  # the first look at the test set
     metric = str(outcome.training.get("metric"))
-    if processes.worker.is_main:
+    if context.worker.is_main:
         write_json(root / SEARCH_FILE, _record(series, tried, winner, metric, outcome))
-    processes.barrier()
+    context.barrier()
     summary = run_seeds(prepared, runs, root, {seeds[0]: outcome}) if len(seeds) > 1 else None
     return SearchResult(root, tried, winner, metric, outcome, summary)
 
@@ -264,11 +264,11 @@ def _corners(series: SeriesArguments) -> list[Point]:
 def _attempt(prepared: Prepared, mine: ReaderTrainingArguments, point: Point) -> Tried:
     outcome = run_reader(prepared, mine, is_measured=False)
     told = outcome.training
-    if prepared.processes.worker.is_main:
+    if prepared.context.worker.is_main:
         # They serve to go on with, and a grid's would fill a disk: the reader itself stays.
         for checkpoint in outcome.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
-    prepared.processes.barrier()
+    prepared.context.barrier()
     logger.info(
         "search: %s gives dev %s %.4f", outcome.folder.name, told["metric"], float(told["value"])
     )
@@ -280,23 +280,23 @@ def _try_trials(
     root: Path,
     seed: int,
     attempt: Callable[[Point], Tried],
-    processes: Processes,
+    context: Context,
 ) -> list[Tried]:
     """Let Optuna choose points by what those before gave; one process asks it, all train."""
-    study = Study(root, series, seed) if processes.worker.is_main else None
+    study = Study(root, series, seed) if context.worker.is_main else None
     tried: list[Tried] = []
     for number in range(series.num_trials or _TRIALS):
-        point = _agree(None if study is None else study.ask(number), processes)
+        point = _agree(None if study is None else study.ask(number), context)
         tried.append(attempt(point))
         if study is not None:
             study.tell(number, tried[-1].dev_value)
     return tried
 
 
-def _agree(point: Point | None, processes: Processes) -> Point:
+def _agree(point: Point | None, context: Context) -> Point:
     """Give every process the main one's point."""
     shared = [None if point is None else (point.learning_rate, point.batch_size)]
-    if processes.worker.world > 1:
+    if context.worker.world > 1:
         from accelerate.utils import broadcast_object_list
 
         broadcast_object_list(shared)

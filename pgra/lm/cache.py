@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pgra.artifacts import digest
-from pgra.core import Json, Processes
+from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError
 from pgra.lm.completion import Advance, Completer, Completion
 
@@ -201,18 +201,18 @@ class KeptCompleter:
         self,
         inner: Completer,
         answers: AnswersCache,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> None:
         """Keep the answers of an LM.
 
         Args:
             inner: The LM.
             answers: Where they are kept.
-            processes: Who asks the same prompts in the same order, each an LM of its own; each is
+            context: Who asks the same prompts in the same order, each an LM of its own; each is
                 asked its share.
         """
         self.inner, self.window, self._answers = inner, inner.window, answers
-        self._processes = processes
+        self._context = context
         self.num_asked = self.num_found = 0
 
     @property
@@ -276,8 +276,8 @@ class KeptCompleter:
         self.num_asked += len(new)
         if advance is not None:
             advance(len(keys) - len(new))
-        self._processes.barrier()  # all have looked: they share the same prompts out
-        worker = self._processes.worker
+        self._context.barrier()  # all have looked: they share the same prompts out
+        worker = self._context.worker
         mine = worker.share(new)
         tell = _tell_of_all(advance, len(new), worker.world)
         start, size = 0, _FIRST
@@ -293,7 +293,7 @@ class KeptCompleter:
             start += size
             if time.monotonic() - began < _SECONDS / 2:
                 size = min(_MOST, 2 * size)
-        self._processes.barrier()
+        self._context.barrier()
         if len(mine) < len(new):
             known.update(self._find_others([key for prompt in new for key in keys[prompt]]))
         return [[known[key] for key in keys[prompt]] for prompt in prompts]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pgra.config import DEVICE_MAPS, DTYPES, QUANTIZATIONS, at_least, choose
 from pgra.config import argument as _arg
-from pgra.core import Processes
+from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
 from pgra.lm.completion import Completer
 from pgra.lm.remote import Prices, TokenCounter
@@ -132,7 +132,7 @@ def open_kept_completer(
     *,
     artifacts: Path,
     device: str = "auto",
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Completer:
     """Open an LM that is not asked twice what it has answered; see `open_completer`.
 
@@ -142,16 +142,16 @@ def open_kept_completer(
         args: Which, and how it is asked.
         artifacts: Where answers are kept.
         device: Where an LM runs that is here.
-        processes: Who share the prompts out, each with an LM of its own.
+        context: Who share the prompts out, each with an LM of its own.
 
     Raises:
         ConfigError: As `open_completer`; also if several processes would ask an endpoint.
         ModelError: As `open_completer`.
     """
-    if args.is_remote and processes.worker.world > 1:
+    if args.is_remote and context.worker.world > 1:
         raise ConfigError(
             f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "
-            f"{processes.worker.world}: start it alone; --max_parallel_calls says how many calls "
+            f"{context.worker.world}: start it alone; --max_parallel_calls says how many calls "
             "are under way"
         )
     from pgra.lm.cache import AnswersCache, KeptCompleter
@@ -159,7 +159,7 @@ def open_kept_completer(
     completer = open_completer(args, artifacts=artifacts, device=device)
     if args.is_remote:
         return completer
-    return KeptCompleter(completer, AnswersCache(artifacts / "answers"), processes)
+    return KeptCompleter(completer, AnswersCache(artifacts / "answers"), context)
 
 
 def _open_local(args: CompleterArguments, device: str) -> Completer:

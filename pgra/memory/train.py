@@ -143,7 +143,7 @@ def finetune(
         callbacks=[bar],
     )
     trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(folder, processes=1)
+    checkpoint = last_checkpoint(folder, num_processes=1)
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.config import PgraArguments, choose
-from pgra.core import Candidates, Json, Prediction, Processes, Scores
+from pgra.core import ALONE, Candidates, Context, Json, Prediction, Scores
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.errors import ConfigError
 from pgra.lm.bundled import BUNDLED_MODELS
@@ -89,7 +89,7 @@ class Trained:
         decision = replace(self.decision, temperature=calibration.temperature)
         return replace(self, decision=decision, calibration=calibration)
 
-    def calibrated(self, dev: TokenizedInputs, processes: Processes) -> "Trained":
+    def calibrated(self, dev: TokenizedInputs, context: Context) -> "Trained":
         """Fit the temperature on the dev examples; without probabilities leave it as it is."""
         if not self.is_scoring:
             return self
@@ -101,25 +101,23 @@ class Trained:
             decision=self.decision,
             batch_tokens=self.batch_tokens,
             progress=False,
-            worker=processes.worker,
+            worker=context.worker,
         )
         return self.with_calibration(fit_temperature(scores, self._columns(dev.labels)))
 
-    def decide(
-        self, inputs: TokenizedInputs, processes: Processes, *, attention: bool
-    ) -> "Decided":
+    def decide(self, inputs: TokenizedInputs, context: Context, *, attention: bool) -> "Decided":
         """Decide a split's examples, which have labels.
 
         Args:
             inputs: The examples.
-            processes: Who shares the work.
+            context: Who shares the work.
             attention: Whether to say what the reader looked at.
         """
         how: dict[str, Any] = {
             "decision": self.decision,
             "batch_tokens": self.batch_tokens,
-            "progress": processes.worker.is_main,
-            "worker": processes.worker,
+            "progress": context.worker.is_main,
+            "worker": context.worker,
         }
         best = None
         if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
@@ -212,14 +210,14 @@ class Prepared:
         found: The examples with their evidence.
         source: The reader that training starts from.
         tokenizer: Its tokenizer.
-        processes: Who shares the work.
+        context: Who shares the work.
     """
 
     args: PgraArguments
     found: Found
     source: ModelSource
     tokenizer: Any
-    processes: Processes
+    context: Context
 
     @property
     def verbalizer(self) -> Verbalizer:
@@ -237,20 +235,20 @@ class Prepared:
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split."""
-        return read_inputs(self.found, split, self.args, self.tokenizer, self.processes)
+        return read_inputs(self.found, split, self.args, self.tokenizer, self.context)
 
 
 def prepare_runs(
     args: PgraArguments,
     trainings: Sequence[ReaderTrainingArguments],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Prepared:
     """Run the stages before the reader, once what can be refused was refused.
 
     Args:
         args: Everything before the reader's training.
         trainings: Of all runs that will follow, as far as they are known.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If a run's folder holds another run.
@@ -261,7 +259,7 @@ def prepare_runs(
         check_training(args, training)
     source = find_model(args.reader.model_name_or_path)
     check_adapters(args.reader, source)
-    prepared = Prepared(args, read_task(args), source, load_tokenizer(source), processes)
+    prepared = Prepared(args, read_task(args), source, load_tokenizer(source), context)
     found = prepared.found
     prepared.verbalizer.audit(prepared.tokenizer, decode=args.reader.decode)
     for training in trainings:
@@ -271,7 +269,7 @@ def prepare_runs(
     for training in trainings:
         asked = run_identity(args, training, found, source)
         check_run(Path(str(training.output_dir)), asked, training, is_whole=False)
-    find_evidence(found, args, processes)  # long
+    find_evidence(found, args, context)  # long
     return prepared
 
 

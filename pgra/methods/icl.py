@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pgra.config import PgraArguments
-from pgra.core import Example, Json, Processes, Scores
+from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.lm.score import AnswerWords, LMHead
@@ -91,7 +91,7 @@ def read_queries(
     *,
     shard_rows: int,
     tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     progress: bool = False,
 ) -> int:
     """Let the LM read queries, and queries with the beginning of an answer, once each.
@@ -103,7 +103,7 @@ def read_queries(
         words: What may be answered.
         shard_rows: Texts in one shard of the bank.
         tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
-        processes: Who shares the work.
+        context: Who shares the work.
         progress: Whether to show bars.
 
     Returns:
@@ -117,7 +117,7 @@ def read_queries(
             shard_rows=shard_rows,
             written=beginning,
             tokenize=tokenize,
-            processes=processes,
+            context=context,
             progress=progress,
         )
         for beginning in words.beginnings
@@ -135,7 +135,7 @@ _KATE_NOTE = "the seed decides nothing here: the LM is frozen, and each query's 
 def run(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Decide the test examples by in-context learning, or take up what is there.
 
@@ -143,7 +143,7 @@ def run(
         args: Task, LM and exemplars; `length_normalize` divides a word's log-probability by its
             tokens.
         training: Its `output_dir` is the run.
-        processes: Who shares the reading.
+        context: Who shares the reading.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -164,10 +164,10 @@ def run(
         args,
         training,
         found,
-        lambda: _decide(args, found, encoder, words, processes=processes),
+        lambda: _decide(args, found, encoder, words, context=context),
         settings=settings,
         models=[args.rerank.lm, *([] if found.exemplars is None else [neighbor_model(args)])],
-        processes=processes,
+        context=context,
     )
 
 
@@ -177,7 +177,7 @@ def _decide(
     encoder: PromptedEncoder,
     words: AnswerWords,
     *,
-    processes: Processes,
+    context: Context,
 ) -> Decisions:
     examples, exemplars = found.examples("test"), found.exemplars
     made_of = {} if exemplars is None else exemplars.fingerprint
@@ -185,7 +185,7 @@ def _decide(
     tokenize = None if exemplars is None else partial(exemplars.tokenize, encoder)
     with timed(found, "states"):
         if exemplars is not None:
-            exemplars.look_up(examples, processes)
+            exemplars.look_up(examples, context)
         num_read = read_queries(
             encoder,
             bank,
@@ -193,8 +193,8 @@ def _decide(
             words,
             shard_rows=batch_budget(args.rerank.bank_shard_rows, encoder.lm.device),
             tokenize=tokenize,
-            processes=processes,
-            progress=processes.worker.is_main,
+            context=context,
+            progress=context.worker.is_main,
         )
     if exemplars is not None:
         exemplars.tell_shortened()

@@ -18,7 +18,7 @@ from typing import Any
 
 from pgra.artifacts import check_fingerprint, lock_folder, write_json, write_text
 from pgra.config import DataArguments
-from pgra.core import Example, Json, Prediction, Processes
+from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars.choice import Choice
 from pgra.exemplars.fitting import Fit, fit_prompts
@@ -44,14 +44,14 @@ PROMPT_FILE = "prompt.txt"
 def run_icl(
     run: IclRun,
     lm: OpenLm = open_lm,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Let an LM decide a task's queries behind exemplars, or take up what is there.
 
     Args:
         run: Everything.
         lm: Opens the LM, where several runs share it.
-        processes: Who share the prompts out; the main one writes.
+        context: Who share the prompts out; the main one writes.
 
     Raises:
         ArtifactError: If the folder holds another run, or something kept is damaged.
@@ -60,21 +60,21 @@ def run_icl(
         ModelError: If a model cannot be used.
     """
     check_writable(run.folder)
-    icl = open_icl(run, lm=lm, processes=processes)
+    icl = open_icl(run, lm=lm, context=context)
     return _run_once(icl, run.selection.exemplar_seed, run.folder)
 
 
 def run_icl_seeds(
     run: IclRun,
     seeds: Sequence[int],
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Summary:
     """Run with each of some exemplar seeds: the paper's five draws of its baseline.
 
     Args:
         run: What they share; the folder may hold `{seed}`.
         seeds: Different ones.
-        processes: As of `run_icl`.
+        context: As of `run_icl`.
 
     Raises:
         ArtifactError: As `run_icl`; also if the folder of several runs is a run itself.
@@ -88,24 +88,24 @@ def run_icl_seeds(
     pattern = str(run.folder)
     root = series_folder(pattern, seeds)
     check_writable(root)
-    icl = open_icl(run, processes=processes)
+    icl = open_icl(run, context=context)
     outcomes: dict[int, Outcome] = {}
     for seed in seeds:
         logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(seeds))
         outcomes[seed] = _run_once(icl, seed, seed_folder(pattern, seed))
     meaning = "exemplar seeds: draws of the exemplars, and their order"
-    return sum_up(outcomes, root, meaning, processes)
+    return sum_up(outcomes, root, meaning, context)
 
 
 def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
     choice = icl.run.selection.choice(icl.fixed, seed)
     identity = icl.identity(choice)
     check_writable(folder)
-    is_main = icl.processes.worker.is_main
+    is_main = icl.context.worker.is_main
     with lock_folder(folder) if is_main else nullcontext():
         check_same_run(folder, identity)
         is_finished = (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file()
-        icl.processes.barrier()  # all have looked before the main process writes
+        icl.context.barrier()  # all have looked before the main process writes
         if is_finished:
             logger.info("run: %s is finished (reused)", folder)
             return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
@@ -119,7 +119,7 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
                 seconds=icl.seconds,
                 made=identity,
             )
-        icl.processes.barrier()
+        icl.context.barrier()
     return Outcome(folder, read_object(folder / METRICS_FILE), reused=False)
 
 
@@ -135,7 +135,7 @@ def answer(
         prompt_folder: Where the first query's prompt is written, before the LM is asked.
     """
     with _timed(icl, "exemplars"):
-        chosen = icl.pool.choose(icl.queries, choice, icl.likeness, icl.processes)
+        chosen = icl.pool.choose(icl.queries, choice, icl.likeness, icl.context)
     _tell_leaks(chosen)
     if icl.decider is None or icl.completer is None:
         return Shown.whole(chosen), vote_all(icl.inputs, chosen)

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from pgra.artifacts import digest
 from pgra.config import DataArguments, RerankArguments, choose, read_yaml
-from pgra.core import Example, Json, Processes
+from pgra.core import ALONE, Context, Example, Json
 from pgra.data.examples import check_pool_arguments, load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import (
@@ -408,7 +408,7 @@ def recall_all(run: IclRun, inputs: IclInputs) -> Recalled:
 # Opens what a run of in-context learning needs: data, pool, comparison, LM, and what asks it.
 
 
-OpenLm = Callable[[IclRun, Processes], Completer]
+OpenLm = Callable[[IclRun, Context], Completer]
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 
 
@@ -426,7 +426,7 @@ class Icl:
         decider: What asks it; None likewise.
         fixed: Rows of the pool that a file names.
         seconds: Wall-clock time by stage.
-        processes: Who share the prompts out; the main one writes.
+        context: Who share the prompts out; the main one writes.
     """
 
     run: IclRun
@@ -438,7 +438,7 @@ class Icl:
     decider: Decider | None = None
     fixed: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
-    processes: Processes = Processes()  # noqa: RUF009 (frozen)
+    context: Context = ALONE
 
     @property
     def queries(self) -> Sequence[Example]:
@@ -471,14 +471,14 @@ class Icl:
         return named
 
 
-def open_lm(run: IclRun, processes: Processes = Processes()) -> Completer:  # noqa: B008 (frozen)
+def open_lm(run: IclRun, context: Context = ALONE) -> Completer:
     """Open the LM that answers, with the answers it gave before.
 
     Raises:
         PgraError: As `run_icl`.
     """
     return open_kept_completer(
-        run.completer, artifacts=run.artifacts, device=run.icl.device, processes=processes
+        run.completer, artifacts=run.artifacts, device=run.icl.device, context=context
     )
 
 
@@ -487,7 +487,7 @@ def open_icl(
     inputs: IclInputs | None = None,
     *,
     lm: OpenLm = open_lm,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Icl:
     """Open pool, comparison, memory and LM; weights are loaded when they are first needed.
 
@@ -495,7 +495,7 @@ def open_icl(
         run: Everything.
         inputs: Pool and queries; None reads the run's own.
         lm: Opens the LM, where several runs share it.
-        processes: Who share the prompts out.
+        context: Who share the prompts out.
 
     Raises:
         PgraError: As `run_icl`.
@@ -506,14 +506,14 @@ def open_icl(
     pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
     pool.check(run.selection.count)
     likeness, recalled = open_likeness(run, inputs), recall_all(run, inputs)
-    icl = Icl(run, inputs, pool, likeness, recalled, processes=processes)
+    icl = Icl(run, inputs, pool, likeness, recalled, context=context)
     if run.selection.exemplar_file is not None:
         path = Path(run.selection.exemplar_file).expanduser()
         icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
     if run.icl.decide_by == "vote":
         return icl
-    completer = lm(run, processes)
-    decider = _open_decider(run, inputs, completer, progress=processes.worker.is_main)
+    completer = lm(run, context)
+    decider = _open_decider(run, inputs, completer, progress=context.worker.is_main)
     return replace(icl, completer=completer, decider=decider)
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import digest
 from pgra.config import PgraArguments
-from pgra.core import Json, Prediction, Processes, Rows
+from pgra.core import ALONE, Context, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.methods.pgra import neighbor_model, open_neighbors, read_task
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -37,14 +37,14 @@ NUMBERS = (1, 3, 5, 9, 17, 33, 65)
 def run(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Decide the test examples by their nearest training examples, or take up what is there.
 
     Args:
         args: Task and encoder; `num_neighbors` None tries `NUMBERS` on the dev set.
         training: Its `output_dir` is the run.
-        processes: Who waits: the main one encodes.
+        context: Who waits: the main one encodes.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -63,7 +63,7 @@ def run(
         "num_neighbors": numbers,
         "encoder": dict(nearest.encoder.query_fingerprint),
     }
-    neighborhood = Neighborhood(args, found, nearest, numbers[-1], processes)
+    neighborhood = Neighborhood(args, found, nearest, numbers[-1], context)
     return run_untrained(
         args,
         training,
@@ -71,7 +71,7 @@ def run(
         lambda: _decide(found, neighborhood, numbers),
         settings=settings,
         models=[neighbor_model(args)],
-        processes=processes,
+        context=context,
     )
 
 
@@ -114,14 +114,14 @@ class Neighborhood:
         found: The task's examples.
         nearest: The training examples, and what they are compared by.
         num_neighbors: How many are looked up.
-        processes: Who waits.
+        context: Who waits.
     """
 
     args: PgraArguments
     found: Found
     nearest: Neighbors
     num_neighbors: int
-    processes: Processes
+    context: Context
 
     def of(self, split: str) -> Rows:
         """Give the training examples next to each of a split's, (B, k), nearest first."""
@@ -133,14 +133,14 @@ class Neighborhood:
         }
         examples = self.found.examples(split)
         with timed(self.found, f"neighbors of {split}"):
-            self.nearest.vectors(self.processes)
+            self.nearest.vectors(self.context)
             stored = store_candidates(
                 self.args.artifacts / "neighbors" / self.found.task.name,
                 split,
                 fields,
                 lambda: self.nearest.nearest(examples, self.num_neighbors),
                 stage="neighbors",
-                processes=self.processes,
+                context=self.context,
             )
         self.found.fingerprints[f"neighbors/{split}"] = digest(fields)
         return stored.candidates.rows

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pgra.artifacts import digest
 from pgra.config import PgraArguments, RetrieverArguments
-from pgra.core import Json, Processes
+from pgra.core import ALONE, Context, Json
 from pgra.data.examples import Splits, draw_shots, load_splits, whole_train
 from pgra.data.tasks import load_task
 from pgra.encoders.encoder import Encoder, choose_max_tokens
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 def run(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Draw a few-shot split, tune a T5 on it with demonstrations, and measure it.
 
@@ -48,7 +48,7 @@ def run(
         args: The task, the reader, the encoder that says which examples are near.
         training: The Trainer's arguments, shots and sets; `output_dir` is the run, `seed` gives the
             split.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -56,7 +56,7 @@ def run(
         DataError: If a label has too few examples.
     """
     check_method(args)
-    return run_reader(_prepare(args, training, processes), training)
+    return run_reader(_prepare(args, training, context), training)
 
 
 def check_method(args: PgraArguments) -> None:
@@ -121,7 +121,7 @@ class Demonstrated(Prepared):
 
 
 def _prepare(
-    args: PgraArguments, training: ReaderTrainingArguments, processes: Processes
+    args: PgraArguments, training: ReaderTrainingArguments, context: Context
 ) -> Demonstrated:
     """Draw the split, once what can be refused was refused."""
     folder = Path(str(training.output_dir))
@@ -131,7 +131,7 @@ def _prepare(
     check_adapters(args.reader, source)
     tokenizer = load_tokenizer(source)
     found = read_shots(args, training)
-    prepared = Demonstrated(args, found, source, tokenizer, processes, training)
+    prepared = Demonstrated(args, found, source, tokenizer, context, training)
     prepared.verbalizer.audit(tokenizer)
     check_batches(len(found.splits.train) * training.exemplar_sets, training)
     check_run(folder, run_identity(args, training, found, source), training)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pgra.artifacts import digest
 from pgra.config import PgraArguments, ReaderArguments
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task, load_task
@@ -118,7 +118,7 @@ def read_task(args: PgraArguments) -> Found:
 def find_evidence(
     found: Found,
     args: PgraArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     *,
     splits: Sequence[str] = SPLITS,
 ) -> None:
@@ -127,7 +127,7 @@ def find_evidence(
     Args:
         found: The task's examples and prompt; candidates and evidence are added to it.
         args: What to do.
-        processes: Who shares the work.
+        context: Who shares the work.
         splits: Which splits get evidence.
 
     Raises:
@@ -137,7 +137,7 @@ def find_evidence(
     if found.corpus is None or found.reranker is None:
         return
     if args.is_exhaustive:
-        _find_in_all(found, found.reranker, args, processes, splits)
+        _find_in_all(found, found.reranker, args, context, splits)
         return
     with timed(found, "index"):
         retriever = open_retriever(
@@ -145,17 +145,17 @@ def find_evidence(
             found.corpus,
             args.artifacts,
             device=args.runtime.device,
-            processes=processes,
-            progress=processes.worker.is_main,
+            context=context,
+            progress=context.worker.is_main,
         )
     found.fingerprints["index"] = dict(retriever.fingerprint)
     with timed(found, "candidates"):
-        _retrieve(found, retriever, args, processes, splits)
+        _retrieve(found, retriever, args, context, splits)
     del retriever  # the LM may need the memory of index and encoder
     with timed(found, "states"):
-        _read(found, found.reranker, processes, splits)
+        _read(found, found.reranker, context, splits)
     with timed(found, "evidence"):
-        _rerank(found, found.reranker, args, processes, splits)
+        _rerank(found, found.reranker, args, context, splits)
 
 
 def open_stages(found: Found, args: PgraArguments) -> None:
@@ -211,7 +211,7 @@ def _retrieve(
     found: Found,
     retriever: Retriever,
     args: PgraArguments,
-    processes: Processes,
+    context: Context,
     splits: Sequence[str],
 ) -> None:
     k = args.retriever.num_candidates
@@ -227,7 +227,7 @@ def _retrieve(
             fields,
             lambda queries=queries: retriever.retrieve(queries, k),  # type: ignore[misc]
             stage="candidates",
-            processes=processes,
+            context=context,
         )
         found.fingerprints[f"candidates/{split}"] = digest(fields)
     reused = all(found.candidates[split].reused for split in splits)
@@ -240,14 +240,14 @@ def _retrieve(
     )
 
 
-def _read(found: Found, reranker: Reranker, processes: Processes, splits: Sequence[str]) -> None:
+def _read(found: Found, reranker: Reranker, context: Context, splits: Sequence[str]) -> None:
     """Let the LM read the union of all splits' candidates, each passage once.
 
     Where each query has a prefix of its own, a passage is read once with each.
     """
     examples = [example for split in splits for example in found.examples(split)]
     rows = np.concatenate([found.candidates[split].candidates.rows for split in splits])
-    work = reranker.prepare(examples, rows, processes=processes, progress=processes.worker.is_main)
+    work = reranker.prepare(examples, rows, context=context, progress=context.worker.is_main)
     if work.num_passages:
         pairs = int((rows != MISSING_ROW).sum())
         logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
@@ -267,7 +267,7 @@ def _rerank(
     found: Found,
     reranker: Reranker,
     args: PgraArguments,
-    processes: Processes,
+    context: Context,
     splits: Sequence[str],
 ) -> None:
     for split in splits:
@@ -282,7 +282,7 @@ def _rerank(
                 examples, first.candidates
             ),
             stage="evidence",
-            processes=processes,
+            context=context,
         )
         found.fingerprints[f"evidence/{split}"] = digest(fields)
 
@@ -291,7 +291,7 @@ def _find_in_all(
     found: Found,
     reranker: Reranker,
     args: PgraArguments,
-    processes: Processes,
+    context: Context,
     splits: Sequence[str],
 ) -> None:
     """Find evidence among all passages; it stands in for the first stage's candidates too."""
@@ -303,13 +303,13 @@ def _find_in_all(
     )
     examples = [example for split in splits for example in found.examples(split)]
     with timed(found, "states"):
-        progress = processes.worker.is_main
-        work = search.prepare(examples, processes=processes, progress=progress)
+        progress = context.worker.is_main
+        work = search.prepare(examples, context=context, progress=progress)
         pairs = len(examples) * work.num_passages
         logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
     with timed(found, "evidence"):
         for split in splits:
-            _search(found, search, args, processes, split)
+            _search(found, search, args, context, split)
     reused = all(found.evidence[split].reused for split in splits)
     logger.info(
         "exhaustive: the best %d of %d passages for each of %d queries%s",
@@ -321,7 +321,7 @@ def _find_in_all(
 
 
 def _search(
-    found: Found, search: ExhaustiveSearch, args: PgraArguments, processes: Processes, split: str
+    found: Found, search: ExhaustiveSearch, args: PgraArguments, context: Context, split: str
 ) -> None:
     examples = found.examples(split)
     depth = num_kept(args.rerank.num_evidence, search.num_rows)
@@ -336,7 +336,7 @@ def _search(
         fields,
         lambda: search.search(examples, depth),
         stage="evidence",
-        processes=processes,
+        context=context,
         measure=lambda best: {"recall": search.measure_recall(examples, best)},
     )
     found.candidates[split] = found.evidence[split]
@@ -375,7 +375,7 @@ class EvidenceSearch:
         self,
         args: PgraArguments,
         prompt: FewShotPrompt,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         *,
         exemplars: NearestExemplars | None = None,
         reference: Reference = Reference(),  # noqa: B008 (frozen)
@@ -385,14 +385,14 @@ class EvidenceSearch:
         Args:
             args: What to search, and how.
             prompt: The LM's.
-            processes: Who shares the work.
+            context: Who shares the work.
             exemplars: Each query's own, where the prompt has none.
             reference: What the task, or an earlier run, gives a similarity that is fitted.
 
         Raises:
             PgraError: As `open_corpus` and `open_reranker`.
         """
-        self.args, self._processes = args, processes
+        self.args, self._context = args, context
         self.corpus: Corpus = open_corpus(args.corpus, args.artifacts)
         self.reranker: Reranker = open_reranker(
             args.rerank,
@@ -412,8 +412,8 @@ class EvidenceSearch:
             self.corpus,
             self.args.artifacts,
             device=self.args.runtime.device,
-            processes=self._processes,
-            progress=self._processes.worker.is_main,
+            context=self._context,
+            progress=self._context.worker.is_main,
         )
 
     @cached_property
@@ -436,16 +436,16 @@ class EvidenceSearch:
         Raises:
             PgraError: As each stage says.
         """
-        progress = self._processes.worker.is_main
+        progress = self._context.worker.is_main
         if self.args.is_exhaustive:
             search = self.exhaustive
             wanted = self.args.rerank.num_evidence if depth is None else depth
-            search.prepare(queries, processes=self._processes, progress=progress)
+            search.prepare(queries, context=self._context, progress=progress)
             best = search.search(queries, min(wanted, search.num_rows))
             return Ranked(best, best)
         texts = [query.text for query in queries]
         first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
-        self.reranker.prepare(queries, first.rows, processes=self._processes, progress=progress)
+        self.reranker.prepare(queries, first.rows, context=self._context, progress=progress)
         return Ranked(first, self.reranker.rerank(queries, first))
 
 
@@ -499,7 +499,7 @@ def read_inputs(
     split: str,
     args: PgraArguments,
     tokenizer: Any,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> TokenizedInputs:
     """Tokenise a split with its evidence, or take up what is there.
 
@@ -508,7 +508,7 @@ def read_inputs(
         split: Which of them.
         args: Layout, depth and where products go.
         tokenizer: The reader's.
-        processes: Who waits.
+        context: Who waits.
 
     Raises:
         PgraError: As `build_inputs` and `store_inputs`.
@@ -535,5 +535,5 @@ def read_inputs(
         examples=examples,
         tokenizer=tokenizer,
         verbalizer=verbalizer,
-        processes=processes,
+        context=context,
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pgra.config import PgraArguments
-from pgra.core import MISSING_ROW, Processes, Rows
+from pgra.core import ALONE, MISSING_ROW, Context, Rows
 from pgra.data.corpus import Corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
@@ -34,7 +34,7 @@ from pgra.runs import Outcome, run_reader
 def run(
     args: PgraArguments,
     training: ReaderTrainingArguments,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> Outcome:
     """Find candidates, train a reader and a query encoder on them, and measure both.
 
@@ -42,7 +42,7 @@ def run(
         args: As of Fusion-in-Decoder; `num_candidates` is what the query encoder chooses among,
             `num_evidence` what is read.
         training: The Trainer's arguments; `output_dir` is the run.
-        processes: Who shares the work.
+        context: Who shares the work.
 
     Raises:
         ArtifactError: If the folder holds another run.
@@ -50,7 +50,7 @@ def run(
         PgraError: As each stage says.
     """
     check_method(args)
-    prepared = prepare_runs(args, [training], processes)
+    prepared = prepare_runs(args, [training], context)
     return run_reader(Pooled(**vars(prepared)), training)
 
 
@@ -111,7 +111,7 @@ class Pooled(Prepared):
             corpus=self._corpus,
             artifacts=self.args.artifacts,
             device=self.args.runtime.device,
-            processes=self.processes,
+            context=self.context,
             progress=False,
         )
         return prepare_index(request)[0].folder

@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_manifest,
 )
 from pgra.config import at_least, choose
-from pgra.core import Example, Json, Processes
+from pgra.core import ALONE, Context, Example, Json
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
@@ -171,7 +171,7 @@ def store_inputs(
     examples: Sequence[Example],
     tokenizer: Any,
     verbalizer: Verbalizer,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
 ) -> TokenizedInputs:
     """Read a split's tokenised inputs, or make and write them.
 
@@ -183,7 +183,7 @@ def store_inputs(
         examples: The split's examples.
         tokenizer: The reader's.
         verbalizer: Gives each label its target.
-        processes: Who waits.
+        context: Who waits.
 
     Raises:
         ArtifactError: If what is there is damaged.
@@ -191,8 +191,8 @@ def store_inputs(
     folder = artifact_dir(root, split, fingerprint)
     names = ("tokens", "segment_ends", "example_ends")
     reused = is_finished(folder)
-    processes.barrier()  # all have looked before the main process writes
-    if not reused and processes.worker.is_main:
+    context.barrier()  # all have looked before the main process writes
+    if not reused and context.worker.is_main:
         start = time.perf_counter()
         made = make()
         for name in names:
@@ -205,7 +205,7 @@ def store_inputs(
             counts={**counts, "tokens": len(made.tokens)},
             seconds=time.perf_counter() - start,
         )
-    processes.barrier()
+    context.barrier()
     read_manifest(folder, stage=STAGE, fingerprint=fingerprint)
     arrays = [read_array(folder / f"{name}.npy") for name in names]
     return TokenizedInputs.from_arrays(arrays, examples, tokenizer, verbalizer)

@@ -198,22 +198,22 @@ def save_reader(reader: FusionReader, tokenizer: Any, folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def last_checkpoint(output_dir: Path, *, processes: int | None = None) -> Path | None:
+def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
     """Find the last whole checkpoint; one that was being written when a run died is passed over.
 
     Args:
         output_dir: The run.
-        processes: How many must find their random state in it; None asks for any.
+        num_processes: How many must find their random state in it; None asks for any.
     """
     folders = [
         folder
         for folder in output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if folder.name.rpartition("-")[2].isdigit() and _fault(folder, processes) is None
+        if folder.name.rpartition("-")[2].isdigit() and _fault(folder, num_processes) is None
     ]
     return max(folders, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
 
 
-def _fault(checkpoint: Path, processes: int | None = None) -> str | None:
+def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     """Say why a checkpoint cannot be gone on from; None if it is whole.
 
     The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
@@ -222,12 +222,12 @@ def _fault(checkpoint: Path, processes: int | None = None) -> str | None:
     """
     names = {path.name for path in checkpoint.glob("*") if path.is_file()}
     random: tuple[str, ...]
-    if processes is None:
+    if num_processes is None:
         random = ("rng_state*.pth",)
-    elif processes == 1:
+    elif num_processes == 1:
         random = ("rng_state.pth",)
     else:
-        random = tuple(f"rng_state_{rank}.pth" for rank in range(processes))
+        random = tuple(f"rng_state_{rank}.pth" for rank in range(num_processes))
     for pattern in (_STATE_FILE, "*.safetensors", "optimizer.pt", "scheduler.pt", *random):
         if not fnmatch.filter(names, pattern):
             return f"{pattern} is missing"
@@ -259,7 +259,7 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
             holds another run's.
     """
     output_dir = Path(str(arguments.output_dir))
-    last = last_checkpoint(output_dir, processes=arguments.world_size)
+    last = last_checkpoint(output_dir, num_processes=arguments.world_size)
     asked = str(arguments.resume_from_checkpoint or "")
     if asked.lower() in ("", "false"):
         if last is not None:

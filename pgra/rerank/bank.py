@@ -39,7 +39,7 @@ from pgra.artifacts import (
     write_manifest,
     write_text,
 )
-from pgra.core import Example, Json, Processes, Rows
+from pgra.core import ALONE, Context, Example, Json, Rows
 from pgra.errors import ArtifactError, ConfigError, ModelError
 
 # One shard of states on disk: written once, in the dtype asked for, checked before it is used.
@@ -406,7 +406,7 @@ class Bank:
         *,
         shard_rows: int,
         cut: Callable[[Rows], Sequence[Rows]] | None = None,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
         title: str = "states",
     ) -> int:
@@ -420,7 +420,7 @@ class Bank:
             encode: Computes states from what `prepare` gave; called in this thread.
             shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
             cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
-            processes: Who shares the shards.
+            context: Who shares the shards.
             progress: Whether to show a bar.
             title: What the bar says.
 
@@ -432,7 +432,7 @@ class Bank:
             ConfigError: If a state is too large for the bank's dtype.
             ModelError: If a state is not finite.
         """
-        worker, barrier = processes.worker, processes.barrier
+        worker, barrier = context.worker, context.barrier
         self._look()
         missing = self.missing(keys)
         barrier()  # all have looked before anyone writes
@@ -448,22 +448,22 @@ class Bank:
             def work() -> None:
                 self._fill_shards(share, prepare, lambda ready: encode(ready, bar.update))
 
-            self._fill_together(work, processes)
+            self._fill_together(work, context)
         self._look()  # at the other processes' shards
         return len(missing)
 
-    def _fill_together(self, work: Callable[[], None], processes: Processes) -> None:
+    def _fill_together(self, work: Callable[[], None], context: Context) -> None:
         """Fill in all processes at once, under one lock, once the folder is tidied."""
-        if not processes.worker.is_main:
-            processes.barrier()  # tidied by the main process
+        if not context.worker.is_main:
+            context.barrier()  # tidied by the main process
             work()
-            processes.barrier()
+            context.barrier()
             return
         with lock_folder(self.folder):
             self._begin()
-            processes.barrier()
+            context.barrier()
             work()
-            processes.barrier()
+            context.barrier()
 
     def _begin(self) -> None:
         for path in self.folder.glob(".*.partial*"):  # of a killed job: the lock is ours now

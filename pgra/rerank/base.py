@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pgra.core import Candidates, Example, Json, Processes, Rows
+from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reranker(Protocol):
         examples: Sequence[Example],
         rows: Rows,
         *,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
     ) -> Work:
         """Do what is worth doing once for all splits, over all processes."""
@@ -64,7 +64,7 @@ class FirstStageOrder:
         examples: Sequence[Example],  # noqa: ARG002 (the contract's)
         rows: Rows,  # noqa: ARG002
         *,
-        processes: Processes = Processes(),  # noqa: ARG002, B008
+        context: Context = ALONE,  # noqa: ARG002
         progress: bool = False,  # noqa: ARG002
     ) -> Work:
         """Do nothing."""

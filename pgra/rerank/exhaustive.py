@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pgra.artifacts import artifact_dir, build_once
-from pgra.core import Candidates, Example, Json, Processes, Rows
+from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
@@ -78,7 +78,7 @@ class ExhaustiveSearch:
         self,
         examples: Sequence[Example],
         *,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
     ) -> Work:
         """Let the LM read all passages and these queries, as far as it has not yet.
@@ -88,7 +88,7 @@ class ExhaustiveSearch:
         """
         self._check_factory()
         rows = np.arange(self.num_rows)
-        return self.reranker.prepare(examples, rows, processes=processes, progress=progress)
+        return self.reranker.prepare(examples, rows, context=context, progress=progress)
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Find each query's evidence; `prepare` must have seen the queries.

@@ -22,7 +22,7 @@ import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
 from pgra.exemplars.nearest import NearestExemplars
 from pgra.lm.prefix import PromptedEncoder, Prompts
@@ -89,7 +89,7 @@ class NeighborReranker:
         examples: Sequence[Example],
         rows: Rows,
         *,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
     ) -> Work:
         """Let the LM read the queries with those candidates that it has not read with them yet.
@@ -97,11 +97,11 @@ class NeighborReranker:
         Args:
             examples: B queries, of all splits at once.
             rows: Their candidates, (B, K); missing ones are passed over.
-            processes: Who shares the work.
+            context: Who shares the work.
             progress: Whether to show a bar.
         """
         start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        pairs = self.pairs(examples, rows, processes)
+        pairs = self.pairs(examples, rows, context)
         num_queries = self.count_queries(pairs)
         new = self.bank.fill(
             pairs.keys,
@@ -109,7 +109,7 @@ class NeighborReranker:
             self._score,
             shard_rows=self.shard_rows,
             cut=partial(pairs.cut, shard_rows=self.shard_rows),
-            processes=processes,
+            context=context,
             progress=progress,
             title="LM reads candidates",
         )
@@ -126,10 +126,10 @@ class NeighborReranker:
         self,
         examples: Sequence[Example],
         rows: Rows,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> "Pairs":
         """Name the pairs of queries and candidates, (B, K); finds the queries' exemplars."""
-        self.exemplars.look_up(examples, processes)
+        self.exemplars.look_up(examples, context)
         return Pairs.of(examples, self._keys(examples, rows), rows)
 
     def count_queries(self, pairs: "Pairs") -> int:

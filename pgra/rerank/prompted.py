@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows, Scores
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
 from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder, Prompts
@@ -97,7 +97,7 @@ class PromptedReranker:
         examples: Sequence[Example],
         rows: Rows,
         *,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
     ) -> Work:
         """Let the LM read the queries and passages that it has not read yet; fit the similarity.
@@ -105,7 +105,7 @@ class PromptedReranker:
         Args:
             examples: The queries, of all splits at once.
             rows: Their candidates, any shape; missing ones are passed over.
-            processes: Who shares the work.
+            context: Who shares the work.
             progress: Whether to show a bar.
 
         Raises:
@@ -125,10 +125,10 @@ class PromptedReranker:
             self.encoder,
             [*examples, *self.fitting.queries()],
             shard_rows=self.shard_rows,
-            processes=processes,
+            context=context,
             progress=progress,
         )
-        new += self._fill_passages(wanted, processes, progress=progress)
+        new += self._fill_passages(wanted, context, progress=progress)
         self.fitting.fit(self.bank, self.query_bank)
         return Work(
             len(wanted),
@@ -138,7 +138,7 @@ class PromptedReranker:
             time.perf_counter() - start,
         )
 
-    def _fill_passages(self, rows: Rows, processes: Processes, *, progress: bool) -> int:
+    def _fill_passages(self, rows: Rows, context: Context, *, progress: bool) -> int:
         template = self.encoder.prompt.template
 
         def read(keys: Rows) -> Prompts:
@@ -150,7 +150,7 @@ class PromptedReranker:
             read,
             self._encode,
             shard_rows=self.shard_rows,
-            processes=processes,
+            context=context,
             progress=progress,
             title="LM reads passages",
         )
@@ -219,7 +219,7 @@ def fill_queries(
     shard_rows: int,
     written: Sequence[int] = (),
     tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     progress: bool = False,
 ) -> int:
     """Let the LM read the queries that it has not read yet.
@@ -231,7 +231,7 @@ def fill_queries(
         shard_rows: Texts in one shard.
         written: Token ids that follow each prompt.
         tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
-        processes: Who shares the work.
+        context: Who shares the work.
         progress: Whether to show a bar.
 
     Returns:
@@ -255,7 +255,7 @@ def fill_queries(
         read,
         lambda prompts, advance: encoder.encode_prompts(prompts, advance=advance),
         shard_rows=shard_rows,
-        processes=processes,
+        context=context,
         progress=progress,
         title="LM reads queries",
     )
@@ -296,7 +296,7 @@ class AveragedReranker:
         examples: Sequence[Example],
         rows: Rows,
         *,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
         progress: bool = False,
     ) -> Work:
         """Let the LM read queries and passages under each prefix, as far as it has not yet.
@@ -304,14 +304,14 @@ class AveragedReranker:
         Args:
             examples: The queries, of all splits at once.
             rows: Their candidates, any shape; missing ones are passed over.
-            processes: Who shares the work.
+            context: Who shares the work.
             progress: Whether to show bars.
 
         Returns:
             Sums over prefixes; passages are counted once.
         """
         done = [
-            member.prepare(examples, rows, processes=processes, progress=progress)
+            member.prepare(examples, rows, context=context, progress=progress)
             for member in self.members
         ]
         return Work(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.config import RetrieverArguments, choose
-from pgra.core import Processes
+from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -45,7 +45,7 @@ def open_retriever(
     artifacts: Path,
     *,
     device: str = "auto",
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     progress: bool = True,
 ) -> Retriever:
     """Open the first stage: find its finished index, or build it.
@@ -55,7 +55,7 @@ def open_retriever(
         corpus: What is searched.
         artifacts: Root of all products.
         device: What encodes and searches.
-        processes: Who shares the building.
+        context: Who shares the building.
         progress: Whether to show bars.
 
     Raises:
@@ -72,7 +72,7 @@ def open_retriever(
         corpus=corpus,
         artifacts=artifacts,
         device=device,
-        processes=processes,
+        context=context,
         progress=progress,
     )
     return RETRIEVERS[args.retriever].open(request)

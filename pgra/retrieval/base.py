@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pgra.artifacts import Manifest
 from pgra.config import RetrieverArguments
-from pgra.core import Candidates, Json, Processes, machine_memory
+from pgra.core import ALONE, Candidates, Context, Json, machine_memory
 from pgra.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class IndexRequest:
         artifacts: Root of all products.
         output_dir: Where to build instead of under `artifacts`; hybrid's BM25 stays there.
         device: What encodes.
-        processes: Who shares the shards.
+        context: Who shares the shards.
         progress: Whether to show bars.
         queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
@@ -38,7 +38,7 @@ class IndexRequest:
     artifacts: Path
     output_dir: Path | None = None
     device: str = "auto"
-    processes: Processes = Processes()  # noqa: RUF009 (frozen)
+    context: Context = ALONE
     progress: bool = True
     queries: Sequence[str] | None = None
     engine: str = "local"

@@ -149,7 +149,7 @@ def _find_or_build(request: IndexRequest) -> BuiltIndex:
 
 
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
-    corpus, progress = request.corpus, request.progress and request.processes.worker.is_main
+    corpus, progress = request.corpus, request.progress and request.context.worker.is_main
     began = time.monotonic()
     with tqdm(total=len(corpus), desc="bm25", unit="text", disable=not progress) as bar:
         index = _weigh_words(corpus.batched(_CHUNK), bar.update)

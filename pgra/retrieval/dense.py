@@ -19,7 +19,7 @@ from pgra.artifacts import (
     write_manifest,
 )
 from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import Candidates, Json, Processes, Rows
+from pgra.core import ALONE, Candidates, Context, Json, Rows
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device
@@ -108,7 +108,7 @@ def build_dense_index(
     plan: IndexPlan = IndexPlan(factory="Flat"),  # noqa: B008 (frozen)
     queries: Sequence[str] | None = None,
     shard_rows: int = 8192,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     progress: bool = True,
     recipe: Mapping[str, Json] | None = None,
     engine: RayEngine | None = None,
@@ -127,7 +127,7 @@ def build_dense_index(
         plan: What index is made of the vectors; its own `queries` are not looked at.
         queries: Texts to measure the recall with; None: passages.
         shard_rows: Rows a shard, the unit of work.
-        processes: Who shares the shards; the main one locks the folder and makes `index.faiss`.
+        context: Who shares the shards; the main one locks the folder and makes `index.faiss`.
         progress: Whether to show a bar.
         recipe: What was asked for, as `write_recipe` gives it; kept in the manifest.
         engine: Who encodes; None: these processes themselves.
@@ -139,7 +139,7 @@ def build_dense_index(
         DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
-    worker, barrier = processes.worker, processes.barrier
+    worker, barrier = context.worker, context.barrier
     fields = dense_fingerprint(corpus, encoder, plan.factory)
     is_there = is_finished(folder)
     barrier()  # all have looked before anyone writes
@@ -153,7 +153,7 @@ def build_dense_index(
     job = _Job(corpus, encoder, plan, queries, shards, made_of, recipe, engine, home)
     if worker.is_main:
         with lock_folder(folder):
-            manifest, num_reused = _build(job, folder, fields, processes, progress)
+            manifest, num_reused = _build(job, folder, fields, context, progress)
         barrier()  # finished
         return BuiltIndex(folder, manifest, num_reused)
     barrier()  # locked and tidied by the main process
@@ -167,7 +167,7 @@ def _build(
     job: _Job,
     folder: Path,
     fields: Mapping[str, Json],
-    processes: Processes,
+    context: Context,
     progress: bool,  # noqa: FBT001 (private)
 ) -> tuple[Manifest, int]:
     began = time.monotonic()
@@ -180,9 +180,9 @@ def _build(
     num_done = len(job.shards) - len(missing)
     if num_done:
         logger.info("%s of %s shards already there", num_done, len(job.shards))
-    processes.barrier()  # counted, before others write
-    _encode_missing(job, processes.worker.share(job.shards), progress=progress)
-    processes.barrier()  # all encoded
+    context.barrier()  # counted, before others write
+    _encode_missing(job, context.worker.share(job.shards), progress=progress)
+    context.barrier()  # all encoded
     seconds = time.monotonic() - began
     speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
     counts = {**_make_faiss(job, folder / INDEX_FILE), "texts_per_second": speed}
@@ -525,7 +525,7 @@ def _find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         ),
         queries=request.queries,
         shard_rows=args.shard_rows,
-        processes=request.processes,
+        context=request.context,
         progress=request.progress,
         recipe=write_recipe(args, corpus),
         engine=engine,

@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_manifest,
 )
 from pgra.config import LEAK_JACCARD, RetrieverArguments
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_t5_encoder
 from pgra.errors import ConfigError
 from pgra.retrieval.dense import load_encoder
@@ -351,33 +351,33 @@ class Neighbors:
             "labels": digest([example.label for example in self.examples]),
         }
 
-    def vectors(self, processes: Processes = Processes()) -> Vectors:  # noqa: B008 (frozen)
+    def vectors(self, context: Context = ALONE) -> Vectors:
         """Encode the collection, or read the vectors that are there: (n, D) float32.
 
         Args:
-            processes: Who waits while the main one encodes.
+            context: Who waits while the main one encodes.
 
         Raises:
             ArtifactError: If what is there is damaged.
         """
         if self._vectors is None:
-            self._vectors = self._read_or_encode(processes)
+            self._vectors = self._read_or_encode(context)
         return self._vectors
 
-    def _read_or_encode(self, processes: Processes) -> Vectors:
+    def _read_or_encode(self, context: Context) -> Vectors:
         fields: dict[str, Json] = {
             name: value for name, value in self.fingerprint.items() if name != "labels"
         }
         folder = artifact_dir(self._root, "vectors", fields)
         is_there = is_finished(folder)
-        processes.barrier()  # all have looked before the main process writes
-        if not is_there and processes.worker.is_main:
+        context.barrier()  # all have looked before the main process writes
+        if not is_there and context.worker.is_main:
             start = time.perf_counter()
             write_array(folder / "vectors.npy", self.encode(self.examples))
             seconds = time.perf_counter() - start
             counts = {"examples": len(self.examples)}
             write_manifest(folder, stage=_STAGE, fingerprint=fields, counts=counts, seconds=seconds)
-        processes.barrier()
+        context.barrier()
         read_manifest(folder, stage=_STAGE, fingerprint=fields)
         return np.asarray(read_array(folder / "vectors.npy"))
 
@@ -389,13 +389,13 @@ class Neighbors:
         self,
         queries: Sequence[Example],
         count: int,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> Candidates:
         """Give each query's nearest of the collection, (B, count), nearest first.
 
         A query that stands in the collection is its own nearest: see `nearest_others`.
         """
-        vectors = self.vectors(processes)
+        vectors = self.vectors(context)
         rows = np.arange(len(vectors), dtype=np.int64)
         return nearest(self.encode(queries), [(rows, vectors)], count)
 
@@ -403,7 +403,7 @@ class Neighbors:
         self,
         queries: Sequence[Example],
         count: int,
-        processes: Processes = Processes(),  # noqa: B008 (frozen)
+        context: Context = ALONE,
     ) -> Rows:
         """Give each query's nearest examples that have another text, nearest first.
 
@@ -414,12 +414,12 @@ class Neighbors:
         Args:
             queries: B examples, of the collection or not.
             count: How many.
-            processes: Who waits while the main one encodes the collection.
+            context: Who waits while the main one encodes the collection.
 
         Returns:
             (B, count), `MISSING_ROW` where there are fewer other texts.
         """
-        vectors, guard = self.vectors(processes), self._guard
+        vectors, guard = self.vectors(context), self._guard
         block = (guard.distinct, vectors[guard.distinct])
         asked = self.encode(queries)
         allowed = guard.nearest(

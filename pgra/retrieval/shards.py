@@ -36,7 +36,7 @@ from pgra.artifacts import (
     write_json,
     write_manifest,
 )
-from pgra.core import MISSING_ROW, Candidates, Example, Json, Processes, Rows
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 
@@ -501,7 +501,7 @@ def store_candidates(
     make: Callable[[], Candidates],
     *,
     stage: str,
-    processes: Processes = Processes(),  # noqa: B008 (frozen)
+    context: Context = ALONE,
     measure: Callable[[Candidates], Mapping[str, Json]] = no_measure,
 ) -> Stored:
     """Read a split's candidates, or make and write them.
@@ -512,7 +512,7 @@ def store_candidates(
         fingerprint: All that determines the candidates.
         make: Finds them; called in the main process only.
         stage: "candidates" or "evidence".
-        processes: Who waits.
+        context: Who waits.
         measure: Gives further counts for the manifest, where they are made.
 
     Raises:
@@ -520,8 +520,8 @@ def store_candidates(
     """
     folder = artifact_dir(root, split, fingerprint)
     reused = is_finished(folder)
-    processes.barrier()  # all have looked before the main process writes
-    if not reused and processes.worker.is_main:
+    context.barrier()  # all have looked before the main process writes
+    if not reused and context.worker.is_main:
         start = time.perf_counter()
         found = make()
         write_array(folder / "rows.npy", found.rows)
@@ -529,7 +529,7 @@ def store_candidates(
         counts = {"queries": len(found), "candidates": found.rows.shape[1], **measure(found)}
         seconds = time.perf_counter() - start
         write_manifest(folder, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
-    processes.barrier()
+    context.barrier()
     read_manifest(folder, stage=stage, fingerprint=fingerprint)
     rows, scores = read_array(folder / "rows.npy"), read_array(folder / "scores.npy")
     return Stored(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pgra.artifacts import lock_folder
-from pgra.core import Processes, Worker
+from pgra.core import Context, Worker
 from pgra.errors import ArtifactError, ModelError
 from pgra.rerank.bank import Bank
 
@@ -74,8 +74,8 @@ def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
 
     barriers = iter([meanwhile])
     bank = Bank(tmp_path, FIELDS)
-    processes = Processes(barrier=lambda: next(barriers, lambda: None)())
-    bank.fill(range(12), same, slopes, shard_rows=4, processes=processes)
+    context = Context(barrier=lambda: next(barriers, lambda: None)())
+    bank.fill(range(12), same, slopes, shard_rows=4, context=context)
     assert len(bank) == len(Bank(tmp_path, FIELDS)) == 12
     keys = np.concatenate([block.keys for block in bank.blocks(rows=5)])
     assert sorted(keys.tolist()) == list(range(12))
@@ -102,7 +102,7 @@ def test_two_workers_leave_what_one_leaves(tmp_path):
     Bank(tmp_path / "one", FIELDS).fill(range(11), same, slopes, shard_rows=3)
     for rank in (1, 0):  # in turn: the second sees none of the first's in its list of missing keys
         bank = Bank(tmp_path / f"two-{rank}", FIELDS)
-        bank.fill(range(11), same, slopes, shard_rows=3, processes=Processes(Worker(rank, 2)))
+        bank.fill(range(11), same, slopes, shard_rows=3, context=Context(Worker(rank, 2)))
     both = contents(tmp_path / "two-0") | contents(tmp_path / "two-1")
     assert both == contents(tmp_path / "one")
     assert not contents(tmp_path / "two-0").keys() & contents(tmp_path / "two-1").keys()

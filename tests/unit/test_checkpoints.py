@@ -50,7 +50,7 @@ def test_a_checkpoint_that_lacks_a_file_is_not_gone_on_from(copy, t5_dir, name):
     assert last_checkpoint(copy) == copy / "checkpoint-3"
     asked = name.replace("model", "*")
     if name == "rng_state.pth":
-        assert last_checkpoint(copy, processes=1) == copy / "checkpoint-3"
+        assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-3"
     with pytest.raises(
         ArtifactError, match=rf"6 is no whole checkpoint \({asked!s} is missing".replace("*", r"\*")
     ):
@@ -64,8 +64,8 @@ def test_each_process_needs_its_random_state(copy):
     for rank in (0, 1):
         state = copy / "checkpoint-6" / "rng_state.pth"
         shutil.copy(state, state.with_name(f"rng_state_{rank}.pth"))
-    assert last_checkpoint(copy, processes=2) == copy / "checkpoint-6"
-    assert last_checkpoint(copy, processes=3) is None
+    assert last_checkpoint(copy, num_processes=2) == copy / "checkpoint-6"
+    assert last_checkpoint(copy, num_processes=3) is None
 
 
 def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):

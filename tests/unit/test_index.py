@@ -13,7 +13,7 @@ from conftest import largest_file
 
 from pgra.artifacts import lock_folder
 from pgra.config import CorpusArguments
-from pgra.core import Processes, Worker
+from pgra.core import Context, Worker
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, ModelError
@@ -205,7 +205,7 @@ def test_each_process_encodes_its_share(corpus, encoder, tmp_path):
     own = [Encoder.from_name(name, device="cpu") for _ in range(2)]
 
     def work(rank):
-        built = build(corpus, own[rank], folder, processes=Processes(Worker(rank, 2), both.wait))
+        built = build(corpus, own[rank], folder, context=Context(Worker(rank, 2), both.wait))
         results[rank] = built.manifest
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(2)]

@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from pgra.core import Processes, Worker
+from pgra.core import Context, Worker
 from pgra.errors import ArtifactError
 from pgra.lm.cache import AnswersCache, KeptCompleter
 from pgra.lm.completion import Completion
@@ -84,9 +84,9 @@ def all_ask(lms, caches, prompts=PROMPTS, told=None):
     barrier = Barrier(len(lms), timeout=20)
 
     def ask(rank):
-        processes = Processes(Worker(rank, len(lms)), barrier.wait)
+        context = Context(Worker(rank, len(lms)), barrier.wait)
         advance = told.append if told is not None and rank == 0 else None
-        return KeptCompleter(lms[rank], caches[rank], processes).score(
+        return KeptCompleter(lms[rank], caches[rank], context).score(
             prompts, [" x", " yy"], advance=advance
         )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pgra.core import Processes, Worker
+from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.local import LocalCompleter
 from pgra.lm.open import CompleterArguments, open_completer, open_counter, open_kept_completer
@@ -42,13 +42,13 @@ def test_a_prefix_opens_an_endpoint_that_keeps_its_answers_among_the_artifacts(t
 
 
 def test_an_endpoint_is_asked_by_one_process(tmp_path, lm_dirs):
-    pair = Processes(Worker(1, 2))
+    pair = Context(Worker(1, 2))
     far = CompleterArguments(lm="openai:m", base_url=URL)
     with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
-        open_kept_completer(far, artifacts=tmp_path, processes=pair)
+        open_kept_completer(far, artifacts=tmp_path, context=pair)
     open_kept_completer(far, artifacts=tmp_path)  # the controls: one, and an LM that is here
     here = CompleterArguments(lm=str(lm_dirs["gpt2"]))
-    open_kept_completer(here, artifacts=tmp_path, device="cpu", processes=pair)
+    open_kept_completer(here, artifacts=tmp_path, device="cpu", context=pair)
 
 
 def test_a_tokenizer_counts_an_endpoints_prompts(lm_dirs, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import SIMILARITIES, DataArguments, RuntimeArguments
-from pgra.core import MISSING_ROW, Processes, Worker
+from pgra.core import MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.methods.pgra import find_evidence, read_task
 from pgra.report.results import read_object
@@ -177,8 +177,8 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity)
 
     def work(rank):
         found[rank] = read_task(args)
-        processes = Processes(Worker(rank, 2), lambda: both.wait() and None)
-        find_evidence(found[rank], replace(args, runtime=runtime), processes)
+        context = Context(Worker(rank, 2), lambda: both.wait() and None)
+        find_evidence(found[rank], replace(args, runtime=runtime), context)
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:

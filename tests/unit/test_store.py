@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pgra.core import Candidates, Example, Processes, Worker
+from pgra.core import Candidates, Context, Example, Worker
 from pgra.errors import ArtifactError
 from pgra.retrieval.shards import examples_digest, store_candidates
 
@@ -60,8 +60,8 @@ def test_only_the_main_process_makes_them(tmp_path):
         if len(met) == 2:  # by then the main process, here another call, is done
             store(tmp_path)
 
-    other = Processes(Worker(1, 2), barrier)
-    stored = store(tmp_path, never, processes=other)
+    other = Context(Worker(1, 2), barrier)
+    stored = store(tmp_path, never, context=other)
     np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
     assert len(met) == 2
 
