@@ -13,6 +13,8 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -122,6 +124,34 @@ class _Help(str):
     """A help text with the argument's rule: argparse refuses all metadata that it does not know."""
 
     rule: Rule
+
+
+def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
+    """Import what a name stands for.
+
+    Args:
+        kind: What it names, such as "retriever".
+        name: Of the table, of an installed package's entry point in the group `pgra.KINDs`
+            (`pgra.retrievers`), or `module:Class`.
+        table: "module:Class" by name.
+
+    Raises:
+        ConfigError: If nothing has that name, or its module cannot be imported.
+    """
+    path = table.get(name)
+    if path is None and ":" in name:
+        path = name
+    if path is None:
+        others = {e.name: e.value for e in entry_points(group=f"pgra.{kind}s")}
+        choose(kind, name, [*table, *others])
+        path = others[name]
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in table:
+            raise
+        raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
 
 
 def arg(
