@@ -8,7 +8,7 @@ import pytest
 from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import family_names, load_family
-from pgra.memory.log import Entry, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
     Bm25Lookup,
     Collision,
@@ -344,7 +344,7 @@ def test_a_relative_distance_is_that_worked_out_by_hand(log):
 
 
 def match(score):
-    return Match(Entry(1, "key", "feedback", "", "", ""), score)
+    return Match(Event(1, "key", "feedback", "", "", ""), score)
 
 
 def test_the_gate_lets_the_nearest_through_if_it_is_near_enough():
