@@ -277,7 +277,7 @@ class Work:
         The encoder's matrices and attention, and for the decoder's few tokens its own matrices,
         its head, and reading the encoded tokens as they are (no keys and values of them).
         """
-        t5 = self.reader.t5
+        t5 = self.reader.model
         config = t5.config
         wide = config.num_heads * config.d_kv
         lengths = [len(segment) for row in rows for segment in inputs[row].segments]

@@ -499,7 +499,6 @@ def read_inputs(
     split: str,
     args: PgraArguments,
     tokenizer: Any,
-    context: Context = ALONE,
 ) -> TokenizedInputs:
     """Tokenise a split with its evidence, or take up what is there.
 
@@ -508,7 +507,6 @@ def read_inputs(
         split: Which of them.
         args: Layout, depth and where products go.
         tokenizer: The reader's.
-        context: Who waits.
 
     Raises:
         PgraError: As `build_inputs` and `store_inputs`.
@@ -527,13 +525,10 @@ def read_inputs(
         args.artifacts / "inputs" / found.task.name,
         split,
         fields,
-        lambda: (
-            build_inputs(
-                examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
-            ).inputs
+        lambda: build_inputs(
+            examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
         ),
         examples=examples,
         tokenizer=tokenizer,
         verbalizer=verbalizer,
-        context=context,
     )

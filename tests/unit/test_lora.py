@@ -62,7 +62,7 @@ def test_merged_is_what_the_adapters_gave(plain, tmp_path):
 
 def test_only_adapters_train_and_only_they_are_kept(plain, t5_dir):
     reader = add_adapters(plain, LORA, seed=1)
-    learning = [name for name, weight in reader.t5.named_parameters() if weight.requires_grad]
+    learning = [name for name, weight in reader.model.named_parameters() if weight.requires_grad]
     assert set(learning) == set(reader.state_dict())
     assert all("lora_" in name for name in learning)
     assert all(".q." in name or ".v." in name for name in learning)  # peft's own for a T5
@@ -103,7 +103,7 @@ def test_rank_and_targets_are_as_asked(plain):
 def test_adapters_learn_with_activation_checkpointing(plain):
     reader = trained(add_adapters(plain, LORA, seed=1)).train()
     name = "activation_checkpointing_enable"  # before transformers 5.23 it had another
-    getattr(reader, name if hasattr(reader.t5, name) else "gradient_checkpointing_enable")()
+    getattr(reader, name if hasattr(reader.model, name) else "gradient_checkpointing_enable")()
     reader(**packed().as_inputs(), labels=torch.tensor([[4, 5], [6, 1]])).loss.backward()
     grads = [w.grad for w in reader.parameters() if w.requires_grad]
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads)

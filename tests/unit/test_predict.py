@@ -77,7 +77,7 @@ def test_scores_are_the_softmax_of_plain_t5_log_probabilities(reader_dir):
     for label in VERBALIZER.labels:
         target = tokenizer(VERBALIZER.target_text(label), return_tensors="pt").input_ids
         with torch.no_grad():
-            loss = reader.t5(**encoded, labels=target).loss
+            loss = reader.model(**encoded, labels=target).loss
         totals.append(-loss.item() * target.shape[1])
     expected = torch.tensor(totals, dtype=torch.float64).softmax(0).numpy()
     np.testing.assert_allclose(list(found.scores.values()), expected, atol=1e-5)
@@ -89,7 +89,7 @@ def test_dropout_is_off_and_training_mode_comes_back(reader, tokenizer, inputs):
     expected = predict(reader, tokenizer, inputs, VERBALIZER)
     reader.train()
     _same(predict(reader, tokenizer, inputs, VERBALIZER), expected)
-    assert reader.t5.training
+    assert reader.model.training
     reader.eval()
 
 

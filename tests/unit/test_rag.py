@@ -129,7 +129,7 @@ def test_one_evidence_is_the_plain_reader(t5_dir, encoder, inputs):
     plain = Collator(0, COST).as_inputs(list(chosen))
     del plain["example_ids"]
     loss = reader(**batch_of(inputs)).loss
-    assert loss.item() == pytest.approx(FusionReader(reader.t5)(**plain).loss.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(FusionReader(reader.model)(**plain).loss.item(), rel=1e-5)
     loss.backward()
     assert gradient(reader) == 0
 
@@ -189,7 +189,7 @@ def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, in
     lost = replace(inputs, places=np.full_like(inputs.places, -1))
     reader = open_reader(t5_dir, encoder, 2)
     alone = tokens(t5_dir, [(q.id, (f"{q.text} <extra_id_0>",), q.label) for q in QUERIES])
-    expected = score(FusionReader(reader.t5), tokenizer, alone)
+    expected = score(FusionReader(reader.model), tokenizer, alone)
     np.testing.assert_allclose(score(reader, tokenizer, lost), expected, rtol=1e-5)
     assert torch.isfinite(reader(**batch_of(lost)).loss)
 
@@ -217,7 +217,7 @@ def test_both_models_are_kept_and_loaded(t5_dir, encoder, encoder_dir, tmp_path)
         for name, tensor in reader.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor)
     with pytest.raises(RuntimeError, match="query_encoder|Missing key"):
-        other.load_state_dict(FusionReader(reader.t5).state_dict())
+        other.load_state_dict(FusionReader(reader.model).state_dict())
 
 
 RUN = {"max_steps": 4, "eval_steps": 2}

@@ -94,15 +94,15 @@ def test_compiling_takes_each_block_of_the_encoder_and_gives_it_back(t5_dir, tmp
         torch_compile_mode=None,
     )
     ids = torch.arange(3, 27).view(3, 8)
-    expected = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+    expected = reader.model.get_encoder()(input_ids=ids).last_hidden_state
     for arguments, is_compiled in ((plain, False), (asked, True)):
         with compiled_blocks(reader, arguments, seen):
-            found = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+            found = reader.model.get_encoder()(input_ids=ids).last_hidden_state
         assert bool(compiled) == is_compiled
         torch.testing.assert_close(found, expected)
     assert seen.state.dynamo_plugin.backend == "NO"
     count = len(compiled)
-    reader.t5.get_encoder()(input_ids=ids[:, :5])
+    reader.model.get_encoder()(input_ids=ids[:, :5])
     assert len(compiled) == count
 
 
@@ -119,6 +119,6 @@ def test_without_dropout_a_batch_has_one_loss(t5_dir):
     assert loss() != loss()
     set_dropout(reader, 0.0)
     assert loss() == loss()
-    assert reader.t5.config.dropout_rate == 0
+    assert reader.model.config.dropout_rate == 0
     set_dropout(reader, 0.3)
     assert loss() != loss()

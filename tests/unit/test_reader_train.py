@@ -58,7 +58,7 @@ def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp
     )
     assert (result.best_step, result.best_metric) == (4, 0.9)
     kept = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-4").shared.weight
-    assert torch.equal(kept, reader.t5.shared.weight)
+    assert torch.equal(kept, reader.model.shared.weight)
     written = AutoModelForSeq2SeqLM.from_pretrained(result.folder).shared.weight
     assert torch.equal(written, kept)
 
@@ -150,11 +150,11 @@ def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_p
 @pytest.mark.gpu
 def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
     """Its position bias too, which cuDNN's attention would give no gradient."""
-    before = FusionReader.from_name(str(t5_dir)).t5
+    before = FusionReader.from_name(str(t5_dir)).model
     arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, use_cpu=False, bf16=True)
     reader, result = train(t5_dir, arguments)
     assert reader.device.type == "cuda"
     assert all(map(math.isfinite, _losses(result)))
     for name, weight in before.state_dict().items():
         if "relative_attention_bias" in name:
-            assert not torch.equal(reader.t5.state_dict()[name].cpu(), weight)
+            assert not torch.equal(reader.model.state_dict()[name].cpu(), weight)
