@@ -293,7 +293,7 @@ def evaluate_run(
     verbalizer, decision = task_verbalizer(found.task, args.reader), label_decision(args.reader)
     trained = Trained(reader, tokenizer, verbalizer, decision, seed)
     trained = trained.with_calibration(record.calibration)
-    inputs = read_inputs(found, split, args, tokenizer)
+    inputs = read_inputs(found, split, args, tokenizer, context)
     metrics = _measure(trained, found, inputs, split, args, folder, context)
     return Outcome(folder, metrics, reused=False)
 

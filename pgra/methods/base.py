@@ -216,7 +216,7 @@ class Prepared:
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Give what the reader reads of a split."""
-        return read_inputs(self.found, split, self.args, self.tokenizer)
+        return read_inputs(self.found, split, self.args, self.tokenizer, self.context)
 
 
 def prepare_runs(

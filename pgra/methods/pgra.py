@@ -499,6 +499,7 @@ def read_inputs(
     split: str,
     args: PgraArguments,
     tokenizer: Any,
+    context: Context = ALONE,
 ) -> TokenizedInputs:
     """Tokenise a split with its evidence, or take up what is there.
 
@@ -507,6 +508,7 @@ def read_inputs(
         split: Which of them.
         args: Layout, depth and where products go.
         tokenizer: The reader's.
+        context: Who waits.
 
     Raises:
         PgraError: As `build_inputs` and `store_inputs`.
@@ -531,4 +533,5 @@ def read_inputs(
         examples=examples,
         tokenizer=tokenizer,
         verbalizer=verbalizer,
+        context=context,
     )

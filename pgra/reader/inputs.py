@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pgra.artifacts import artifact_dir, build_once, read_array, write_array
 from pgra.config import at_least, choose
-from pgra.core import Example, Json, Scores
+from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.lm.batching import GroupCost, TokenIds, pack_segments
@@ -236,6 +236,7 @@ def store_inputs(
     examples: Sequence[Example],
     tokenizer: Any,
     verbalizer: Verbalizer,
+    context: Context = ALONE,
 ) -> TokenizedInputs:
     """Read a split's tokenised inputs, or make and write them; of several processes one does.
 
@@ -247,6 +248,7 @@ def store_inputs(
         examples: The split's examples.
         tokenizer: The reader's.
         verbalizer: Gives each label its target.
+        context: Who waits.
 
     Raises:
         ArtifactError: If what is there is damaged.
@@ -261,7 +263,7 @@ def store_inputs(
         counts = {"examples": len(made), "segments": len(made.segment_ends)}
         return {**counts, "tokens": len(made.tokens)}
 
-    build_once(folder, stage="inputs", fingerprint=fingerprint, build=build, verify=True)
+    build_once(folder, stage="inputs", fingerprint=fingerprint, build=build, context=context)
     arrays = [read_array(folder / f"{name}.npy") for name in names]
     return TokenizedInputs(*_describe(examples, tokenizer, verbalizer), *arrays)
 

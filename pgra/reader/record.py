@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from pgra import __version__
-from pgra.artifacts import package_versions, record_file, write_json
+from pgra.artifacts import find_damage, package_versions, record_file, write_json
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.read import is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
@@ -146,13 +146,8 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
                 "update pgra, or train again"
             )
         record = _parse(values)
-        for name, known in values["files"].items() if verify else ():
-            if not (home / name).is_file():
-                raise ArtifactError(f"{home / name} is missing: {_AGAIN}")
-            if record_file(home / name) != known:
-                raise ArtifactError(
-                    f"{home / name} is damaged (it is not what was written): {_AGAIN}"
-                )
+        for name, what in find_damage(home, values["files"]) if verify else ():
+            raise ArtifactError(f"{home / name} {what}: {_AGAIN}")
     except ArtifactError:
         raise
     except (OSError, AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
