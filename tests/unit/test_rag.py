@@ -9,18 +9,19 @@ from conftest import SENTENCES
 from small_training import VERBALIZER, at_batch, make_arguments, run_files, signal_self, tokens
 
 from pgra import Reader
-from pgra.core import Example, Worker
+from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
 from pgra.lm.batching import GroupCost
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Collator, SegmentLayout
-from pgra.reader.predict import Decision, score_inputs
+from pgra.reader.inputs import SegmentLayout, collate
+from pgra.reader.predict import T5Classifier
 from pgra.reader.rag import (
     QUERY_ENCODER_FILE,
     Passages,
     Pools,
+    RagClassifier,
     RagReader,
     build_pooled,
     choose_evidence,
@@ -73,16 +74,8 @@ def batch_of(inputs, rows=(0, 1)):
 
 
 def score(reader, tokenizer, inputs):
-    return score_inputs(
-        reader,
-        tokenizer,
-        inputs,
-        VERBALIZER,
-        decision=Decision(),
-        batch_tokens=60,
-        progress=False,
-        worker=Worker(),
-    )
+    kind = RagClassifier if isinstance(reader, RagReader) else T5Classifier
+    return kind(reader, tokenizer, VERBALIZER, batch_tokens=60).score(inputs)
 
 
 def expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence):
@@ -126,7 +119,7 @@ def test_one_evidence_is_the_plain_reader(t5_dir, encoder, inputs):
     """Then p(z|x) is 1, and the query encoder has nothing to learn."""
     reader = open_reader(t5_dir, encoder, 1)
     chosen = choose_evidence(reader, inputs).inputs
-    plain = Collator(0, COST).as_inputs(list(chosen))
+    plain = collate(list(chosen), pad_token_id=0, cost=COST)
     del plain["example_ids"]
     loss = reader(**batch_of(inputs)).loss
     assert loss.item() == pytest.approx(FusionReader(reader.model)(**plain).loss.item(), rel=1e-5)

@@ -10,8 +10,8 @@ from small_training import make_arguments, make_inputs, script, tokens, train
 from pgra.lm.batching import GroupCost
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Collator
-from pgra.reader.train import compiled_blocks, read_losses, set_dropout
+from pgra.reader.inputs import collate
+from pgra.reader.train import compiled_blocks, read_losses
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
 
@@ -110,15 +110,16 @@ def test_without_dropout_a_batch_has_one_loss(t5_dir):
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     reader = FusionReader.from_name(str(t5_dir)).train()
     rows = tokens(t5_dir, make_inputs(4, extra=EVIDENCE))
-    collate = Collator(tokenizer.pad_token_id, GroupCost.on(reader.device))
-    batch = collate([rows[i] for i in range(4)])
+    cost = GroupCost.on(reader.device)
+    batch = collate([rows[i] for i in range(4)], pad_token_id=tokenizer.pad_token_id, cost=cost)
+    del batch["example_ids"]
 
     def loss():
-        return float(reader(**batch.packed.as_inputs(), labels=batch.labels).loss.detach())
+        return float(reader(**batch).loss.detach())
 
     assert loss() != loss()
-    set_dropout(reader, 0.0)
+    reader.set_dropout(0.0)
     assert loss() == loss()
     assert reader.model.config.dropout_rate == 0
-    set_dropout(reader, 0.3)
+    reader.set_dropout(0.3)
     assert loss() != loss()
