@@ -177,9 +177,7 @@ class QuestionArguments(FamilyArguments, LookupArguments):
 class ChangeArguments(Arguments):
     """Which entries change."""
 
-    ids: list[int] = arg(
-        [], "Entries, as pgra memory list shows them; they may also stand first."
-    )
+    ids: list[int] = arg([], "Entries, as pgra memory list shows them; they may also stand first.")
     feedback: str | None = arg(None, "What was meant (correct); it may also stand second.")
     source: str = arg("user", "Who says it.")
 
@@ -491,13 +489,9 @@ class StudyArguments(Arguments):
     """Which run, and what the user does."""
 
     run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
-    correction_probabilities: list[float] = arg(
-        [0.5, 1.0], "That a wrong decision is corrected."
-    )
+    correction_probabilities: list[float] = arg([0.5, 1.0], "That a wrong decision is corrected.")
     seeds: list[int] = arg([0, 1, 2], "Of the simulated user.")
-    memory_weights: list[float] = arg(
-        [0.6], "Of a trained reader: weights of the memory's labels."
-    )
+    memory_weights: list[float] = arg([0.6], "Of a trained reader: weights of the memory's labels.")
     max_texts: int | None = arg(None, "Texts of the test set, the first; default: all.", least=4)
     output: str | None = arg(None, "A jsonl file for all rows, one a seed.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
@@ -510,8 +504,9 @@ class StudyArguments(Arguments):
             values = getattr(self, name)
             if not values:
                 raise ConfigError(f"{name} is empty: give at least one")
-            if name != "seeds" and not all(0 <= value <= 1 for value in values):
-                raise ConfigError(f"{name} holds {values}: each must be from 0 to 1")
+            odd = [value for value in values if name != "seeds" and not 0 <= value <= 1]
+            if odd:
+                raise ConfigError(f"{name} holds {odd[0]:g}: each must be from 0 to 1")
 
 
 def _labels(words: Sequence[str]) -> None:
@@ -675,10 +670,10 @@ def _chat(words: Sequence[str]) -> None:
     with FeedbackLog.open(Path(memory.memory)) as log:
         say(f"{log.path}: {len(log):,} entries; {opening.describe()}")
         say("/help tells what can be typed")
-        Talk(opening.open(log), say, is_watched=sys.stdin.isatty()).run(_read_lines())
+        Talk(opening.open(log), say, is_watched=sys.stdin.isatty()).run(read_lines())
 
 
-def _read_lines() -> Iterator[str]:
+def read_lines() -> Iterator[str]:
     """Read what is typed, or what stands in a pipe, line by line."""
     from pgra.memory.chat import visible
 

@@ -111,7 +111,9 @@ class StreamArguments(Arguments):
         2048, "Most tokens of a prompt, the LM's window permitting.", least=1
     )
     max_added: int | None = arg(
-        None, "Most corrections that grow shows (the release: 20); default: as many as fit.", least=0
+        None,
+        "Most corrections that grow shows (the release: 20); default: as many as fit.",
+        least=0,
     )
     dev_stream: str | None = arg(
         None, "Other questions, on which the gate's threshold is chosen; instead of --threshold."
@@ -211,9 +213,11 @@ class Experiment:
     def identity(self) -> dict[str, Json]:
         """All that decides the numbers, but for the variant and the stream."""
         simulation, lm = self.simulation, self.simulation.lm
-        with tempfile.TemporaryDirectory() as folder:
-            with FeedbackLog.open(Path(folder) / MEMORY_FILE) as log:
-                lookup = dict(self.open_lookup(log).fingerprint)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            FeedbackLog.open(Path(folder) / MEMORY_FILE) as log,
+        ):
+            lookup = dict(self.open_lookup(log).fingerprint)
         family = asdict(simulation.family)
         for name in ("paper", "paper_answered", "is_of_paper"):  # they decide no number here
             del family[name]

@@ -47,7 +47,7 @@ class LabelMemoryArguments(Arguments):
         "relative-edit",
         "How near texts are found: relative-edit (distance beside their lengths), edit (distance), "
         "encoder (cosine), or bm25.",
-        choices=LOOKUPS,
+        choices=[name for name in LOOKUPS if name != "gud-ir"],  # whose generator is not named here
         is_open=True,
     )
     memory_threshold: float | None = arg(
@@ -169,7 +169,13 @@ class LabelMemory:
         counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
         unused = f"; not used: {counts}" if others else ""
         say = logger.info if own else logger.warning
-        say("memory: %s holds %s corrections of task '%s'%s", log.path, f"{len(own):,}", task, unused)
+        say(
+            "memory: %s holds %s corrections of task '%s'%s",
+            log.path,
+            f"{len(own):,}",
+            task,
+            unused,
+        )
 
     @classmethod
     def open(

@@ -54,9 +54,7 @@ class FinetuneArguments(Arguments):
     )
     max_steps: int = arg(80, "Training steps.", least=1)
     packs_per_step: int = arg(4, "Sequences a step.", least=1)
-    pack_tokens: int = arg(
-        512, "Most tokens of a sequence, which holds many lessons.", least=1
-    )
+    pack_tokens: int = arg(512, "Most tokens of a sequence, which holds many lessons.", least=1)
     learning_rate: float = arg(
         2e-4, "The highest; it rises over the first steps, then falls.", above=0, below=1
     )

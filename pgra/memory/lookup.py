@@ -321,7 +321,9 @@ class EditLookup:
             bar = np.partition(distances, k - 1)[k - 1] if len(names) > k else np.inf
             nearest = np.flatnonzero(distances <= bar)
             found += [(float(distances[i]), firsts[names[i]], names[i]) for i in nearest]
-        scores = {max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]}
+        scores = {
+            max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]
+        }
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
     def _normalize(self, text: str) -> str:

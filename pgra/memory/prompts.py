@@ -186,7 +186,5 @@ def load_few_shot(name: str) -> FewShot:
     try:
         shown = [PromptExample(**{k: str(v) for k, v in dict(one).items()}) for one in examples]
     except (TypeError, ValueError):
-        raise ConfigError(
-            f"{path}: an example has question, answer and perhaps feedback"
-        ) from None
+        raise ConfigError(f"{path}: an example has question, answer and perhaps feedback") from None
     return FewShot(name=path.stem, examples=tuple(shown), **values)

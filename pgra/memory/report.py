@@ -239,7 +239,7 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
     lines = [["outputs", *(str(counts[kind]) for kind in kinds), str(len(outputs)), ""]]
     for column, outputs in judged.items():
         by_kind = [fmean(item[1] for item in outputs if item[0] == kind) for kind in kinds]
-        both = [fmean(item[place] for item in outputs) for place in (1, 2)]
+        both = [fmean(item[1] for item in outputs), fmean(item[2] for item in outputs)]
         lines.append([column, *(f"{share:.3f}" for share in (*by_kind, *both))])
     return "\n".join(_markdown(["understood", *kinds, "all", "answered"], lines))
 

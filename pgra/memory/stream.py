@@ -161,9 +161,7 @@ def read_stream(path: Path, family: Family) -> list[Step]:
         )
     check_file(path, ("jsonl",))
     read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
-    steps = [
-        read(f"{path}, line {record.line}", record, family) for record in read_records(path)
-    ]
+    steps = [read(f"{path}, line {record.line}", record, family) for record in read_records(path)]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
@@ -183,13 +181,14 @@ def _read_step(place: str, record: Record, family: Family) -> Step:
 
 def _read_fact(place: str, record: Record, family: Family) -> Step:
     question, answers = record.fields.get("question"), record.fields.get("answers")
-    right = answers if isinstance(answers, list) and answers else [None]
-    if not all(isinstance(text, str) and text.strip() for text in (question, *right)):
+    texts = [question, *answers] if isinstance(answers, list) and answers else [None]
+    right = [text for text in texts if isinstance(text, str) and text.strip()]
+    if len(right) < len(texts):
         raise DataError(
             f"{place}: the family '{family.name}' takes question, a text, and answers, a list of "
             "texts"
         )
-    return Step(str(record.line), QUESTION, str(question), right[0], expected=tuple(right))
+    return Step(str(record.line), QUESTION, right[0], right[1], expected=tuple(right[1:]))
 
 
 def _read_situation(place: str, record: Record, family: Family) -> Step:

@@ -88,9 +88,7 @@ def run_trainer(trainer: Trainer, title: str, folder: Path) -> Any:
     if checkpoint is not None:
         logger.info("going on from %s", checkpoint)
     try:
-        return trainer.train(
-            resume_from_checkpoint=None if checkpoint is None else str(checkpoint)
-        )
+        return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         bar.close()
 
@@ -193,8 +191,25 @@ def _finetune(
 ) -> None:
     model = load_pretrained(AutoModelForCausalLM.from_pretrained, lm.source, dtype=torch.float32)
     freeze_layers(model, args.frozen_layers)
+    trainer = AnswersTrainer(
+        model=model,
+        args=training_arguments(args),
+        train_dataset=[asdict(pack) for pack in packs],
+        data_collator=collate,
+    )
+    run_trainer(trainer, "finetune", folder)
+    with new_folder(folder / LM_FOLDER) as aside:
+        model.save_pretrained(aside)
+        lm.tokenizer.save_pretrained(aside)
+        seen.write(aside)
+    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        shutil.rmtree(path)
+
+
+def training_arguments(args: FinetuneArguments) -> TrainingArguments:
+    """Return the Trainer's arguments for an LM; its device is ready then."""
     arguments = TrainingArguments(
-        output_dir=str(folder),
+        output_dir=args.output_dir,
         max_steps=args.max_steps,
         per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on a CPU
         gradient_accumulation_steps=args.packs_per_step,
@@ -217,19 +232,7 @@ def _finetune(
         dataloader_pin_memory=torch.accelerator.is_available(),
     )
     ready_device(arguments.device)
-    trainer = AnswersTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=[asdict(pack) for pack in packs],
-        data_collator=collate,
-    )
-    run_trainer(trainer, "finetune", folder)
-    with new_folder(folder / LM_FOLDER) as aside:
-        model.save_pretrained(aside)
-        lm.tokenizer.save_pretrained(aside)
-        seen.write(aside)
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        shutil.rmtree(path)
+    return arguments
 
 
 def collate(packs: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
@@ -277,9 +280,7 @@ class GeneratorArguments(Arguments):
     model: str = arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
     num_train_epochs: int = arg(20, "How often each pair is seen.", least=1)
     per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
-    learning_rate: float = arg(
-        1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0
-    )
+    learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
     save_steps: int = arg(
         200, "Steps between checkpoints that a killed training goes on from.", least=1
     )

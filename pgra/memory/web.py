@@ -248,7 +248,7 @@ def _is_of_this_page(request: Request) -> bool:
 
 
 async def _read_form(request: Request) -> dict[str, str] | Response:
-    """Return a form's fields, lines ending as ours do; a refusal where it is none of this page's."""
+    """Return a form's fields; a refusal where it is none of this page's."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -147,7 +147,7 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
             ("stream", "--stream", "x", "--dev_stream", "y", "--family", "webquestions"),
             "dev_stream chooses a threshold by the types of questions",
         ),
-        (("stream", "--stream", "x", "--threshold", "0.9"), "counts below 0: give -0.9"),
+        (("stream", "--stream", "x", "--threshold", "0.9"), "an edit distance counts below 0"),
         (("correct", "1"), "name one entry and what was meant"),
         (("correct", "1", "x"), "there is no memory memory.sqlite"),
         (("forget", "1"), "there is no memory memory.sqlite"),

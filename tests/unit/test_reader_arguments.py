@@ -11,7 +11,8 @@ from pgra.artifacts import canonical_json
 from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
-from pgra.memory import train as finetuning
+from pgra.memory.lessons import FinetuneArguments
+from pgra.memory.train import training_arguments
 from pgra.reader.arguments import REFUSED, ReaderTrainingArguments, check_trainer
 from pgra.reader.fields import NOT_DECIDING
 from pgra.run_folder import training_identity
@@ -298,17 +299,7 @@ def seen_gpu(monkeypatch, cudnn_on):
 
 
 def finetune_arguments(folder):
-    settings = finetuning.FinetuneSettings(
-        max_steps=1,
-        packs_per_step=1,
-        learning_rate=1e-3,
-        frozen_layers=0,
-        save_steps=1,
-        seed=0,
-        bf16=False,
-        device="cpu",
-    )
-    return finetuning._arguments(folder, settings)
+    return training_arguments(FinetuneArguments(output_dir=str(folder), device="cpu"))
 
 
 WAYS_TO_A_DEVICE = {
