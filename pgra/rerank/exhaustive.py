@@ -8,14 +8,13 @@ they stop at 150 and see the metric still rising.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pgra.artifacts import artifact_dir, build_once
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
@@ -61,11 +60,8 @@ class ExhaustiveSearch:
             of the states, which is faster in a large corpus and may miss some.
     """
 
-    def __init__(
-        self, reranker: PromptedReranker, artifacts: Path, *, factory: str = EXACT
-    ) -> None:
+    def __init__(self, reranker: PromptedReranker, *, factory: str = EXACT) -> None:
         self.reranker, self.factory = reranker, factory
-        self._artifacts = artifacts
         self._device = str(reranker.encoder.lm.device)
 
     @property
@@ -74,21 +70,17 @@ class ExhaustiveSearch:
         how = {"retriever": "exhaustive", "index_factory": self.factory}
         return {**self.reranker.fingerprint, **how}
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
+    def prepare(self, examples: Sequence[Example]) -> Work:
         """Let the LM read all passages and these queries, as far as it has not yet.
 
         Raises:
             ConfigError: If the factory cannot work, before anything is read.
         """
-        self._check_factory()
-        rows = np.arange(self.num_rows)
-        return self.reranker.prepare(examples, rows, context=context, progress=progress)
+        if self._device == "cpu":
+            import_faiss()  # or it would be missed only when the LM has read everything
+        if not self.is_exact:
+            empty_index(self.factory, self._num_columns, self.num_rows)
+        return self.reranker.prepare(examples, np.arange(self.num_rows))
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Find each query's evidence; `prepare` must have seen the queries.
@@ -129,10 +121,9 @@ class ExhaustiveSearch:
         size = min(SAMPLE, len(examples))
         sample = np.linspace(0, len(examples) - 1, size).astype(int).tolist()
         true = self._in_chunks([examples[i] for i in sample], depth, self._best_of_all).rows
-        ours = found.rows[sample]
+        pairs = list(zip(found.rows[sample], true, strict=True))
         return {
-            str(d): round(float(np.mean([_share(*pair) for pair in _pairs(ours, true, d)])), 4)
-            for d in depths
+            str(d): round(float(np.mean([_share(*pair, d) for pair in pairs])), 4) for d in depths
         }
 
     @property
@@ -153,12 +144,6 @@ class ExhaustiveSearch:
     def _num_columns(self) -> int:
         """Give D, of what is compared."""
         return self.reranker.fitting.num_columns(self._width)
-
-    def _check_factory(self) -> None:
-        if self._device == "cpu":
-            import_faiss()  # or it would be missed only when the LM has read everything
-        if not self.is_exact:
-            empty_index(self.factory, self._num_columns, self.num_rows)
 
     def _in_chunks(
         self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
@@ -223,7 +208,8 @@ class ExhaustiveSearch:
         bank = self.reranker.bank
         fields = {**self.reranker.fingerprint, "factory": self.factory, "metric": "ip"}
         name = bank.folder.name.rpartition("-")[0]
-        folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
+        root = self.reranker.context.artifacts / "indexes"
+        folder = artifact_dir(root, f"{name}-states", fields)
         plan = IndexPlan(factory=self.factory)  # the reranker itself scores what is found
         source = VectorSource(self.num_rows, self._num_columns, self._states, self._in_order)
         manifest = build_once(
@@ -266,13 +252,12 @@ class ExhaustiveSearch:
 
 
 def open_exhaustive(
-    reranker: Reranker, artifacts: Path, *, factory: str, memory_gb: float | None = None
+    reranker: Reranker, *, factory: str, memory_gb: float | None = None
 ) -> ExhaustiveSearch:
     """Open the search without a first stage.
 
     Args:
         reranker: The second stage.
-        artifacts: Root of all products.
         factory: FAISS factory string for the states, or auto; "Flat" compares them all.
         memory_gb: Memory that an index may take, for auto; None: half of the machine's.
 
@@ -287,7 +272,7 @@ def open_exhaustive(
         width = reranker.fitting.num_columns(reranker.encoder.lm.width)
         memory = memory_limit(memory_gb)
         factory = choose_factory(factory, len(reranker.corpus), width, memory=memory).factory
-    return ExhaustiveSearch(reranker, artifacts, factory=factory)
+    return ExhaustiveSearch(reranker, factory=factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:
@@ -298,9 +283,5 @@ def num_kept(num_evidence: int, num_passages: int) -> int:
     return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
 
 
-def _pairs(ours: Rows, true: Rows, depth: int) -> Iterator[tuple[Rows, Rows]]:
-    return zip(ours[:, :depth], true[:, :depth], strict=True)
-
-
-def _share(ours: Rows, true: Rows) -> float:
-    return len(np.intersect1d(ours, true)) / len(true)
+def _share(ours: Rows, true: Rows, depth: int) -> float:
+    return len(np.intersect1d(ours[:depth], true[:depth])) / depth
