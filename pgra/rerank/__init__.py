@@ -4,7 +4,15 @@ from pgra.config import find_class
 from pgra.errors import ConfigError
 from pgra.rerank.base import Reference, Reranker, RerankRequest, Work
 
-__all__ = ["RERANKERS", "Reference", "RerankRequest", "Reranker", "Work", "find_reranker"]
+__all__ = [
+    "RERANKERS",
+    "Reference",
+    "RerankRequest",
+    "Reranker",
+    "Work",
+    "find_reranker",
+    "open_reranker",
+]
 
 RERANKERS = {
     "cross-encoder": "pgra.rerank.cross_encoder:CrossEncoderReranker",
@@ -23,3 +31,12 @@ def find_reranker(name: str) -> type[Reranker]:
     if not (isinstance(cls, type) and issubclass(cls, Reranker)):
         raise ConfigError(f"reranker '{name}' is no subclass of pgra.rerank.Reranker: derive it")
     return cls
+
+
+def open_reranker(request: RerankRequest) -> Reranker:
+    """Open the second stage.
+
+    Raises:
+        PgraError: As its class says.
+    """
+    return find_reranker(request.args.reranker).open(request)

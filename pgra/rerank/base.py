@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from pgra.config import Arguments, RerankArguments
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
 from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class RerankRequest:
     prompt: "FewShotPrompt"
     corpus: "Corpus"
     context: Context = ALONE
-    options: Arguments | None = None
+    options: _Arguments | None = None
     exemplars: "NearestExemplars | None" = None
     reference: Reference = Reference()
 
@@ -138,6 +139,11 @@ class Cost:
     trial: "Callable[[float], Speed]"
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the numbers are counts, not estimates."""
+        return self.basis in ("stored", "searched", "whole corpus", PAIRS)
+
+    @property
     def reads_pairs(self) -> bool:
         """Whether a passage is read anew with each query."""
         return self.basis in (PAIRS, MOST_PAIRS)
@@ -149,7 +155,7 @@ PAIRS, MOST_PAIRS = "every pair", "at most every pair"
 class Reranker(ABC):
     """Orders each query's candidates."""
 
-    Arguments: ClassVar[type[Arguments] | None] = None
+    Arguments: ClassVar[type[_Arguments] | None] = None
     """Its own flags; an instance comes as `RerankRequest.options`."""
 
     @classmethod
@@ -180,7 +186,7 @@ class Reranker(ABC):
         return None
 
     @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the models that it uses, as the user wrote them."""
         return []
 
@@ -189,7 +195,7 @@ class Reranker(ABC):
         """What names the place where states or scores are kept: equal if they are shared."""
         return ""
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
         """Refuse what only shows when work begins, such as a lost part of an earlier run."""
 
     def prompts(self, query: Example) -> list[str]:  # noqa: ARG002

@@ -5,8 +5,10 @@ folders of sentence-transformers' `CrossEncoder` among them. With one logit, tha
 several, the log-probability of the class named "relevant", or else of the last one.
 """
 
+import math
+import random
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pgra.config import Arguments, CrossEncoderArguments, RerankArguments
+from pgra.config import Arguments as _Arguments
+from pgra.config import CrossEncoderArguments, RerankArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
@@ -39,6 +42,7 @@ _SAMPLE = 2000  # pairs that are tokenised to foresee all
 _PAIR_BYTES = 4 + 12  # a score, a key and a norm
 _TRIAL_BATCHES = 4  # in a piece of a trial
 _RELEVANT = "relevant"
+_NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
 
 class CrossEncoder:
@@ -76,19 +80,20 @@ class CrossEncoder:
         self.dtype = choose_dtype(dtype, self.device)
         self.config = load_config(self.source)
         self.tokenizer = load_tokenizer(self.source, self.config)
-        window = self.tokenizer.model_max_length  # a huge number where the tokenizer does not say
-        positions = getattr(self.config, "max_position_embeddings", None)
-        if positions is not None:  # RoBERTa's begin behind its padding token's
-            window = min(window, positions)
-        self.max_tokens = min(max_tokens or window, window)
+        window = int(min(self.tokenizer.model_max_length, _window(self.config)))
+        if max_tokens is None and window >= _NO_WINDOW:
+            raise ConfigError(
+                f"'{name}' does not say how many tokens it reads: give --cross_encoder_tokens"
+            )
         if max_tokens is not None and max_tokens > window:
             raise ConfigError(
                 f"cross_encoder_tokens is {max_tokens}, but '{name}' reads at most {window} tokens"
             )
-        if self.max_tokens > 1 << 20:
-            raise ConfigError(
-                f"'{name}' does not say how many tokens it reads: give --cross_encoder_tokens"
+        if self.tokenizer.pad_token is None:
+            raise ModelError(
+                f"the tokenizer of '{name}' has no padding token: choose another model"
             )
+        self.max_tokens = max_tokens or window
         self.batch_tokens = batch_budget(batch_tokens, self.device)
         self.num_tokens = self.num_cut = 0
 
@@ -122,12 +127,21 @@ class CrossEncoder:
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[dict[str, Any]]:
         """Tokenise pairs together, as the model's tokenizer joins two texts."""
-        encoded = self.tokenizer(
-            list(queries), list(passages), truncation="longest_first", max_length=self.max_tokens
-        )
-        rows = [dict(zip(encoded, values, strict=True)) for values in zip(*encoded.values())]
-        self.num_cut += sum(len(row["input_ids"]) == self.max_tokens for row in rows)
+        texts = [list(queries), list(passages)]
+        rows = self._rows(texts)
+        long = [i for i, row in enumerate(rows) if len(row["input_ids"]) > self.max_tokens]
+        if long:
+            cut = {"truncation": "longest_first", "max_length": self.max_tokens}
+            short = self._rows([[text[i] for i in long] for text in texts], **cut)
+            for i, row in zip(long, short, strict=True):
+                rows[i] = row
+        self.num_cut += len(long)
         return rows
+
+    def _rows(self, texts: Sequence[list[str]], **how: Any) -> list[dict[str, Any]]:
+        encoded = self.tokenizer(*texts, verbose=False, **how)
+        lines = zip(*encoded.values(), strict=True)
+        return [dict(zip(encoded, line, strict=True)) for line in lines]
 
     def score(self, pairs: Sequence[Mapping[str, Any]], *, advance: Advance = int) -> Tensor:
         """Score tokenised pairs, in batches of like length: (n,) float32, in their order."""
@@ -141,7 +155,9 @@ class CrossEncoder:
             self.num_tokens += sum(lengths[i] for i in batch)
             advance(len(batch))
         if not torch.isfinite(scores).all():
-            raise ModelError(f"'{self.source.name}' gave a score that is not finite: use --lm_dtype")
+            raise ModelError(
+                f"'{self.source.name}' gave a score that is not finite: use --lm_dtype"
+            )
         return scores
 
     def _relevance(self, logits: Tensor) -> Tensor:
@@ -190,11 +206,11 @@ class CrossEncoderReranker(PairReranker):
         return cls(model, request)
 
     @classmethod
-    def _options(cls, args: RerankArguments, options: Arguments | None) -> CrossEncoderArguments:
+    def _options(cls, args: RerankArguments, options: _Arguments | None) -> CrossEncoderArguments:
         return options if isinstance(options, CrossEncoderArguments) else args
 
     @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:
         """Name the cross-encoder."""
         return [cls._options(args, options).cross_encoder]
 
@@ -255,5 +271,22 @@ class CrossEncoderReranker(PairReranker):
         batches = token_budget_batches(lengths, self.model.batch_tokens)
         runs = [batches[i : i + _TRIAL_BATCHES] for i in range(0, len(batches), _TRIAL_BATCHES)]
         pieces = [[order[i] for batch in run for i in batch] for run in runs]
-        np.random.default_rng(0).shuffle(pieces)  # type: ignore[arg-type]
-        return time_reading(lambda: self.model.score(pairs[:1]), iter(pieces), self._time, seconds=seconds)
+        random.Random(0).shuffle(pieces)
+
+        def read(piece: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
+            start = time.perf_counter()
+            self.model.score(piece)
+            tokens = sum(len(pair["input_ids"]) for pair in piece)
+            return len(piece), tokens, time.perf_counter() - start
+
+        def load() -> None:
+            self.model.score(pairs[:1])
+
+        return time_reading(load, iter(pieces), read, seconds=seconds)
+
+
+def _window(config: Any) -> float:
+    """Return how many positions a model has; those of RoBERTa's kin begin behind the padding's."""
+    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
+    return positions - (config.pad_token_id + 1 if is_behind else 0)

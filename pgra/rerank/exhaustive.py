@@ -16,6 +16,7 @@ import torch
 from pgra.artifacts import artifact_dir, build_once
 from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
+from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
@@ -66,7 +67,7 @@ class ExhaustiveSearch:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the evidence of a query depends on."""
+        """Return all that the evidence of a query depends on."""
         how = {"retriever": "exhaustive", "index_factory": self.factory}
         return {**self.reranker.fingerprint, **how}
 
@@ -76,11 +77,24 @@ class ExhaustiveSearch:
         Raises:
             ConfigError: If the factory cannot work, before anything is read.
         """
+        self.check()
+        return self.reranker.prepare(examples, np.arange(self.num_rows))
+
+    def check(self) -> None:
+        """Refuse what would only show when the LM has read everything.
+
+        Raises:
+            ConfigError: If FAISS is missing, or the factory cannot work.
+        """
         if self._device == "cpu":
-            import_faiss()  # or it would be missed only when the LM has read everything
+            import_faiss()
         if not self.is_exact:
             empty_index(self.factory, self._num_columns, self.num_rows)
-        return self.reranker.prepare(examples, np.arange(self.num_rows))
+
+    @property
+    def index_bytes(self) -> int:
+        """The bytes of an index of the states, about; 0 where they are compared themselves."""
+        return 0 if self.is_exact else self.num_rows * self._num_columns * 4
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Find each query's evidence; `prepare` must have seen the queries.
@@ -108,7 +122,7 @@ class ExhaustiveSearch:
         return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
 
     def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:
-        """Give the share of the true evidence that was found, by depth, on a sample of queries.
+        """Return the share of the true evidence that was found, by depth, on a sample of queries.
 
         Args:
             examples: The queries.
@@ -128,7 +142,7 @@ class ExhaustiveSearch:
 
     @property
     def is_exact(self) -> bool:
-        """Say whether every passage is compared."""
+        """Whether every passage is compared."""
         return self.factory == EXACT
 
     @property
@@ -136,13 +150,13 @@ class ExhaustiveSearch:
         """Count the passages."""
         return len(self.reranker.corpus)
 
-    @property
+    @cached_property
     def _width(self) -> int:
-        return self.reranker.bank.width or self.reranker.encoder.lm.width
+        return _state_width(self.reranker)
 
     @property
     def _num_columns(self) -> int:
-        """Give D, of what is compared."""
+        """Return D, of what is compared."""
         return self.reranker.fitting.num_columns(self._width)
 
     def _in_chunks(
@@ -222,7 +236,7 @@ class ExhaustiveSearch:
         return load_faiss(folder, self._device)
 
     def _queries(self, examples: Sequence[Example]) -> Vectors:
-        """Give queries so that their inner products with what is indexed are the scores."""
+        """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
         return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
@@ -232,12 +246,12 @@ class ExhaustiveSearch:
         return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
-        """Give all states by row: an index must not depend on the order the bank was filled in."""
+        """Return all states by row: an index must not depend on how the bank was filled."""
         for start in range(0, self.num_rows, self._block_rows):
             yield self._states(np.arange(start, min(start + self._block_rows, self.num_rows)))
 
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
-        """Give all states as they lie on disk."""
+        """Return all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
             yield block.keys, self._similarity.of_passages(block.states, block.norms)
 
@@ -267,19 +281,23 @@ def open_exhaustive(
         raise ConfigError(
             "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
         )
-    if factory == AUTO:  # only then: to know the width of its states, an LM is loaded
-        width = reranker.fitting.num_columns(reranker.encoder.lm.width)
+    if factory == AUTO:
+        width = reranker.fitting.num_columns(_state_width(reranker))
         memory = memory_limit(memory_gb)
         factory = choose_factory(factory, len(reranker.corpus), width, memory=memory).factory
     return ExhaustiveSearch(reranker, factory=factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:
-    """Give how much evidence is kept on disk: the next multiple of 150, at most the corpus.
+    """Return how much evidence is kept on disk: the next multiple of 150, at most the corpus.
 
     So all settings of d up to the paper's k share one product.
     """
     return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
+
+
+def _state_width(reranker: PromptedReranker) -> int:
+    return reranker.bank.width or LmShape.of(reranker.encoder.lm.config).state
 
 
 def _share(ours: Rows, true: Rows, depth: int) -> float:

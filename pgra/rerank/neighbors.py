@@ -3,7 +3,7 @@
 A query and its candidates are read under the query's nearest training examples (Liu et al. 2022,
 section 2.3) and compared as in Guo et al. 2023, eq. 3. A passage then has another state for every
 query, so states are not kept: k + 1 texts are read a query, and its prefix once. What is kept is
-each pair's dot product and cosine (`pgra.rerank.pairs`), so that the other similarity costs nothing.
+each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity costs nothing.
 """
 
 import random

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from pgra.artifacts import artifact_dir
-from pgra.config import Arguments, RerankArguments
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
 from pgra.lm.cost import (
@@ -139,7 +140,7 @@ class PromptedReranker(ScoringReranker):
         return members[0] if len(members) == 1 else AveragedReranker(members)
 
     @classmethod
-    def models(cls, args: RerankArguments, options: Arguments | None = None) -> list[str]:  # noqa: ARG003
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the LM."""
         return [args.lm]
 
@@ -235,7 +236,9 @@ class PromptedReranker(ScoringReranker):
             to_read = round(first.num_texts * len(missing) / len(rows) + others * len(more))
             missing = np.union1d(missing, more)
         shape, cut = LmShape.of(lm.config), encoder.num_cut
-        passages = [encoder.prompt.template.passage_fields(t) for t in self._draw(missing, 0)]
+        passages = [
+            encoder.prompt.template.passage_fields(t) for t in self._draw(missing, _SEED, _SAMPLE)
+        ]
         asked = random.Random(_SEED).sample(new, min(_SAMPLE, len(new)))
         kinds = []
         for number, fields in (
@@ -273,7 +276,7 @@ class PromptedReranker(ScoringReranker):
             trial=partial(self._measure, missing, new),
         )
 
-    def _draw(self, rows: Rows, seed: int, count: int = _SAMPLE) -> list[str]:
+    def _draw(self, rows: Rows, seed: int, count: int) -> list[str]:
         if len(rows) > count:
             rows = np.random.default_rng(seed).choice(rows, count, replace=False)
         return self.corpus.texts(rows)
