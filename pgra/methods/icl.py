@@ -23,7 +23,7 @@ from pgra.lm.score import AnswerWords, LMHead
 from pgra.methods.pgra import neighbor_model, read_task, stage_context
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.predict import decide
+from pgra.reader.calibrate import decide
 from pgra.rerank.bank import Bank, query_key
 from pgra.rerank.states import bank_name, fill_queries, open_prompted_encoder, open_query_bank
 from pgra.run_folder import Found, timed
@@ -191,7 +191,7 @@ def _decide(
             context=context,
         )
     if exemplars is not None:
-        exemplars.tell_shortened()
+        exemplars.warn_shortened()
     logger.info("icl: %d LM forwards for %d queries", num_read, len(examples))
     normalize = args.reader.length_normalize
     with timed(found, "evaluation"):
@@ -199,4 +199,4 @@ def _decide(
     verbalizer = Verbalizer(found.task.prompt_words, template="")
     ids = [example.id for example in examples]
     note = _SEED_NOTE if exemplars is None else _KATE_NOTE
-    return Decisions(decide(ids, scores, verbalizer), [note])
+    return Decisions(decide(ids, scores, verbalizer.labels), [note])

@@ -33,7 +33,7 @@ from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-    from pgra.exemplars.nearest import NearestExemplars
+    from pgra.exemplars.prompt import NearestExemplars
     from pgra.lm.cost import Reading, Speed
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.retrieval.survey import FirstStage

@@ -20,7 +20,7 @@ from torch import Tensor
 from pgra.core import Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
-from pgra.exemplars.nearest import NearestExemplars
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.cost import (
     LmShape,
     Speed,
@@ -155,7 +155,7 @@ class NeighborReranker(PairReranker):
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
         """Let the LM read the queries with those candidates that it has not read with them yet."""
         counts = super().fill(examples, rows)
-        self.exemplars.tell_shortened()
+        self.exemplars.warn_shortened()
         return counts
 
     def read(self, pairs: Pairs, keys: Rows) -> deque[_Unit]:
