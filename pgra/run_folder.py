@@ -21,17 +21,11 @@ from pgra.data.tasks import Task
 from pgra.errors import ArtifactError
 from pgra.lm.load import ModelSource
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.arguments import TRAINING_NOT_DECIDING, ReaderTrainingArguments
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import TrainResult
-from pgra.report.results import (
-    METRICS_FILE,
-    TRAINING_NOT_DECIDING,
-    EvidenceLine,
-    damaged,
-    read_object,
-)
+from pgra.report.results import METRICS_FILE, EvidenceLine, damaged, read_object
 from pgra.rerank import NearestExemplars, Reference, Reranker
 from pgra.retrieval.shards import Stored
 

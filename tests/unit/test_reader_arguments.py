@@ -12,9 +12,12 @@ from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
 from pgra.memory import train as finetuning
-from pgra.reader.arguments import REFUSED, ReaderTrainingArguments
+from pgra.reader.arguments import (
+    REFUSED,
+    TRAINING_NOT_DECIDING,
+    ReaderTrainingArguments,
+)
 from pgra.reader.train import check_trainer
-from pgra.report.results import TRAINING_NOT_DECIDING
 from pgra.run_folder import training_identity
 
 
