@@ -25,8 +25,9 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.load import tokenizer_identity
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate, check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs

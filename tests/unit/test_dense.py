@@ -6,10 +6,11 @@ from conftest import SENTENCES
 
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval import RETRIEVERS, open_retriever
 from pgra.retrieval.base import IndexRequest
-from pgra.retrieval.dense import DenseRetriever, load_encoder, load_faiss
+from pgra.retrieval.dense import DenseRetriever, load_faiss
 
 
 @pytest.fixture
@@ -118,7 +119,10 @@ def test_an_index_of_another_retriever_is_refused(encoder_dir, corpus, tmp_path)
 
 def test_an_index_dir_is_never_built(encoder_dir, corpus, tmp_path):
     args = arguments(encoder_dir, index_dir=str(tmp_path / "none"))
-    with pytest.raises(ArtifactError, match="none does not exist: run the 'dense_index' stage"):
+    with pytest.raises(
+        ArtifactError,
+        match="none does not exist: it has no manifest.json: run the 'dense_index' stage",
+    ):
         open_one(args, corpus, tmp_path)
     assert not (tmp_path / "none").exists()
 
