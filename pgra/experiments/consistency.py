@@ -337,10 +337,13 @@ def report_consistency(
         texts = distinct_evidence(lines, depth)
         folder = output_dir / "pseudo_labels"
         pseudo = label_texts(labeler, texts, folder, sample=samples[task], device=device)
-        how = {"labels": labeler.record.labels, "depth": depth}
         for name, found in own.items():
             seeds = [
-                measure_consistency(name, task, run.predictions, pseudo.labels, **how)
+                measure_consistency(
+                    *(name, task, run.predictions, pseudo.labels),
+                    labels=labeler.record.labels,
+                    depth=depth,
+                )
                 for run in found
             ]
             measured.append(merge_seeds(seeds))
@@ -578,9 +581,9 @@ def compare_evidence(
     runs: list[Consistency] = []
     tables: list[Table] = []
     for depth in depths or (most,):
-        how = {"labels": labels, "depth": depth}
         own_runs = [
-            measure_consistency(way, task, own, known.labels, **how) for way, own in lines.items()
+            measure_consistency(way, task, own, known.labels, labels=labels, depth=depth)
+            for way, own in lines.items()
         ]
         runs += own_runs
         tables.append(score_table(own_runs, baseline=FIRST_STAGE, paper={}))

@@ -258,7 +258,8 @@ def compare_runs(
         )
     check_comparable(group)
     names = row_names(group)
-    tasks = in_order([one.task for one in (*group.runs, *group.missing) if one.task], TASKS)
+    known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
+    tasks = in_order(known, TASKS)
     has_average = len(tasks) > 1 and not any(run.is_of_texts for run in group.runs)
     columns = [*tasks, *([AVERAGE] if has_average else [])]
     rows = list(group.points)
@@ -278,7 +279,9 @@ def compare_runs(
     for row in rows if reference is not None else ():
         run = next((results[row, t].runs[0] for t in tasks if (row, t) in results), None)
         place = reference.find_row(run) if reference is not None and run is not None else None
-        for column in columns if reference is not None and place is not None else ():
+        if reference is None or place is None:
+            continue
+        for column in columns:
             is_mean = column == AVERAGE
             value = reference.average(place, tasks) if is_mean else reference.value(place, column)
             if value is not None:
@@ -489,7 +492,8 @@ def detail_table(study: Study) -> Table:
                 _p_cell(numbers["p_welch"] if found is not None and found.has_noise else None),
             ]
             if study.paper:
-                ours, base = (study.paper.get((name, column)) for name in (row, study.baseline))
+                ours = study.paper.get((row, column))
+                base = study.paper.get((study.baseline or "", column))
                 gap = None if ours is None or base is None or row == study.baseline else ours - base
                 cells.append(_number(gap, "+.1f"))
             rows.append(cells[: len(columns)])

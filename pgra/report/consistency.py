@@ -318,8 +318,7 @@ def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
         figure = Figure(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
         axes = figure.subplots()
         for height, run in enumerate(reversed(runs)):
-            ends = {"color": "0.6", "linewidth": 3, "solid_capstyle": "round"}
-            axes.plot(run.interval, [height, height], **ends)
+            axes.plot(run.interval, [height, height], color="0.6", linewidth=3)
             axes.plot(run.score, height, "o", color="black")
             axes.plot(run.chance, height, "|", color="black", markersize=14)
         axes.axvline(runs[0].majority, color="0.4", linestyle="--", linewidth=1)

@@ -197,7 +197,8 @@ class Decisions:
 
     @property
     def traits(self) -> Values:
-        return (self.kinds[:, None] % len(self.names) == np.arange(len(self.names))).astype(float)
+        columns = self.kinds[:, None] % len(self.names) == np.arange(len(self.names))
+        return np.asarray(columns, np.float64)
 
     def resample(self, kinds: _Counts, counts: Values) -> Values:
         metric, n = find_metric(self.metric), len(self.names)
@@ -205,9 +206,12 @@ class Decisions:
             # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
             matrices = np.rint(counts @ (kinds[:, None] == np.arange(n * n)).astype(np.float64))
             return metric.of_counts(matrices.astype(np.int64).reshape(-1, n, n))
-        drawn = [np.repeat(kinds, row.astype(np.int64)) for row in counts]
-        sides = [([self.names[k // n] for k in d], [self.names[k % n] for k in d]) for d in drawn]
-        return np.array([metric(*side, self.names) for side in sides], np.float64)
+        names, values = np.array(self.names), []
+        for row in counts:
+            drawn = np.repeat(kinds, row.astype(np.int64))
+            sides = names[drawn // n].tolist(), names[drawn % n].tolist()
+            values.append(metric(*sides, self.names))
+        return np.array(values, np.float64)
 
 
 def draw_counts(
@@ -321,7 +325,7 @@ def compare_systems(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) 
 def bootstrap_mean(values: Values, *, seed: int) -> Values:
     """Return the mean of each resample of some examples' values, (draws,)."""
     (distinct,), counts = draw_counts(values[None], seed=seed)
-    return np.round(counts @ distinct / len(values), _DIGITS)
+    return np.asarray(np.round(counts @ distinct / len(values), _DIGITS), np.float64)
 
 
 def compare_means(a: Values, b: Values, *, seed: int) -> Difference:

@@ -76,6 +76,10 @@ class EvidenceLine:
     score: float
     attention: float | None = None
 
+    def as_json(self) -> dict[str, Json]:
+        """Return what `predictions.jsonl` holds of it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 def add_attention(
     evidence: Sequence[Sequence[EvidenceLine]], shares: Sequence[Sequence[float]]
@@ -148,7 +152,7 @@ def write_results(
             "label": example.label,
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
-            "evidence": [{k: v for k, v in asdict(e).items() if v is not None} for e in seen],
+            "evidence": [line.as_json() for line in seen],
             **own,
         }
         for example, prediction, seen, own in zip(
