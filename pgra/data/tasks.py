@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pgra.config import config_root, read_yaml
+from pgra.config import config_root, find_class, read_yaml
 from pgra.errors import ConfigError, unknown_name
 
 # A YAML of `configs/` read key by key, so that each message names the file and the key.
@@ -101,7 +101,7 @@ def slots(template: str) -> list[str]:
 
 
 LABEL = "label"
-TASK_METRICS = ("accuracy", "macro_f1", "mcc")
+TASK_METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
 _NEEDED = ("labels", "prompt", "reader_template", "verbalizer")
 _OPTIONAL = (
     *("inputs", "answer", "prompt_words", "metric", "hub", "local", "sizes", "ignored_labels"),
@@ -205,8 +205,10 @@ class _TaskReader(YamlKeys):
         if LABEL in inputs:
             raise ConfigError(f"{self.path}: an input cannot be named '{LABEL}'")
         metric = self.text("metric", self.values.get("metric", "accuracy"))
-        if metric not in TASK_METRICS:
-            raise ConfigError(f"{self.path}: {unknown_name('metric', metric, TASK_METRICS)}")
+        try:
+            find_class("metric", metric, TASK_METRICS)
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
         same = {label: label for label in labels}
         return Task(
             name=self.path.stem,

@@ -32,7 +32,7 @@ from pgra.config import (
     rules,
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.errors import ArtifactError
+from pgra.errors import ArtifactError, ConfigError
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -389,7 +389,8 @@ class Run:
                     is_used |= self.system == "lm-bff" and name in _SHOTS
                 else:
                     is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
-                if is_used and (name not in known or known[name].decides):
+                is_used &= name not in known or known[name].decides
+                if is_used and name not in _NOT_YET_DECLARED:
                     flat[f"{section}.{name}"] = value
         return flat
 
@@ -458,7 +459,7 @@ def load_measures(
         if texts:
             return _measures_of_texts(run, texts)
         _check_value(run.metric, run.value, run.outcomes)
-    except (KeyError, TypeError, ValueError) as error:
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise damaged(folder / METRICS_FILE, error) from None
     return [run]
 
@@ -660,6 +661,10 @@ _UNUSED = {
     "random": ("rerank",),
 }
 _STILL_USED = (*_EXEMPLARS, "num_evidence")
+_NOT_YET_DECLARED = {
+    *("encoder_batch_tokens", "index_dir", "shard_rows", "lm_batch_tokens", "bank_shard_rows"),
+    *("bank", "prefix_sharing", "lm_device_map"),
+}
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
