@@ -23,7 +23,12 @@ from typing import Any
 import numpy as np
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
-from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
+from pgra.config import (
+    PAIR_SIMILARITIES,
+    CorpusArguments,
+    CrossEncoderArguments,
+    PgraArguments,
+)
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
@@ -47,7 +52,7 @@ from pgra.report.results import (
     read_object,
 )
 from pgra.report.tables import Table
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.similarity import SIMILARITIES
 
 logger = logging.getLogger(__name__)
 
@@ -507,14 +512,22 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    none = replace(args.rerank, reranker="none")
+    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
+    none = replace(
+        args.rerank,
+        reranker="none",
+        cross_encoder=plain.cross_encoder,
+        cross_encoder_tokens=plain.cross_encoder_tokens,
+    )
     chance = replace(args.retriever, retriever="random")
     everything = replace(args.retriever, retriever="exhaustive")
     ways = {
         RANDOM: replace(args, retriever=chance, rerank=none),
         FIRST_STAGE: replace(args, rerank=none),
     }
-    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else WAYS:
+    if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
+        return {**ways, args.rerank.reranker: args}
+    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else SIMILARITIES:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[f"exhaustive {name}"] = replace(ways[name], retriever=everything)

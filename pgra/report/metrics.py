@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pgra.config import find_class
 from pgra.core import Scores
+from pgra.reader.calibrate import label_chances, negative_log_likelihood
 
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 """A number from true labels, predictions, and the names of the task's labels."""
@@ -515,8 +516,6 @@ def measure_reliability(
         truth: The true label's column, of each example.
         temperature: What scores are divided by before the softmax.
     """
-    from pgra.reader.predict import label_chances, negative_log_likelihood  # brings torch
-
     return Reliability(
         negative_log_likelihood(scores, truth, temperature=temperature),
         expected_calibration_error(label_chances(scores, temperature), truth),

@@ -33,6 +33,7 @@ from pgra.config import (
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
+from pgra.reader.fields import NOT_DECIDING
 from pgra.report.metrics import (
     RIGHT,
     WRONG,
@@ -376,21 +377,18 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
-        path = self.folder / _IDENTITY_FILE
-        trained_with = read_object(path).keys() if path.is_file() else ()
         flat: dict[str, Json] = {}
         for section, values in self.arguments.items():
             if section in ("runtime", "data") or not isinstance(values, Mapping):
                 continue
             known = rules(_SECTIONS[section]) if section in _SECTIONS else {}
             for name, value in values.items():
-                if section == "training":  # the run itself lists what decided its weights
-                    is_used = name in trained_with and name not in _SEEDS
-                    is_used |= self.system == "lm-bff" and name in _SHOTS
-                else:
-                    is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
-                is_used &= name not in known or known[name].decides
-                if is_used and name not in _NOT_YET_DECLARED:
+                is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
+                decides = name not in known or known[name].decides
+                if section == "training":
+                    decides = name not in NOT_DECIDING and name not in _SEEDS
+                    decides |= name in _SHOTS and self.system == "lm-bff"
+                if is_used and decides and name not in _NOT_YET_DECLARED:
                     flat[f"{section}.{name}"] = value
         return flat
 
@@ -655,8 +653,8 @@ _SECTIONS: Mapping[str, type] = {
 # Sections that a system does not look at, but for the names after them.
 _UNUSED = {
     "plain": ("corpus", "retriever", "rerank"),
-    "icl": ("corpus", "retriever"),
-    "knn": ("corpus", "rerank"),
+    "icl": ("corpus", "retriever", "training"),
+    "knn": ("corpus", "rerank", "training"),
     "fid": ("rerank",),
     "random": ("rerank",),
 }

@@ -66,8 +66,6 @@ def plant(
     for section, changes in (arguments or {}).items():
         values[section] = {**values.get(section, {}), **changes}
     write_json(folder / "arguments.json", values)
-    free = ("output_dir", "num_shots", "exemplar_sets")  # which decide no weights
-    write_json(folder / "run.json", {k: v for k, v in values["training"].items() if k not in free})
     return folder
 
 
