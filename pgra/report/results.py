@@ -384,7 +384,9 @@ class Run:
             known = rules(_SECTIONS[section]) if section in _SECTIONS else {}
             for name, value in values.items():
                 is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
-                decides = name not in known or known[name].decides
+                # A model's name decides no fingerprint (its content does), but tells rows apart.
+                is_path = f"{section}.{name}" in _PATHS
+                decides = is_path or name not in known or known[name].decides
                 if section == "training":
                     decides = name not in NOT_DECIDING and name not in _SEEDS
                     decides |= name in _SHOTS and self.system == "lm-bff"
@@ -659,10 +661,7 @@ _UNUSED = {
     "random": ("rerank",),
 }
 _STILL_USED = (*_EXEMPLARS, "num_evidence")
-_NOT_YET_DECLARED = {
-    *("encoder_batch_tokens", "index_dir", "shard_rows", "lm_batch_tokens", "bank_shard_rows"),
-    *("bank", "prefix_sharing", "lm_device_map"),
-}
+_NOT_YET_DECLARED = ("encoder_batch_tokens", "index_dir", "shard_rows")
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
