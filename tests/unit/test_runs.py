@@ -5,7 +5,9 @@ import json
 import pytest
 from planted_runs import edit, plant, plant_grid
 
-from pgra.errors import ArtifactError
+from pgra.config import config_root
+from pgra.data.tasks import load_task
+from pgra.errors import ArtifactError, ConfigError
 from pgra.report.results import load_collection, load_run
 
 
@@ -123,6 +125,12 @@ def test_a_metric_of_the_users_own_is_measured_and_read_back(tmp_path, monkeypat
         "    return sum(map(str.__eq__, labels, predictions)) / len(labels)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    yaml = (config_root() / "tasks" / "sst2.yaml").read_text()
+    (tmp_path / "task.yaml").write_text(yaml.replace(": accuracy", ": mine:hits"))
+    assert load_task(str(tmp_path / "task.yaml")).metric == "mine:hits"
+    (tmp_path / "typo.yaml").write_text(yaml.replace(": accuracy", ": mine:hit"))
+    with pytest.raises(ConfigError, match="metric 'mine:hit' cannot be imported"):
+        load_task(str(tmp_path / "typo.yaml"))
     folder = plant(tmp_path / "a", metric="mine:hits", n=20, wrong=[1, 2])
     values = json.loads((folder / "metrics.json").read_text())
     assert values["metrics"]["mine:hits"] == values["metrics"]["accuracy"] == 0.9
