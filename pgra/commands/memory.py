@@ -9,7 +9,7 @@ import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -530,7 +530,7 @@ first half is decided again, as it is and with words left out, and the second ha
         )
     quiet_libraries()
     from pgra.artifacts import write_lines
-    from pgra.experiments.label_study import as_records, study_corrections, write_table
+    from pgra.experiments.label_study import study_corrections, study_table
 
     rows = study_corrections(
         Path(args.run),
@@ -542,8 +542,8 @@ first half is decided again, as it is and with words left out, and the second ha
         device=args.device,
     )
     if args.output is not None:
-        write_lines(Path(args.output), as_records(rows))
-    say(write_table(rows))
+        write_lines(Path(args.output), [asdict(row) for row in rows])
+    say(study_table(rows).to_markdown())
 
 
 # Models that are trained for a memory.
