@@ -98,18 +98,6 @@ def test_a_near_key_with_another_feedback_is_told(log):
     assert [entry.task for entry in other_task.entries()] == ["other"]
 
 
-def test_two_conversations_share_a_memory_at_once(log):
-    with FeedbackLog.open(log.path) as same:
-        here, there = talk(log), talk(same)
-        assert here.ask(AKIN).found == ()
-        entry = there.correct(AKIN, MEANT).entry
-        assert used(here.ask(AKIN)) == [entry]
-        here.forget(entry.id)
-        assert there.ask(AKIN).found == ()
-        with pytest.raises(DataError, match=f"has no entry {entry.id} now"):
-            there.forget(entry.id)
-
-
 def test_what_cannot_be_asked_or_kept_is_refused_and_nothing_is_written(log):
     conversation = talk(log)
     with pytest.raises(DataError, match="the question is empty: type one"):
@@ -177,12 +165,6 @@ def test_a_threshold_counts_for_right_answers_too(log):
 )
 def test_an_output_is_taken_apart_where_it_has_a_form_of_the_family(output, understanding, answer):
     assert read_understanding(FAMILY, output) == (understanding, answer)
-
-
-def test_a_form_may_end_in_what_was_understood():
-    family = replace(FAMILY, answers={"syn": "{answer} is like {word} (a+b)"})
-    told = read_understanding(family, "fair is like pretty (a+b)")
-    assert told == ("… is like pretty (a+b)", "fair")
 
 
 def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():
