@@ -1,354 +1,294 @@
-"""What methods with a trained reader share: stages done once, the trained reader, its notes."""
+"""The contract of a method: what decides a task's examples.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+A method is opened with its arguments, reads its task, and refuses early what cannot work. `prepare`
+does the long work that runs with other seeds share, `fit` trains, `decide` decides. Folders, locks,
+resume, seeds and results are the run's (`pgra.runs`), so that they are alike for all methods.
+"""
+
+import copy
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Self
 
-from pgra.config import PgraArguments, choose
-from pgra.core import ALONE, Candidates, Context, Json, Prediction, Scores
+from pgra.artifacts import digest
+from pgra.config import RunArguments, find_class
+from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.examples import load_splits
+from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
 from pgra.lm.bundled import BUNDLED_MODELS
-from pgra.lm.load import BUNDLED, ModelSource, choose_device, find_model, load_tokenizer
-from pgra.methods.pgra import (
-    find_evidence,
-    label_decision,
-    neighbor_model,
-    open_stages,
-    read_inputs,
-    read_task,
-    segment_layout,
-    task_verbalizer,
-)
-from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.fid import FusionReader, check_adapters
-from pgra.reader.inputs import TokenizedInputs
-from pgra.reader.predict import (
-    Calibration,
-    Decision,
-    batch_tokens_on,
-    decide,
-    fit_temperature,
-    score_inputs,
-    score_with_attention,
-)
-from pgra.reader.rag import PooledInputs, RagReader, choose_evidence
-from pgra.reader.record import ReaderRecord
-from pgra.reader.train import check_batches, check_classes, check_trainer
-from pgra.report.metrics import BINS, LABEL_METRICS, measure_reliability
-from pgra.run_folder import (
-    Found,
-    check_same_checkpoint,
-    check_same_run,
-    check_writable,
-    run_identity,
-)
+from pgra.report.results import EvidenceLine
+from pgra.retrieval.shards import examples_digest
 
-# A run's reader once it is trained: its temperature, its record, its decisions on a split.
+logger = logging.getLogger(__name__)
+
+METHODS: dict[str, str] = {
+    "exhaustive": "pgra.methods.pgra:Pgra",
+    "fid": "pgra.methods.pgra:Pgra",
+    "icl": "pgra.methods.kate:Icl",
+    "kate": "pgra.methods.kate:Kate",
+    "knn": "pgra.methods.knn:NearestNeighbors",
+    "lm-bff": "pgra.methods.lm_bff:LmBff",
+    "pgra": "pgra.methods.pgra:Pgra",
+    "plain": "pgra.methods.pgra:Pgra",
+    "rag": "pgra.methods.rag:Rag",
+    "ralm": "pgra.methods.ralm:Ralm",
+    "random": "pgra.methods.pgra:Pgra",
+}
+"""Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
+the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells
+them apart stands in `pgra.config.READERS`."""
+
+SPLITS = ("train", "dev", "test")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A reader that can decide.
+@dataclass
+class TaskData:
+    """A task's examples.
 
     Attributes:
-        reader: The T5, on its device.
-        tokenizer: Its tokenizer.
-        verbalizer: Its words.
-        decision: How it decides.
-        seed: Of its training.
-        calibration: The temperature of its probabilities.
+        task: The task: its labels are chosen, or its answers written.
+        train: What is learned from.
+        dev: What settings and checkpoints are chosen on.
+        test: What is reported on.
+        notes: What a reader of the numbers must know of the data.
     """
 
-    reader: FusionReader
-    tokenizer: Any
-    verbalizer: Verbalizer
-    decision: Decision
-    seed: int
-    calibration: Calibration = Calibration()  # noqa: RUF009 (frozen)
+    task: Task | GenerationTask
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
+    notes: Mapping[str, Json] = field(default_factory=dict)
 
-    @property
-    def is_scoring(self) -> bool:
-        """Say whether it gives probabilities at all: the official decode does not."""
-        return self.decision.decode == "verbalizer"
+    @classmethod
+    def read(cls, args: RunArguments) -> Self:
+        """Read a task with labels, and its splits.
 
-    @property
-    def batch_tokens(self) -> int:
-        """Give the most tokens of a batch on its device."""
-        return batch_tokens_on(self.reader.device)
-
-    @property
-    def notes(self) -> list[str]:
-        """Give what a reader of its probabilities must know."""
-        return [self.calibration.note] if self.is_scoring and self.calibration.note else []
-
-    def with_calibration(self, calibration: Calibration) -> "Trained":
-        """Let it decide at that temperature."""
-        decision = replace(self.decision, temperature=calibration.temperature)
-        return replace(self, decision=decision, calibration=calibration)
-
-    def calibrated(self, dev: TokenizedInputs, context: Context) -> "Trained":
-        """Fit the temperature on the dev examples; without probabilities leave it as it is."""
-        if not self.is_scoring:
-            return self
-        scores = score_inputs(
-            self.reader,
-            self.tokenizer,
-            dev,
-            self.verbalizer,
-            decision=self.decision,
-            batch_tokens=self.batch_tokens,
-            progress=False,
-            worker=context.worker,
-        )
-        return self.with_calibration(fit_temperature(scores, self._columns(dev.labels)))
-
-    def decide(self, inputs: TokenizedInputs, context: Context, *, attention: bool) -> "Decided":
-        """Decide a split's examples, which have labels.
-
-        Args:
-            inputs: The examples.
-            context: Who shares the work.
-            attention: Whether to say what the reader looked at.
+        Raises:
+            ConfigError: If no task is named, or there is none of that name.
+            DataError: If the data cannot be read.
         """
-        how: dict[str, Any] = {
-            "decision": self.decision,
-            "batch_tokens": self.batch_tokens,
-            "progress": context.worker.is_main,
-            "worker": context.worker,
-        }
-        best = None
-        if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
-            chosen = choose_evidence(self.reader, inputs)
-            inputs, best = chosen.inputs, chosen.evidence
-        parts = (self.reader, self.tokenizer, inputs, self.verbalizer)
-        shares = None
-        if attention:
-            attended = score_with_attention(*parts, **how)
-            scores, shares = attended.scores, attended.shares
-        else:
-            scores = score_inputs(*parts, **how)
-        temperature = self.decision.temperature
-        predictions = decide(inputs.example_ids, scores, self.verbalizer, temperature=temperature)
-        return Decided(predictions, self._reliability(scores, inputs), shares, best)
+        task = load_task(task_name(args))
+        splits = load_splits(task, args.data)
+        return cls(task, splits.train, splits.dev, splits.test, splits.notes)
 
-    def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
-        if not self.is_scoring:
-            return None
-        truth = self._columns(inputs.labels)
-        before = measure_reliability(scores, truth)
-        after = measure_reliability(scores, truth, temperature=self.calibration.temperature)
-        return {
-            "temperature": self.calibration.temperature,
-            "dev_examples": self.calibration.num_examples,
-            "bins": BINS,
-            "nll": {"before": before.nll, "after": after.nll},
-            "ece": {"before": before.ece, "after": after.ece},
-        }
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The task's labels; none where answers are written."""
+        return self.task.labels if isinstance(self.task, Task) else ()
 
-    def _columns(self, labels: Sequence[str | None]) -> list[int]:
-        return [self.verbalizer.labels.index(str(label)) for label in labels]
+    @property
+    def metric(self) -> str:
+        """The headline metric."""
+        return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]
+
+    def examples(self, split: str) -> list[Example]:
+        """Return a split's examples."""
+        return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
+
+    def fingerprint(self, split: str) -> str:
+        """Return a digest of a split's examples and their labels."""
+        examples = self.examples(split)
+        return digest([examples_digest(examples), [example.label for example in examples]])
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A split's decisions.
+class Decisions:
+    """What a method says of B examples.
 
     Attributes:
-        predictions: One for each example.
-        calibration: The temperature, and nll and ece without and with it; None without
-            probabilities.
-        shares: Of each example a share of attention for each segment; None if not asked for.
-        best: The evidence, where the reader itself chose it.
+        predictions: One for each, in order.
+        evidence: What was read beside each; empty where nothing was.
+        details: Further entries of each one's line in `predictions.jsonl`; empty for none.
+        notes: What a reader of the numbers must know.
+        metrics: Further entries of `metrics.json`.
+        calibration: The temperature of the probabilities, and what it changed; None without one.
+        values: Metrics by name, where labels alone do not give them.
+        interval: Of the headline metric among `values`.
     """
 
     predictions: Sequence[Prediction]
-    calibration: Mapping[str, Json] | None
-    shares: Sequence[Sequence[float]] | None
-    best: Candidates | None = None
+    evidence: Sequence[Sequence[EvidenceLine]] = ()
+    details: Sequence[Mapping[str, Json]] = ()
+    notes: Sequence[str] = ()
+    metrics: Mapping[str, Json] = field(default_factory=dict)
+    calibration: Mapping[str, Json] | None = None
+    values: Mapping[str, float] | None = None
+    interval: Sequence[float] | None = None
 
 
-def describe_reader(
-    trained: Trained, found: Found, args: PgraArguments, source: ModelSource
-) -> ReaderRecord:
-    """Gather what a trained reader's folder says of itself.
+class Method(ABC):
+    """Decides a task's examples. Knows nothing of run folders, several seeds or reports.
 
-    Args:
-        trained: The reader.
-        found: What it was trained on.
-        args: The run's arguments.
-        source: The T5 that it began as.
+    A method from outside needs `decide` alone: `--method my_package.methods:MyMethod`.
+
+    Attributes:
+        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`.
+        TRAINS: Whether `fit` trains weights, which a run keeps in its `reader/`.
+        SEEDS: What a seed changes, as `summary.json` says it.
+        args: All arguments.
+        context: Where it runs.
+        data: The task's examples.
+        seed: Of this run.
+        seconds: Wall-clock time by stage.
+        fingerprints: Digests of what each stage is given.
     """
-    decision = label_decision(args.reader)
-    return ReaderRecord(
-        task=found.task.name,
-        inputs=found.task.inputs,
-        metric=found.task.metric,
-        words=dict(found.task.verbalizer),
-        layout=segment_layout(found.task, args.reader),
-        decode=decision.decode,
-        length_normalize=decision.length_normalize,
-        calibration=trained.calibration,
-        num_evidence=found.depth,
-        method=args.method,
-        prompt=found.prompt if found.depth else None,
-        base_model={"name": source.name, "identity": source.identity},
-        seed=trained.seed,
-        arguments=asdict(args),
-        fingerprints=found.fingerprints,
-    )
+
+    SECTIONS: ClassVar[Mapping[str, type]] = {}
+    TRAINS: ClassVar[bool] = False
+    SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
+
+    data: TaskData
+
+    def __init__(self, args: RunArguments, context: Context) -> None:
+        self.args, self.context, self.seed = args, context, args.seed
+        self.seconds: dict[str, float] = {}
+        self.fingerprints: dict[str, Json] = {}
+
+    def open(self) -> None:
+        """Read the task, and refuse what cannot work; load nothing heavy.
+
+        Raises:
+            PgraError: If arguments, data or models cannot be used.
+        """
+        self.data = TaskData.read(self.args)
+        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+
+    def identity(self) -> dict[str, Json]:
+        """Return what decides predictions, as far as it is known yet, besides the examples."""
+        named = self.args.deciding(self.SECTIONS)
+        return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
+
+    def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        """Do the long work that runs with other seeds share, or take up what is there."""
+
+    def with_seed(self, args: RunArguments) -> Self:
+        """Return the method of a run with another seed or training, sharing what is prepared."""
+        other = copy.copy(self)
+        other.args, other.seed = args, args.seed
+        other.seconds, other.fingerprints = dict(self.seconds), dict(self.fingerprints)
+        return other
+
+    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
+        """Learn from the training examples, in a folder that a stopped run goes on in.
+
+        Returns:
+            What the dev set said: "metric", "value", ...; None if nothing was decided on it.
+        """
+        return None
+
+    def load(self, folder: Path) -> None:
+        """Take up what `fit` left in a run's folder."""
+        self.fit(folder)
+
+    @abstractmethod
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Decide examples: a split's, or new ones."""
+
+    def finish(self, folder: Path) -> None:
+        """Complete a measured run's folder, in the main process."""
+
+    def models(self) -> Sequence[str]:
+        """Return the names of all models it uses, as the user wrote them."""
+        return ()
+
+    def sample_prompt(self) -> str | None:
+        """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
+        return None
+
+    @classmethod
+    def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self:
+        """Open a finished run to decide new examples.
+
+        Args:
+            folder: The run.
+            args: Its arguments.
+            context: Where it runs now.
+
+        Raises:
+            ArtifactError: If the data are not those of the run.
+        """
+        from pgra.runs import check_restored
+
+        method = cls(args, context)
+        method.open()
+        check_restored(folder, {**method.identity(), **method.fingerprints})
+        method.prepare(())
+        method.load(folder)
+        return method
+
+    def foresee(self) -> "Forecast":
+        """Tell what the LM has yet to read, before anything is run."""
+        return Forecast(None, f"{self.args.method} is not foreseen")
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Keep a stage's wall-clock time."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the numbers must know of data and models."""
+        shared = self.data.notes.get("test_rows_in_train")
+        sources = [self.args.data.dataset_name or ""]
+        found = [f"{shared} test texts also stand in the training file"] if shared else []
+        return [*bundled_notes(self.models(), sources), *found]
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What runs that differ only in their training share: the stages before it, done once.
+class Forecast:
+    """What an LM has yet to read.
 
     Attributes:
-        args: Everything before the reader's training.
-        found: The examples with their evidence.
-        source: The reader that training starts from.
-        tokenizer: Its tokenizer.
-        context: Who shares the work.
+        texts: Texts or prompts; None if it cannot be told.
+        note: Why, or of what kind they are.
+        is_exact: Whether it is a count, not an estimate.
+        parts: Names of what is read once: runs that share all of theirs read nothing more.
     """
 
-    args: PgraArguments
-    found: Found
-    source: ModelSource
-    tokenizer: Any
-    context: Context
-
-    @property
-    def verbalizer(self) -> Verbalizer:
-        """Give the reader's words and template."""
-        return task_verbalizer(self.found.task, self.args.reader)
-
-    def trained(self, reader: FusionReader, seed: int) -> Trained:
-        """Give a reader with what it needs to decide."""
-        decision = label_decision(self.args.reader)
-        return Trained(reader, self.tokenizer, self.verbalizer, decision, seed)
-
-    def open_reader(self, trained: Path | None = None) -> FusionReader:
-        """Load the reader that training starts from, or a trained one from its folder."""
-        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
-
-    def inputs(self, split: str) -> TokenizedInputs:
-        """Give what the reader reads of a split."""
-        return read_inputs(self.found, split, self.args, self.tokenizer, self.context)
+    texts: int | None
+    note: str = ""
+    is_exact: bool = True
+    parts: Sequence[str] = ()
 
 
-def prepare_runs(
-    args: PgraArguments,
-    trainings: Sequence[ReaderTrainingArguments],
-    context: Context = ALONE,
-) -> Prepared:
-    """Run the stages before the reader, once what can be refused was refused.
-
-    Args:
-        args: Everything before the reader's training.
-        trainings: Of all runs that will follow, as far as they are known.
-        context: Who shares the work.
+def find_method(name: str) -> type[Method]:
+    """Import a method's class.
 
     Raises:
-        ArtifactError: If a run's folder holds another run.
-        PgraError: As each stage says.
+        ConfigError: If there is none of that name, with the nearest.
     """
-    for training in trainings:
-        check_writable(Path(str(training.output_dir)))
-        check_training(args, training)
-    source = find_model(args.reader.model_name_or_path)
-    check_adapters(args.reader, source)
-    prepared = Prepared(args, read_task(args), source, load_tokenizer(source), context)
-    found = prepared.found
-    prepared.verbalizer.audit(prepared.tokenizer, decode=args.reader.decode)
-    for training in trainings:
-        check_batches(len(found.splits.train), training)
-    check_classes([str(example.label) for example in found.splits.train], found.task.labels)
-    open_stages(found, args)
-    for training in trainings:
-        asked = run_identity(args, training, found, source)
-        check_run(Path(str(training.output_dir)), asked, training, is_whole=False)
-    find_evidence(found, args, context)  # long
-    return prepared
+    found: type[Method] = find_class("method", name, METHODS)
+    return found
 
 
-def check_run(
-    folder: Path,
-    identity: Mapping[str, Json],
-    training: ReaderTrainingArguments,
-    *,
-    is_whole: bool = True,
-) -> None:
-    """Refuse another run's folder, and another run's checkpoint.
+def open_method(args: RunArguments, context: Context) -> Method:
+    """Make and open the method that the arguments name.
 
     Raises:
-        ArtifactError: If it is; the first difference is named.
+        PgraError: As `Method.open`.
     """
-    check_same_run(folder, identity, is_whole=is_whole)
-    asked = str(training.resume_from_checkpoint or "")
-    if asked.lower() not in ("", "true", "false"):
-        check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
+    method = find_method(args.runtime.method)(args, context)
+    method.open()
+    return method
 
 
-def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, what cannot be made, and uploads of every checkpoint.
+def task_name(args: RunArguments) -> str:
+    """Return the task that is named.
 
     Raises:
-        ConfigError: If it is asked for.
+        ConfigError: If none is.
     """
-    _check_device(args.runtime.device, training)
-    check_trainer(training)
-    if training.metric_for_best_model is not None:
-        name = training.metric_for_best_model.removeprefix("eval_")
-        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
-    if training.push_to_hub:
-        raise ConfigError(
-            "push_to_hub would have the Trainer upload every checkpoint: take it out with "
-            "pgra.publish.take_target, and push the finished run with push_run"
-        )
-
-
-def _check_device(name: str, training: ReaderTrainingArguments) -> None:
-    """Refuse to retrieve on one device and train on another."""
-    asked = choose_device(name)
-    if (asked.type, asked.index or 0) != (training.device.type, training.device.index or 0):
-        raise ConfigError(
-            f"device is '{name}', but the Trainer uses {training.device}: choose a GPU by "
-            "CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
-        )
-
-
-# What a reader of a run's numbers must know beside them: bundled models and data, leaks.
-
-
-def evidence_models(args: PgraArguments) -> list[str]:
-    """Name the models that find the reader's evidence, or its demonstrations; none without any."""
-    if args.system == "lm-bff":
-        return [args.retriever.encoder]
-    if args.rerank.num_evidence == 0:
-        return []
-    models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    if args.rerank.reranker != "prompted":
-        return models
-    models += [neighbor_model(args)] if args.rerank.exemplars == "knn" else []
-    return list(dict.fromkeys([*models, args.rerank.lm]))
-
-
-def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:
-    """Gather what a reader of the numbers must know.
-
-    Args:
-        args: Which data and corpus.
-        found: The examples.
-        models: Names of all models that the run used, as the user wrote them.
-    """
-    sources = args.corpus.sources if found.depth else ()
-    shared = found.splits.notes.get("test_rows_in_train")
-    return [
-        *bundled_notes(models, [args.data.dataset_name or "", *sources]),
-        *([f"{shared} test texts also stand in the training file"] if shared else []),
-    ]
+    if args.data.task is None:
+        raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
+    return args.data.task
 
 
 def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
@@ -359,10 +299,8 @@ def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
         data: Names of data sets and corpora.
     """
     notes = []
-    for name in models:
-        model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {model.note}"] if model and model.note else []
-    for name in data:
-        part = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {part.note}"] if part and part.note else []
+    for names, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
+        for name in names:
+            part = table.get(name.removeprefix("bundled:")) if "bundled:" in name else None
+            notes += [f"{name}: {part.note}"] if part and part.note else []
     return notes
