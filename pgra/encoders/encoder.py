@@ -21,7 +21,7 @@ from torch.nn.functional import normalize as unit_length
 from tqdm import tqdm
 
 from pgra.artifacts import file_checksum
-from pgra.config import choose
+from pgra.config import RetrieverArguments, choose
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
@@ -647,6 +647,21 @@ class Encoder:
         rest = [index for batch in batches for index in batch]
         smaller = token_budget_batches([lengths[index] for index in rest], self._batch_tokens)
         return [[rest[place] for place in batch] for batch in smaller][::-1]
+
+
+def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
+    """Load the encoder that the arguments name."""
+    return Encoder.from_name(
+        args.encoder,
+        pooling=args.pooling,
+        normalize=args.normalize,
+        max_tokens=args.max_encoder_tokens,
+        dtype=args.encoder_dtype,
+        device=device,
+        batch_tokens=args.encoder_batch_tokens,
+        query_prompt=args.query_prompt,
+        passage_prompt=args.passage_prompt,
+    )
 
 
 def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:

@@ -34,6 +34,7 @@ from pgra.artifacts import (
 )
 from pgra.config import RetrieverArguments
 from pgra.core import Example, Json
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars.selection import Likeness, VectorLikeness, WordLikeness
 from pgra.lm.completion import Completer
@@ -58,7 +59,6 @@ from pgra.memory.stream import (
 )
 from pgra.methods.kate_arguments import BM25
 from pgra.report.metrics import Spread, combine_p, mcnemar, mean_sd_interval
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.neighbors import Neighbors
 
 logger = logging.getLogger(__name__)

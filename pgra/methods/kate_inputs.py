@@ -20,6 +20,7 @@ from pgra.data.tasks import (
     load_task,
     task_names,
 )
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.choice import Choice
 from pgra.exemplars.selection import (
@@ -40,7 +41,6 @@ from pgra.prompts.fewshot import FewShotPrompt, build_prompt
 from pgra.prompts.formats import LineFormat, task_format
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import open_prompted_encoder
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, Neighbors, text_key
 from pgra.retrieval.shards import examples_digest
 

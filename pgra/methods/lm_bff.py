@@ -18,7 +18,7 @@ from pgra.config import PgraArguments, RetrieverArguments
 from pgra.core import ALONE, Context, Json
 from pgra.data.examples import Splits, draw_shots, load_splits, whole_train
 from pgra.data.tasks import load_task
-from pgra.encoders.encoder import Encoder, choose_max_tokens
+from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.base import Prepared, check_run, check_training
@@ -29,7 +29,6 @@ from pgra.reader.fid import check_adapters
 from pgra.reader.inputs import Support, TokenizedInputs, Vectors, build_demonstrated, repeat_sets
 from pgra.reader.rag import SeparateInputs
 from pgra.reader.train import check_batches
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.shards import examples_digest
 from pgra.run_folder import SPLITS, Found, check_writable, run_identity
 from pgra.runs import Outcome, run_reader

@@ -19,14 +19,13 @@ import numpy as np
 from pgra.config import PgraArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Rows
 from pgra.data.corpus import Corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ConfigError
 from pgra.methods.base import Prepared, prepare_runs
 from pgra.methods.pgra import segment_layout
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.rag import Passages, PooledInputs, RagReader, build_pooled
 from pgra.retrieval import IndexRequest, prepare_index
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.shards import read_vectors
 from pgra.runs import Outcome, run_reader
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from pgra.config import RetrieverArguments, choose
 from pgra.core import ALONE, Context
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError
 from pgra.retrieval.base import (
     BuiltIndex,
@@ -13,7 +14,7 @@ from pgra.retrieval.base import (
     check_num_candidates,
 )
 from pgra.retrieval.bm25 import BM25Retriever, bm25_folder
-from pgra.retrieval.dense import DenseRetriever, dense_folder, load_encoder
+from pgra.retrieval.dense import DenseRetriever, dense_folder
 from pgra.retrieval.hybrid import HybridRetriever
 from pgra.retrieval.random import RandomRetriever
 

@@ -20,7 +20,7 @@ from pgra.artifacts import (
 )
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import ALONE, Candidates, Context, Json, Rows
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device
 from pgra.retrieval.base import (
@@ -385,21 +385,6 @@ class DenseRetriever:
         """
         search, most = partial(ask, self._index), most_hits(self._index)
         return search_kept(search, vectors, k, removed=self.removed, most=most)
-
-
-def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
-    """Load the encoder that the arguments name."""
-    return Encoder.from_name(
-        args.encoder,
-        pooling=args.pooling,
-        normalize=args.normalize,
-        max_tokens=args.max_encoder_tokens,
-        dtype=args.encoder_dtype,
-        device=device,
-        batch_tokens=args.encoder_batch_tokens,
-        query_prompt=args.query_prompt,
-        passage_prompt=args.passage_prompt,
-    )
 
 
 def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:

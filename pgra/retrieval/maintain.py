@@ -30,10 +30,10 @@ from pgra.config import CorpusArguments
 from pgra.core import Json
 from pgra.data.corpus import STAGE as CORPUS_STAGE
 from pgra.data.corpus import Corpus, changed_sources, load_corpus, open_corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.retrieval.base import BuiltIndex, memory_limit
-from pgra.retrieval.dense import Recipe, dense_fingerprint, load_encoder, settle_name, write_recipe
+from pgra.retrieval.dense import Recipe, dense_fingerprint, settle_name, write_recipe
 from pgra.retrieval.faiss import (
     IndexPlan,
     VectorSource,

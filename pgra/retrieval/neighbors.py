@@ -31,9 +31,8 @@ from pgra.artifacts import (
 )
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
-from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_t5_encoder
+from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.faiss import Vectors, nearest
 from pgra.retrieval.shards import examples_digest
 

@@ -137,7 +137,7 @@ def encode_one(engine: RayEngine, shard: Shard, made_of: str) -> int:
 @lru_cache(maxsize=1)
 def _load(folder: str, encoder: str, device: str) -> "tuple[Corpus, Encoder]":
     """Load what a worker needs, once in its life."""
-    from pgra.retrieval.dense import load_encoder
+    from pgra.encoders.encoder import load_encoder
 
     return load_corpus(Path(folder)), load_encoder(
         RetrieverArguments(**json.loads(encoder)), device

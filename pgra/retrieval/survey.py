@@ -20,10 +20,10 @@ from pgra.artifacts import artifact_dir, is_finished, read_array
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import MISSING_ROW, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
 from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import dense_fingerprint, load_encoder, search_fields, settle_factory
+from pgra.retrieval.dense import dense_fingerprint, search_fields, settle_factory
 from pgra.retrieval.faiss import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.random import random_fingerprint

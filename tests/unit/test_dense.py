@@ -6,10 +6,11 @@ from conftest import SENTENCES
 
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.retrieval import RETRIEVERS, open_retriever
 from pgra.retrieval.base import IndexRequest
-from pgra.retrieval.dense import DenseRetriever, load_encoder, load_faiss
+from pgra.retrieval.dense import DenseRetriever, load_faiss
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ import torch
 from conftest import with_retriever
 from transformers import AutoTokenizer, T5EncoderModel
 
-from pgra.encoders.encoder import load_t5_encoder
+from pgra.encoders.encoder import load_encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.methods.knn import NUMBERS, run, vote
 from pgra.methods.pgra import read_task
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.retrieval.dense import load_encoder
 from pgra.runs import run_system
 
 

@@ -12,13 +12,12 @@ from safetensors.torch import save_file
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Example
 from pgra.data.corpus import open_corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ModelError
 from pgra.exemplars.choice import METRICS
 from pgra.exemplars.selection import VectorLikeness
 from pgra.methods.kate_arguments import SelectionArguments
 from pgra.retrieval import open_retriever
-from pgra.retrieval.dense import load_encoder
 from pgra.retrieval.neighbors import Neighbors
 
 PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
