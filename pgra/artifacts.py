@@ -305,8 +305,15 @@ def read_manifest(
     return manifest
 
 
-def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
-    """Refuse an artefact made from something else, naming the first field that differs.
+def check_fingerprint(
+    folder: Path,
+    *,
+    made: Mapping[str, Json],
+    asked: Mapping[str, Json],
+    now: str = "this run asks for",
+    way_out: str = "use another folder or build it again",
+) -> None:
+    """Refuse an artifact made from something else, naming the first field that differs.
 
     Raises:
         ArtifactError: If any field differs or is missing on one side.
@@ -315,8 +322,8 @@ def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
             raise ArtifactError(
-                f"{folder} was made with {name} {_excerpt(one, other)}, this run asks for "
-                f"{_excerpt(other, one)}: use another folder or build it again"
+                f"{folder} was made with {name} {_excerpt(one, other)}, {now} "
+                f"{_excerpt(other, one)}: {way_out}"
             )
 
 

@@ -11,12 +11,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from pgra.artifacts import digest
-from pgra.config import RunArguments, find_class
+from pgra.config import (
+    Arguments,
+    DataArguments,
+    FolderArguments,
+    RunArguments,
+    RuntimeArguments,
+    find_class,
+)
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA
 from pgra.data.examples import load_splits
@@ -99,6 +107,34 @@ class TaskData:
 
 
 @dataclass(frozen=True)
+class TaskInfo:
+    """What new queries must be like.
+
+    Attributes:
+        name: The task's.
+        inputs: Its fields.
+        labels: Its labels; none where answers are written.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    labels: Sequence[str]
+
+
+class Decider(Protocol):
+    """A finished run, opened to decide new examples."""
+
+    @property
+    def about(self) -> TaskInfo:
+        """The task."""
+        ...
+
+    def decide(self, examples: Sequence[Example]) -> "Decisions":
+        """Decide examples."""
+        ...
+
+
+@dataclass(frozen=True)
 class Decisions:
     """What a method says of B examples.
 
@@ -123,7 +159,22 @@ class Decisions:
     interval: Sequence[float] | None = None
 
 
-class Method(ABC):
+class Timed:
+    """What has stages: their wall-clock times, and digests of what each is given."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.fingerprints: dict[str, Json] = {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Keep a stage's wall-clock time."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+
+class Method(Timed, ABC):
     """Decides a task's examples. Knows nothing of run folders, several seeds or reports.
 
     A method from outside needs `decide` alone: `--method my_package.methods:MyMethod`.
@@ -147,9 +198,13 @@ class Method(ABC):
     data: TaskData
 
     def __init__(self, args: RunArguments, context: Context) -> None:
+        super().__init__()
         self.args, self.context, self.seed = args, context, args.seed
-        self.seconds: dict[str, float] = {}
-        self.fingerprints: dict[str, Json] = {}
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:
+        """Return what runs, folders and reports call it."""
+        return args.method
 
     def open(self) -> None:
         """Read the task, and refuse what cannot work; load nothing heavy.
@@ -202,37 +257,28 @@ class Method(ABC):
         """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
         return None
 
+    @property
+    def about(self) -> TaskInfo:
+        """The task, for new queries."""
+        return TaskInfo(self.data.task.name, self.data.task.inputs, self.data.labels)
+
     @classmethod
-    def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self:
-        """Open a finished run to decide new examples.
+    def restore(
+        cls,
+        folder: Path,  # noqa: ARG003 (the contract's)
+        args: RunArguments,  # noqa: ARG003
+        context: Context,  # noqa: ARG003
+    ) -> Decider | None:
+        """Open a finished run to decide new examples, where that needs less than a whole run.
 
-        Args:
-            folder: The run.
-            args: Its arguments.
-            context: Where it runs now.
-
-        Raises:
-            ArtifactError: If the data are not those of the run.
+        Returns:
+            None where it needs no less: the run is then opened as it was made, and loaded.
         """
-        from pgra.runs import check_restored
-
-        method = cls(args, context)
-        method.open()
-        check_restored(folder, {**method.identity(), **method.fingerprints})
-        method.prepare(())
-        method.load(folder)
-        return method
+        return None
 
     def foresee(self) -> "Forecast":
         """Tell what the LM has yet to read, before anything is run."""
         return Forecast(None, f"{self.args.method} is not foreseen")
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Keep a stage's wall-clock time."""
-        start = time.perf_counter()
-        yield
-        self.seconds[stage] = time.perf_counter() - start
 
     def notes(self) -> list[str]:
         """Return what a reader of the numbers must know of data and models."""
@@ -267,6 +313,72 @@ def find_method(name: str) -> type[Method]:
     """
     found: type[Method] = find_class("method", name, METHODS)
     return found
+
+
+def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
+    """Return the argument dataclasses of a run by section, once what they depend on is known.
+
+    Args:
+        chosen: Values of `method`, and of `retriever` and `reranker` where they are named; a class
+            of these may have arguments of its own.
+
+    Raises:
+        ConfigError: If a name stands for nothing.
+    """
+    method = find_method(str(chosen.get("method", RuntimeArguments.method)))
+    sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
+    sections |= method.SECTIONS
+    if "training" not in sections:
+        sections["folder"] = FolderArguments
+    for kind, section, table in (
+        ("retriever", "retriever", "pgra.retrieval:RETRIEVERS"),
+        ("reranker", "rerank", "pgra.rerank:RERANKERS"),
+    ):
+        name = chosen.get(kind)
+        if section in sections and name is not None:
+            own = own_arguments(kind, str(name), table)
+            if own is not None:
+                sections[f"{section}_options"] = own
+    return sections
+
+
+def own_arguments(kind: str, name: str, table: str) -> type | None:
+    """Return the arguments of a retriever's or reranker's class, if it has any of its own."""
+    module, _, attribute = table.partition(":")
+    names = getattr(import_module(module), attribute)
+    if ":" not in name and not isinstance(names.get(name, ""), str):
+        return None
+    if name == "exhaustive":
+        return None
+    own: type | None = getattr(find_class(kind, name, names), "Arguments", None)
+    return own
+
+
+def arguments_from(
+    values: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> RunArguments:
+    """Make arguments of a run's record of them, with changes, by section.
+
+    Raises:
+        ConfigError: If they contradict each other.
+        KeyError: If a section is missing.
+        TypeError: If there is one that this version does not know.
+    """
+    chosen = {**values["runtime"]}
+    chosen |= {name: values[section][name] for section, name in _CHOOSING if section in values}
+    sections = {}
+    for name, cls in find_sections(chosen).items():
+        if values.get(name) is None and name not in changes:
+            continue
+        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
+            known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+            own = {key: value for key, value in own.items() if key in known}
+        sections[name] = cls(**own)
+    return RunArguments(sections)
+
+
+_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"))
 
 
 def open_method(args: RunArguments, context: Context) -> Method:

@@ -107,6 +107,8 @@ def write_results(
     evidence: Sequence[Sequence[EvidenceLine]],
     *,
     more: Sequence[Mapping[str, Json]] | None = None,
+    values: Mapping[str, float] | None = None,
+    interval: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Write a run's predictions, then its metrics.
 
@@ -117,6 +119,8 @@ def write_results(
         predictions: One for each, in the same order.
         evidence: What the reader saw, for each; may be empty.
         more: Further entries of each one's line.
+        values: Metrics by name, where labels alone do not give them.
+        interval: Of the headline metric among `values`.
 
     Returns:
         The content of `metrics.json`.
@@ -137,7 +141,10 @@ def write_results(
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
-    metrics = _summarise(record, examples, predictions)
+    if values is None:
+        metrics = _summarise(record, examples, predictions)
+    else:
+        metrics = describe_run(record, values, interval, n=len(lines))
     write_json(folder / METRICS_FILE, metrics)
     return metrics
 
