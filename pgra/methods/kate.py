@@ -73,7 +73,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.rerank import open_prompted_encoder
-from pgra.retrieval.dense import load_encoder
+from pgra.encoders.encoder import load_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, Neighbors, text_key
 
 logger = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ class Kate(Method):
         if self.selection.exemplar_file is not None:
             path = Path(self.selection.exemplar_file).expanduser()
             self.fixed = read_fixed(path, self.data.train, self.selection.count)
-        self._known: dict[tuple[Example, ...] | None, Any] = {}
+        self._known: dict[tuple[str, ...], Prompts] = {}
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
             answers = [list(reference.answers) for reference in self.data.references]
@@ -580,8 +580,7 @@ class Kate(Method):
         key = tuple(example.id for example in examples)
         if key not in self._known:
             self._known = {key: self._render(examples)}
-        prompts: Prompts = self._known[key]
-        return prompts
+        return self._known[key]
 
     def _render(self, examples: Sequence[Example]) -> Prompts:
         is_test = list(examples) == list(self.data.test)

@@ -8,7 +8,6 @@ template around it: a reader that loses its slot guesses.
 
 import logging
 import random
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +22,9 @@ from torch import Tensor
 
 from pgra.artifacts import (
     artifact_dir,
-    is_finished,
+    build_once,
     read_array,
-    read_manifest,
     write_array,
-    write_manifest,
 )
 from pgra.config import at_least, choose
 from pgra.core import ALONE, Context, Example, Json
@@ -188,25 +185,17 @@ def store_inputs(
     Raises:
         ArtifactError: If what is there is damaged.
     """
-    folder = artifact_dir(root, split, fingerprint)
     names = ("tokens", "segment_ends", "example_ends")
-    reused = is_finished(folder)
-    context.barrier()  # all have looked before the main process writes
-    if not reused and context.worker.is_main:
-        start = time.perf_counter()
+
+    def build(folder: Path) -> Mapping[str, Json]:
         made = make()
         for name in names:
             write_array(folder / f"{name}.npy", getattr(made, name))
-        counts = {"examples": len(made), "segments": len(made.segment_ends)}
-        write_manifest(
-            folder,
-            stage=STAGE,
-            fingerprint=fingerprint,
-            counts={**counts, "tokens": len(made.tokens)},
-            seconds=time.perf_counter() - start,
-        )
-    context.barrier()
-    read_manifest(folder, stage=STAGE, fingerprint=fingerprint)
+        sizes = len(made), len(made.segment_ends), len(made.tokens)
+        return dict(zip(("examples", "segments", "tokens"), sizes, strict=True))
+
+    folder = artifact_dir(root, split, fingerprint)
+    build_once(folder, stage=STAGE, fingerprint=fingerprint, build=build, context=context)
     arrays = [read_array(folder / f"{name}.npy") for name in names]
     return TokenizedInputs.from_arrays(arrays, examples, tokenizer, verbalizer)
 

@@ -226,14 +226,13 @@ class ExhaustiveSearch:
         folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
         plan = IndexPlan(factory=self.factory)  # the reranker itself scores what is found
         source = VectorSource(self.num_rows, self._num_columns, self._states, self._in_order)
-        manifest = build_once(
+        built = build_once(
             folder,
             stage=STAGE,
             fingerprint=fields,
             build=lambda aside: build_faiss(source, plan, aside / INDEX_FILE),
-            verify=True,
         )
-        logger.info("exhaustive: index %s, recall %s", folder, manifest.counts["recall"])
+        logger.info("exhaustive: index %s, recall %s", folder, built.manifest.counts["recall"])
         return load_faiss(folder, self._device)
 
     def _queries(self, examples: Sequence[Example]) -> Vectors:

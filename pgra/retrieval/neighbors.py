@@ -7,7 +7,6 @@ encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence en
 
 import logging
 import re
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +21,10 @@ from rapidfuzz.distance import OSA
 
 from pgra.artifacts import (
     artifact_dir,
+    build_once,
     digest,
-    is_finished,
     read_array,
-    read_manifest,
     write_array,
-    write_manifest,
 )
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
@@ -367,17 +364,13 @@ class Neighbors:
         fields: dict[str, Json] = {
             name: value for name, value in self.fingerprint.items() if name != "labels"
         }
-        folder = artifact_dir(self._root, "vectors", fields)
-        is_there = is_finished(folder)
-        context.barrier()  # all have looked before the main process writes
-        if not is_there and context.worker.is_main:
-            start = time.perf_counter()
+
+        def build(folder: Path) -> Mapping[str, Json]:
             write_array(folder / "vectors.npy", self.encode(self.examples))
-            seconds = time.perf_counter() - start
-            counts = {"examples": len(self.examples)}
-            write_manifest(folder, stage=_STAGE, fingerprint=fields, counts=counts, seconds=seconds)
-        context.barrier()
-        read_manifest(folder, stage=_STAGE, fingerprint=fields)
+            return {"examples": len(self.examples)}
+
+        folder = artifact_dir(self._root, "vectors", fields)
+        build_once(folder, stage=_STAGE, fingerprint=fields, build=build, context=context)
         return np.asarray(read_array(folder / "vectors.npy"))
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
