@@ -19,11 +19,11 @@ import errno
 import logging
 import os
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pgra.artifacts import (
     check_fingerprint,
@@ -34,8 +34,15 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import RunArguments
-from pgra.core import ALONE, Context, Example, Json
+from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
+from pgra.memory.labels import (
+    MEMORY_WEIGHT,
+    Correction,
+    LabelMemory,
+    PromptMemoryArguments,
+    mix_labels,
+)
 from pgra.methods.base import (
     Decider,
     Decisions,
@@ -44,7 +51,15 @@ from pgra.methods.base import (
     find_method,
     open_method,
 )
-from pgra.report.results import METRICS_FILE, RunRecord, damaged, read_object, write_results
+from pgra.reader.inputs import Query, read_queries
+from pgra.report.results import (
+    METRICS_FILE,
+    EvidenceLine,
+    RunRecord,
+    damaged,
+    read_object,
+    write_results,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +107,14 @@ def run(args: RunArguments, context: Context = ALONE) -> Outcome:
 
 
 def run_all(
-    runs: Mapping[int, RunArguments], context: Context, *, is_measured: bool = True
+    runs: Mapping[int, RunArguments], context: Context, *, may_lack_reader: bool = False
 ) -> dict[int, Outcome]:
     """Run a method with several seeds or settings; what they share is prepared once.
 
     Args:
         runs: Arguments of each run by its seed, alike but for folder, seed and training.
         context: Who shares the work.
-        is_measured: Whether they are measured on the test set too.
+        may_lack_reader: Whether the weights of a finished run may have been deleted.
 
     Raises:
         ArtifactError: If a folder holds another run.
@@ -110,7 +125,7 @@ def run_all(
     for seed, args in runs.items():
         if len(runs) > 1:
             logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(runs))
-        outcomes[seed] = prepared.run(args, is_measured=is_measured)
+        outcomes[seed] = prepared.run(args, may_lack_reader=may_lack_reader)
     return outcomes
 
 
@@ -140,12 +155,15 @@ class Prepared:
             check_same_run(one.folder, identity(method), is_whole=False)
         self._is_prepared = False
 
-    def run(self, args: RunArguments, *, is_measured: bool = True) -> Outcome:
+    def run(
+        self, args: RunArguments, *, is_measured: bool = True, may_lack_reader: bool = False
+    ) -> Outcome:
         """Make a run, or take up what is there.
 
         Args:
             args: Its arguments.
             is_measured: Whether it is measured on the test set too.
+            may_lack_reader: Whether the weights of a finished run may have been deleted.
 
         Raises:
             ArtifactError: If the folder holds another run, or another job makes it.
@@ -162,7 +180,9 @@ class Prepared:
             done = is_finished(folder, trains=method.TRAINS)
             self.context.barrier()  # all have looked before the main process writes
             if done:
-                return _reuse(folder, trains=method.TRAINS)
+                lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
+                has_reader = method.TRAINS and not (may_lack_reader and lacks)
+                return _reuse(folder, has_reader=has_reader)
             method.fingerprints["run"] = digest(named)
             record, is_trained = self._fit(method, folder, named)
             if not is_measured:
@@ -286,14 +306,11 @@ def is_finished(folder: Path, *, trains: bool) -> bool:
 RECORD_FILE = "pgra.json"
 
 
-def _reuse(folder: Path, *, trains: bool) -> Outcome:
+def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
     """Take up a finished run."""
-    if trains and (folder / READER_FOLDER / WEIGHTS_FILE).is_file():
+    if has_reader:
         check_reader(folder)
-        logger.info("run: %s is finished (reused)", folder)
-    else:
-        why = ", without its reader" if trains else ""
-        logger.info("run: %s is finished%s (reused)", folder, why)
+    logger.info("run: %s is finished (reused)", folder)
     training = folder / TRAINING_FILE
     record = read_object(training) if training.is_file() else {}
     return Outcome(folder, read_object(folder / METRICS_FILE), reused=True, training=record)
@@ -329,7 +346,7 @@ def evaluate_run(
         check_reader(folder)
     if target != folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of train.py itself: choose another --output_dir")
-    method = open_method(args, context)
+    method = open_method(args, _context_of(args, context))
     free = {name for section in (changes or {}).values() for name in section}
     free |= {f"reader.{name}" for name in free}
     if target != folder:
@@ -368,11 +385,178 @@ def open_run(
     restored = find_method(args.runtime.method).restore(folder, args, context)
     if restored is not None:
         return restored
-    method = open_method(args, replace(context, artifacts=Path(args.runtime.artifacts_dir)))
-    check_same_inputs(folder, identity(method))
+    method = open_method(args, _context_of(args, context))
+    # Queries are other ones now, and a memory of corrections may be.
+    check_same_inputs(folder, identity(method), free=("answers", "memory", "method", "test"))
     method.prepare(())
     method.load(folder)
     return method
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run says of a new query.
+
+    Attributes:
+        query: The query.
+        prediction: The label, or the text that was written, and the probability of each label.
+        evidence: What was read beside it, best first.
+        exemplars: What stood before it in a prompt, in the prompt's order.
+        details: What else the method says of it, as in `predictions.jsonl`.
+        corrections: What a memory gave for it, the nearest first, where labels are mixed.
+        unaided: The prediction without them; None where there are none.
+    """
+
+    query: Example
+    prediction: Prediction
+    evidence: Sequence[EvidenceLine] = ()
+    exemplars: Sequence[Example] = ()
+    details: Mapping[str, Json] = field(default_factory=dict)
+    corrections: Sequence[Correction] = ()
+    unaided: Prediction | None = None
+
+    def with_memory(self, memory: LabelMemory, weight: float) -> "Answer":
+        """Return the same answer with a memory's corrections mixed in, if any are near.
+
+        Args:
+            memory: Of the run's task.
+            weight: Theirs; see `pgra.memory.labels.mix_labels`.
+        """
+        found = memory.recall(self.query.fields)
+        if not found:
+            return self
+        mixed = mix_labels(self.prediction, found, weight=weight)
+        return replace(self, prediction=mixed, corrections=found, unaided=self.prediction)
+
+
+class Predictor:
+    """A finished run, loaded once for any number of queries.
+
+    Attributes:
+        decider: The run's method, opened.
+    """
+
+    def __init__(self, decider: Decider) -> None:
+        self.decider = decider
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | str,
+        *,
+        artifacts_dir: str | None = None,
+        device: str = "auto",
+        attention: bool = False,
+        memory: PromptMemoryArguments | None = None,
+    ) -> Self:
+        """Load a run.
+
+        Args:
+            folder: The run; of one with a trained reader also its `reader/`, wherever it was moved.
+            artifacts_dir: Folder of its index and bank; None is where they were.
+            device: What computes, whatever the run's was.
+            attention: Whether to say what share of the reader's attention each evidence gets.
+            memory: Corrections for the prompts of a method that has prompts; others refuse it.
+
+        Raises:
+            ArtifactError: If the run is not whole, or what it was made with is not there any more.
+            PgraError: As each stage says.
+        """
+        folder = Path(folder)
+        runtime = {"device": device}
+        if artifacts_dir is not None:
+            runtime["artifacts_dir"] = artifacts_dir
+        changes: dict[str, Mapping[str, Any]] = {"runtime": runtime}
+        sections = read_arguments(folder, changes).sections
+        if "memory" in sections:
+            changes["memory"] = asdict(memory or PromptMemoryArguments())
+        elif memory is not None and memory.memory_as != "exemplar":
+            raise ConfigError(
+                f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
+                "leave it out"
+            )
+        if attention and "reader" not in sections:
+            raise ConfigError(
+                f"attention is a trained reader's, and {folder} has none: leave it out"
+            )
+        decider = open_run(folder, Context(device=device), changes)
+        if attention:
+            decider.attention = True  # type: ignore[attr-defined]
+        return cls(decider)
+
+    def answer(self, queries: Sequence[Query]) -> list[Answer]:
+        """Decide queries.
+
+        Args:
+            queries: Texts, or mappings of the task's inputs to texts.
+
+        Raises:
+            ConfigError: If one is not what the task takes.
+            PgraError: As each stage says.
+        """
+        about = self.decider.about
+        examples = read_queries(queries, task=about.name, inputs=about.inputs)
+        decided = self.decider.decide(examples)
+        return [
+            Answer(
+                example,
+                prediction,
+                decided.evidence[i] if decided.evidence else (),
+                decided.exemplars[i] if decided.exemplars else (),
+                decided.details[i] if decided.details else {},
+            )
+            for i, (example, prediction) in enumerate(
+                zip(examples, decided.predictions, strict=True)
+            )
+        ]
+
+
+def predict_run(
+    folder: Path,
+    queries: Callable[[Sequence[str]], Sequence[Query]],
+    *,
+    artifacts_dir: str | None = None,
+    device: str = "auto",
+    attention: bool = False,
+    memory: PromptMemoryArguments | None = None,
+    memory_weight: float = MEMORY_WEIGHT,
+) -> list[Answer]:
+    """Decide new queries with a finished run, with or without a memory of corrections.
+
+    Args:
+        folder: As of `Predictor.open`.
+        queries: Gives them, once the task's inputs are known.
+        artifacts_dir: As of `Predictor.open`.
+        device: As of `Predictor.open`.
+        attention: As of `Predictor.open`.
+        memory: Corrections: in the prompts of a method that has some, else mixed into labels.
+        memory_weight: The corrections' weight where they are mixed in.
+
+    Raises:
+        PgraError: As `Predictor.open`.
+    """
+    predictor = Predictor.open(
+        folder,
+        artifacts_dir=artifacts_dir,
+        device=device,
+        attention=attention,
+        memory=memory,
+    )
+    about = predictor.decider.about
+    answers = predictor.answer(queries(about.inputs))
+    has_prompts = isinstance(predictor.decider, Method) and "memory" in predictor.decider.SECTIONS
+    if memory is None or memory.memory is None or has_prompts:
+        return answers
+    opened = LabelMemory.open(
+        memory, task=about.name, inputs=about.inputs, labels=about.labels, device=device
+    )
+    with opened as log:
+        return [answer.with_memory(log, memory_weight) for answer in answers]
+
+
+def _context_of(args: RunArguments, context: Context) -> Context:
+    """Return where a run's own artifacts are."""
+    return replace(context, artifacts=Path(args.runtime.artifacts_dir), device=args.runtime.device)
 
 
 def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> RunArguments:

@@ -141,6 +141,7 @@ class Decisions:
     Attributes:
         predictions: One for each, in order.
         evidence: What was read beside each; empty where nothing was.
+        exemplars: What stood before each in a prompt; empty where nothing did.
         details: Further entries of each one's line in `predictions.jsonl`; empty for none.
         notes: What a reader of the numbers must know.
         metrics: Further entries of `metrics.json`.
@@ -151,6 +152,7 @@ class Decisions:
 
     predictions: Sequence[Prediction]
     evidence: Sequence[Sequence[EvidenceLine]] = ()
+    exemplars: Sequence[Sequence[Example]] = ()
     details: Sequence[Mapping[str, Json]] = ()
     notes: Sequence[str] = ()
     metrics: Mapping[str, Json] = field(default_factory=dict)
@@ -276,6 +278,11 @@ class Method(Timed, ABC):
         """
         return None
 
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        """Whether the seed decides anything."""
+        return True
+
     def foresee(self) -> "Forecast":
         """Tell what the LM has yet to read, before anything is run."""
         return Forecast(None, f"{self.args.method} is not foreseen")
@@ -293,16 +300,18 @@ class Forecast:
     """What an LM has yet to read.
 
     Attributes:
-        texts: Texts or prompts; None if it cannot be told.
+        parts: Texts or prompts by what they are of, whose first word names a bank: what another run
+            has read of the same is not read again, and ("bank",) is all of one. None if it cannot
+            be told.
         note: Why, or of what kind they are.
-        is_exact: Whether it is a count, not an estimate.
-        parts: Names of what is read once: runs that share all of theirs read nothing more.
+        is_exact: Whether they are counted, not estimated.
+        is_each: Whether each seed reads anew.
     """
 
-    texts: int | None
+    parts: Mapping[tuple[str, ...], int] | None
     note: str = ""
     is_exact: bool = True
-    parts: Sequence[str] = ()
+    is_each: bool = False
 
 
 def find_method(name: str) -> type[Method]:

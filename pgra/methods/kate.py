@@ -45,6 +45,7 @@ from pgra.data.tasks import (
     load_task,
     task_names,
 )
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.choice import METRICS, NEIGHBOR_SELECTORS, ORDERS, SELECTORS, Choice
 from pgra.exemplars.fitting import Fit, fit_prompts
@@ -73,7 +74,6 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.rerank import open_prompted_encoder
-from pgra.encoders.encoder import load_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, Neighbors, text_key
 
 logger = logging.getLogger(__name__)
@@ -572,7 +572,10 @@ class Kate(Method):
         if is_test and self.selection.compares and self.answerer is not None:
             metrics["knn_vote"] = self._compare_vote(prompts.chosen, predictions)
         notes = self._prompt_notes(prompts, examples, memory, predictions)
-        decided = Decisions(predictions, details=details, notes=notes, metrics=metrics)
+        exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
+        decided = Decisions(
+            predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
+        )
         return self._with_texts(decided) if is_test and self.data.references else decided
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
@@ -868,9 +871,16 @@ class Kate(Method):
     def foresee(self) -> Forecast:
         """Tell how many prompts are asked, at most: what is kept is not asked again."""
         if self.icl.decide_by == "vote":
-            return Forecast(0, "no LM")
+            return Forecast({}, "no LM")
         each = 1 + len(CONTENT_FREE) * self.icl.calibrate
-        return Forecast(len(self.data.test) * each, "prompts, at most", is_exact=False)
+        parts = {("prompts",): len(self.data.test) * each}
+        return Forecast(parts, "prompts, at most", is_exact=False, is_each=True)
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether exemplars or their order are drawn."""
+        draws: bool = args["selection"].draws
+        return draws
 
 
 class Icl(Kate):

@@ -66,6 +66,7 @@ from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import check_batches, check_classes, check_trainer, set_dropout, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
 from pgra.report.results import TRAINING_NOT_DECIDING, add_attention
+from pgra.rerank.similarity import WAYS
 from pgra.rerank import NeighborReranker, PromptedReranker, Reference
 from pgra.retrieval.shards import examples_digest
 
@@ -320,10 +321,28 @@ class Pgra(Method):
         return RestoredReader(folder, context, artifacts=args.runtime.artifacts_dir)
 
     def foresee(self) -> Forecast:
-        """Tell what the LM has yet to read."""
-        from pgra.plan import forecast
+        """Tell what the LM has yet to read: of a bank, what its candidates and its sample need."""
+        from pgra.plan import make_plan
 
-        return forecast(self.pgra, self.context)
+        args = self.pgra
+        if not args.rerank.num_evidence or args.rerank.reranker == "none":
+            return Forecast({}, "the LM reads nothing")
+        plan = make_plan(args, seconds=0)
+        bank, texts = self.stages.reranker.bank_name, plan.texts.to_read
+        note = plan.texts.basis if texts else "all read"
+        if args.is_exhaustive or args.rerank.bank == "full":
+            return Forecast({(bank,): texts}, note, plan.texts.is_exact)
+        first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
+        parts = {(bank, str(first)): texts}
+        if WAYS[args.rerank.similarity].is_fitted:
+            plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
+            own = make_plan(plain, seconds=0).texts.to_read
+            parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
+        if plan.has_own_prefixes:
+            note += (
+                f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
+            )
+        return Forecast(parts, note, plan.texts.is_exact)
 
 
 # The reader once it is trained.
