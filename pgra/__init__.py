@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from pgra.data.tasks import Task, load_task
     from pgra.encoders.encoder import Encoder
     from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
+    from pgra.exemplars.prompt import build_prompt
     from pgra.lm.causal_lm import CausalLM
     from pgra.lm.prefix import PromptedEncoder
     from pgra.methods.base import Method
     from pgra.methods.stages import Stages, prompt_template
-    from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+    from pgra.prompts.fewshot import FewShotPrompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.reader.fid import FusionReader
@@ -107,7 +108,8 @@ _HOMES = {
     "pgra.methods.base": ("Method",),
     "pgra.methods.stages": ("Stages", "prompt_template"),
     "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "run", "run_seeds"),
-    "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
+    "pgra.exemplars.prompt": ("build_prompt",),
+    "pgra.prompts.fewshot": ("FewShotPrompt",),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
     "pgra.reader.record": ("Reader",),

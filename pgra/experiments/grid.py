@@ -24,7 +24,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -626,9 +626,7 @@ def foresee(runs: Sequence[GridRun], context: Context = ALONE) -> list[Cost]:
     return [_foresee(own, known, context) for own in points.values()]
 
 
-def _foresee(
-    runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context: Context
-) -> Cost:
+def _foresee(runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context: Context) -> Cost:
     first = runs[0]
     folder = Path(first.args.runtime.artifacts_dir)
     try:

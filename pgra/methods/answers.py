@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
 from pgra.lm.completion import Advance, Completer
-from pgra.prompts.formats import PromptFormat, answer_words
+from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.predict import decide
+from pgra.reader.calibrate import decide
 
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """The inputs without content of Zhao et al. 2021, section 5.2; their chances are averaged."""
@@ -151,7 +151,7 @@ class WordScorer:
             scores /= np.array(self._lengths, dtype=np.float32)
         final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
         ids = [query.id for query in queries]
-        predictions = decide(ids, final, Verbalizer(self.words, template=""))
+        predictions = decide(ids, final, list(self.words))
         return [Answer(prediction, {}) for prediction in predictions]
 
 

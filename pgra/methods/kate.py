@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,12 +22,8 @@ from tqdm import tqdm
 
 from pgra.artifacts import digest
 from pgra.config import (
-    DTYPES,
-    LEAK_JACCARD,
-    POOLINGS,
     Arguments,
     RerankArguments,
-    RetrieverArguments,
     RunArguments,
     arg,
     choose,
@@ -45,21 +40,19 @@ from pgra.data.tasks import (
     load_task,
     task_names,
 )
-from pgra.encoders.encoder import load_encoder
-from pgra.errors import ConfigError, DataError
-from pgra.exemplars.choice import METRICS, NEIGHBOR_SELECTORS, ORDERS, SELECTORS, Choice
-from pgra.exemplars.fitting import Fit, fit_prompts
+from pgra.errors import ConfigError
+from pgra.exemplars import PROMPTED, SelectionArguments
+from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import (
     Chosen,
     ExemplarPool,
-    Likeness,
-    PromptedStates,
-    VectorLikeness,
-    WordLikeness,
+    Selector,
     arrange,
     majority,
+    open_selector,
     vote_shares,
 )
+from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.cache import KeptCompleter
 from pgra.lm.completion import Completer
 from pgra.lm.open import CompleterArguments, open_kept_completer
@@ -68,150 +61,20 @@ from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
 from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
 from pgra.methods.stages import prompt_template
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
-from pgra.prompts.formats import FORMATS, LineFormat, task_format
+from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
+from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
 from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.rerank import open_prompted_encoder
-from pgra.retrieval.neighbors import LEAK_RULE, Neighbors, text_key
+from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
 logger = logging.getLogger(__name__)
 
-BM25 = "bm25"
-PROMPTED = "prompted"
-_USUAL = 8  # exemplars
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
 _EXACT = "exact_match"
-
-
-@dataclass(kw_only=True)
-class SelectionArguments(Arguments):
-    """Which labelled examples stand before a query."""
-
-    exemplars: str = arg(
-        "knn",
-        "How they are chosen: knn (KATE: the query's nearest), knn-mmr (near, and unlike each "
-        "other), random, balanced (the labels in turn), fixed (the first ones, or those of "
-        "--exemplar_file).",
-        choices=SELECTORS,
-    )
-    num_exemplars: int | None = arg(
-        None,
-        "Labelled examples in each prompt; default: 8, and the paper's number where answers are "
-        "written.",
-        least=0,
-    )
-    farthest: bool = arg(False, "With knn: the least alike, the control of the paper's Table 2.")
-    redraw: bool = arg(
-        False, "With random and balanced: a draw for each query (the paper's baseline), not one."
-    )
-    exemplar_seed: int | None = arg(
-        None, "Seed of what is drawn, and of a random order; default: --seed.", least=0
-    )
-    exemplar_file: str | None = arg(
-        None,
-        "With fixed: a file with an example a line: its row in the pool, from 0, or its id.",
-        needs={"exemplars": "fixed"},
-    )
-    mmr_lambda: float = arg(
-        0.5, "With knn-mmr: weight of nearness against being unlike the others; 1 is knn."
-    )
-    mmr_candidates: int = arg(100, "With knn-mmr: among how many nearest it chooses.")
-    encoder: str = arg(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "What compares texts: an encoder (hub id, folder or bundled:NAME), bm25, or prompted: the "
-        "state of --lm under the task's prompt, h*(x) of PGRA (prompted:NAME for another LM).",
-    )
-    likeness: str = arg(
-        "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
-    )
-    pooling: str = arg(
-        "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
-        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
-        choices=POOLINGS,
-    )
-    max_encoder_tokens: int | None = arg(
-        None,
-        "Tokens of a text that the encoder reads; default: the model's own, else 128.",
-        least=4,
-    )
-    query_prompt: str | None = arg(
-        None, "What the encoder reads before each text; default: the model's own, else nothing."
-    )
-    encoder_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
-    )
-    prompt_exemplars: int = arg(
-        8, "With --encoder prompted: exemplars of that prompt, balanced.", least=0
-    )
-    order: str = arg(
-        "nearest-first",
-        "In the prompt: nearest-first (the paper's; the farthest first with --farthest), "
-        "nearest-last (next to the query), or random.",
-        choices=ORDERS,
-    )
-    leak_jaccard: float = arg(
-        LEAK_JACCARD,
-        "Share of common words from which on an example is nearly the query's own text, and never "
-        "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
-    )
-
-    def check(self) -> None:
-        """Refuse contradictions."""
-        self.choice(0)
-
-    @property
-    def count(self) -> int:
-        """The number of exemplars, where no task says another."""
-        return _USUAL if self.num_exemplars is None else self.num_exemplars
-
-    @property
-    def compares(self) -> bool:
-        """Whether queries are compared with the pool."""
-        return self.exemplars in NEIGHBOR_SELECTORS and self.count > 0
-
-    @property
-    def draws(self) -> bool:
-        """Whether the seed decides anything."""
-        return self.exemplars in ("balanced", "random") or self.order == "random"
-
-    def choice(self, seed: int, fixed: tuple[int, ...] = ()) -> Choice:
-        """Return how exemplars are chosen.
-
-        Args:
-            seed: Of what is drawn.
-            fixed: Rows of the pool, with exemplars "fixed".
-
-        Raises:
-            ConfigError: If they contradict each other.
-        """
-        return Choice(
-            method=self.exemplars,
-            count=self.count,
-            farthest=self.farthest,
-            redraw=self.redraw,
-            seed=seed,
-            fixed=fixed,
-            diversity=self.mmr_lambda,
-            num_near=self.mmr_candidates,
-        )
-
-    def encoder_arguments(self) -> RetrieverArguments:
-        """Return what `load_encoder` takes; lengths are left to the metric."""
-        return RetrieverArguments(
-            encoder=self.encoder,
-            pooling=self.pooling,
-            normalize=False,
-            max_encoder_tokens=self.max_encoder_tokens,
-            query_prompt=self.query_prompt,
-            encoder_dtype=self.encoder_dtype,
-        )
 
 
 @dataclass(kw_only=True)
@@ -359,13 +222,11 @@ class Kate(Method):
         self.data = self.read_data()
         self._settle()
         root = self.context.artifacts / "neighbors" / self.data.task.name
-        self.pool = ExemplarPool(self.data.train, jaccard=self.selection.leak_jaccard, root=root)
-        self.pool.check(self.selection.count)
-        self.likeness = self._open_likeness(root)
-        self.fixed: tuple[int, ...] = ()
-        if self.selection.exemplar_file is not None:
-            path = Path(self.selection.exemplar_file).expanduser()
-            self.fixed = read_fixed(path, self.data.train, self.selection.count)
+        self.pool = ExemplarPool(
+            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
+        )
+        self.similarity = self._open_similarity(root)
+        self.selector = self._open_selector()  # refuses what the pool does not have
         self._known: dict[tuple[str, ...], Prompts] = {}
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
@@ -419,18 +280,28 @@ class Kate(Method):
                 "out"
             )
 
-    def _open_likeness(self, root: Path) -> Likeness | None:
+    def _open_selector(self) -> Selector:
+        args = replace(self.selection, exemplar_seed=self._draw_seed)
+        return open_selector(args, self.pool, self.similarity)
+
+    def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
-        args, pool = self.selection, self.data.train
+        args = self.selection
         if not args.compares:
             return None
-        if args.encoder == BM25:
-            return WordLikeness(pool)
-        kind, _, name = args.encoder.partition(":")
-        if kind != PROMPTED:
-            load = partial(load_encoder, args.encoder_arguments(), self.context.device)
-            return VectorLikeness(Neighbors(load, pool, root), args.likeness)
-        completer = self.args["completer"]
+        is_prompted = args.encoder.partition(":")[0] == PROMPTED
+        states = self._open_states() if is_prompted else None
+        return open_similarity(
+            args,
+            self.data.train,
+            root,
+            device=self.context.device,
+            open_encoder=None if states is None else lambda: states,
+        )
+
+    def _open_states(self) -> PromptedStates:
+        """Open an LM under the task's prompt, whose states are compared."""
+        completer, name = self.args["completer"], self.selection.encoder.partition(":")[2]
         if not name and completer.is_remote:
             raise ConfigError(
                 f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
@@ -438,9 +309,8 @@ class Kate(Method):
                 "prompted:bundled:smollm2-135m"
             )
         lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
-        prompt = self._encoder_prompt(args.prompt_exemplars)
-        states = PromptedStates(open_prompted_encoder(lm, prompt, device=self.context.device))
-        return VectorLikeness(Neighbors(lambda: states, pool, root), args.likeness)
+        prompt = self._encoder_prompt(self.selection.prompt_exemplars)
+        return PromptedStates(open_prompted_encoder(lm, prompt, device=self.context.device))
 
     def _encoder_prompt(self, count: int) -> FewShotPrompt:
         """Write the one prompt under which all examples are compared, as the reranker's."""
@@ -476,7 +346,7 @@ class Kate(Method):
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
         if isinstance(task, GenerationTask):
             most = icl.max_new_tokens or task.max_new_tokens
-            frame = LineFormat(task.frame, {})
+            frame = line_format(task.frame, task.inputs)
             return TextWriter(completer, frame, most, stop=task.stop, progress=progress)
         how = task_format(task, icl.prompt_format or "task")
         if icl.decide_by == "generation":
@@ -502,21 +372,16 @@ class Kate(Method):
         seed = self.selection.exemplar_seed
         return self.seed if seed is None else seed
 
-    @property
-    def choice(self) -> Choice:
-        """How exemplars are chosen."""
-        return self.selection.choice(self._draw_seed, self.fixed)
-
     def identity(self) -> dict[str, Json]:
         """Return all that decides predictions, besides the examples."""
         named: dict[str, Json] = {
-            **self.choice.fingerprint,
+            **self.selector.fingerprint,
             "order": self.selection.order,
             "leak_jaccard": self.selection.leak_jaccard,
             "leak_rule": LEAK_RULE,
         }
-        if self.likeness is not None:
-            named["likeness"] = dict(self.likeness.fingerprint)
+        if self.similarity is not None:
+            named["likeness"] = dict(self.similarity.fingerprint)
         if self.answerer is not None:
             named["prompt"] = dict(self.answerer.fingerprint)
             named["lm"] = dict(self.completer.fingerprint)
@@ -550,6 +415,7 @@ class Kate(Method):
         other = super().with_seed(args)
         other._known = {}
         other._settle()
+        other.selector = other._open_selector()
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
@@ -589,7 +455,7 @@ class Kate(Method):
         is_test = list(examples) == list(self.data.test)
         corrections = self.corrections if is_test else self._recall(examples)
         with self.timed("exemplars"):
-            chosen = self.pool.choose(examples, self.choice, self.likeness, self.context)
+            chosen = self.selector.choose(examples)
         if chosen.num_dropped.any():
             logger.info(
                 "leak guard: %d examples were left out, being nearly the text of one of %d queries",
@@ -612,10 +478,11 @@ class Kate(Method):
 
         with self.timed("prompts"):
             fit = fit_prompts(
-                self.completer,
+                self.completer.count_tokens,
                 render,
                 [len(rows) for rows in wanted],
                 names=[example.id for example in examples],
+                window=self.completer.window,
                 num_new_tokens=answerer.num_new_tokens,
             )
             if fit.num_dropped.any():
@@ -900,42 +767,6 @@ class Icl(Kate):
         """Read the splits that readers are trained on: exemplars are drawn from train."""
         data = TaskData.read(self.args)
         return PoolData(data.task, data.train, [], data.test, data.notes)
-
-
-def read_fixed(path: Path, pool: Sequence[Example], count: int) -> tuple[int, ...]:
-    """Read which examples all queries get: an example a line, by row or by id.
-
-    Args:
-        path: The file.
-        pool: Its examples.
-        count: How many are wanted: the first so many lines.
-
-    Raises:
-        DataError: If the file cannot be read, has too few lines, or names no example of the pool,
-            or one twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read exemplar_file {path}: {error}") from None
-    if len(lines) < count:
-        raise DataError(
-            f"{path} names {len(lines)} exemplars, and num_exemplars is {count}: lower it, or add "
-            "some"
-        )
-    row_of = {example.id: row for row, example in enumerate(pool)}
-    rows: list[int] = []
-    for number, word in enumerate(lines[:count], 1):
-        row = row_of.get(word, int(word) if word.isdecimal() else -1)
-        if not 0 <= row < len(pool):
-            raise DataError(
-                f"{path}, line {number}: '{word}' is no example of the pool: give a row from 0 to "
-                f"{len(pool) - 1}, or an id such as {pool[0].id}"
-            )
-        if row in rows:
-            raise DataError(f"{path}, line {number}: '{word}' stands there twice: leave one out")
-        rows.append(row)
-    return tuple(rows)
 
 
 @contextmanager

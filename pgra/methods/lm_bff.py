@@ -23,8 +23,14 @@ from pgra.methods.base import SPLITS, TaskData
 from pgra.methods.pgra import Pgra
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.reader.inputs import Support, TokenizedInputs, Vectors, build_demonstrated, repeat_sets
-from pgra.reader.rag import SeparateInputs
+from pgra.reader.inputs import (
+    SeparateInputs,
+    Support,
+    TokenizedInputs,
+    Vectors,
+    build_demonstrated,
+    repeat_sets,
+)
 from pgra.reader.train import check_batches
 
 logger = logging.getLogger(__name__)

@@ -40,19 +40,14 @@ from pgra.methods.stages import Stages, neighbor_model
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
-from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
-from pgra.reader.fid import AdaptedReader, FusionReader, add_adapters, check_adapters
+from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
+from pgra.reader.calibrate import Calibration, decide, fit_temperature
+from pgra.reader.fid import FusionReader
+from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
-from pgra.reader.predict import (
-    Calibration,
-    Decision,
-    batch_tokens_on,
-    decide,
-    fit_temperature,
-    score_inputs,
-    score_with_attention,
-)
-from pgra.reader.rag import PooledInputs, RagReader, choose_evidence
+from pgra.reader.module import check_adapters
+from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evidence
 from pgra.reader.record import (
     READER_FOLDER,
     RECORD_FILE,
@@ -62,15 +57,12 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import check_batches, check_classes, check_trainer, set_dropout, train_reader
+from pgra.reader.train import check_batches, check_classes, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
-from pgra.report.results import TRAINING_NOT_DECIDING, add_attention
-from pgra.rerank.similarity import WAYS
+from pgra.report.results import add_attention
 from pgra.rerank import NeighborReranker, PromptedReranker, Reference
+from pgra.rerank.similarity import WAYS
 from pgra.retrieval.shards import examples_digest
-
-_NOT_DECIDING = ("model_name_or_path", "evidence_attention")
 
 
 class Pgra(Method):
@@ -149,9 +141,8 @@ class Pgra(Method):
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
         args = self.pgra
-        reader = {k: v for k, v in asdict(args.reader).items() if k not in _NOT_DECIDING}
         return {
-            **reader,
+            **args.reader.deciding(),
             "verbalizer": dict(self.task.verbalizer),
             "reader_template": args.reader.reader_template or self.task.reader_template,
             "num_evidence": args.rerank.num_evidence,
@@ -179,7 +170,7 @@ class Pgra(Method):
         def build() -> TokenizedInputs:
             texts = [[line.text for line in lines] for lines in self.stages.evidence_lines(split)]
             parts = (examples, texts, self.tokenizer, self.verbalizer)
-            return build_inputs(*parts, layout=self.layout).inputs
+            return build_inputs(*parts, layout=self.layout)
 
         return store_inputs(
             self.pgra.artifacts / "inputs" / self.data.task.name,
@@ -198,33 +189,22 @@ class Pgra(Method):
 
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, going on from the last whole checkpoint if the run was stopped."""
-        args, training = self.pgra.reader, self.training
+        args, training, metric = self.pgra.reader, self.training, self.data.metric
         splits = {split: self.inputs(split) for split in ("train", "dev")}
         reader = self.open_reader()
         if args.dropout_rate is not None:
-            set_dropout(reader, args.dropout_rate)
+            reader.set_dropout(args.dropout_rate)
         if args.lora_rank is not None:
-            reader = add_adapters(reader, args, seed=self.seed)
-        checkpoint = last_checkpoint(folder, num_processes=training.world_size)
-        if training.resume_from_checkpoint is None and checkpoint is not None:
-            training.resume_from_checkpoint = "true"
-        metric, labels = self.data.metric, self.data.labels
+            reader.add_adapters(args, seed=self.seed)
+        self.trained = self._trained(reader)
         result = train_reader(
-            reader,
-            self.tokenizer,
+            self.trained.classifier,
             splits["train"],
             splits["dev"],
-            verbalizer=self.verbalizer,
-            measure=lambda truth, decided: measure(metric, truth, decided, labels),
+            measure=lambda truth, decided: measure(metric, truth, decided, self.data.labels),
             metric=metric,
             arguments=training,
-            decision=self._decision,
-            batch_tokens=batch_tokens_on(training.device),
         )
-        finish_trackers(training.report_to)
-        if isinstance(reader, AdaptedReader):
-            reader.merge()  # on every process as in the folder
-        self.trained = self._trained(reader)
         self._describe(folder)
         return {
             "metric": str(training.metric_for_best_model).removeprefix("eval_"),
@@ -339,9 +319,7 @@ class Pgra(Method):
             own = make_plan(plain, seconds=0).texts.to_read
             parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
         if plan.has_own_prefixes:
-            note += (
-                f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
-            )
+            note += f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
         return Forecast(parts, note, plan.texts.is_exact)
 
 
@@ -401,24 +379,19 @@ class TrainedReader:
         self.calibration = calibration
         self._decision = replace(self._decision, temperature=calibration.temperature)
 
+    @property
+    def classifier(self) -> T5Classifier:
+        """What scores the labels."""
+        parts = (self._tokenizer, self._verbalizer, self._decision)
+        if isinstance(self.reader, RagReader):
+            return RagClassifier(self.reader, *parts)
+        return T5Classifier(self.reader, *parts)
+
     def fit_temperature(self, dev: TokenizedInputs) -> None:
         """Fit the temperature on the dev examples; without probabilities leave it as it is."""
         if self.is_scoring:
-            scores = self._score(dev, progress=False)
+            scores = self.classifier.score(dev, replace(self._context, progress=False))
             self.calibrate(fit_temperature(scores, self._columns(dev.labels)))
-
-    def _score(self, inputs: TokenizedInputs, *, progress: bool) -> Scores:
-        return score_inputs(
-            self.reader, self._tokenizer, inputs, self._verbalizer, **self._how(progress=progress)
-        )
-
-    def _how(self, *, progress: bool) -> dict[str, Any]:
-        return {
-            "decision": self._decision,
-            "batch_tokens": batch_tokens_on(self.reader.device),
-            "progress": progress,
-            "worker": self._context.worker,
-        }
 
     def decide(self, inputs: TokenizedInputs, *, attention: bool) -> ReadSplit:
         """Decide a split's examples, which have labels.
@@ -431,16 +404,17 @@ class TrainedReader:
         if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
             chosen = choose_evidence(self.reader, inputs)
             inputs, best = chosen.inputs, chosen.evidence
-        progress = self._context.shows_progress
         if attention:
-            parts = (self.reader, self._tokenizer, inputs, self._verbalizer)
-            attended = score_with_attention(*parts, **self._how(progress=progress))
+            attended = self.classifier.attend(inputs, self._context)
             scores, shares = attended.scores, attended.shares
         else:
-            scores = self._score(inputs, progress=progress)
-        temperature = self.calibration.temperature
-        ids = inputs.example_ids
-        predictions = decide(ids, scores, self._verbalizer, temperature=temperature)
+            scores = self.classifier.score(inputs, self._context)
+        predictions = decide(
+            inputs.example_ids,
+            scores,
+            self._verbalizer.labels,
+            temperature=self.calibration.temperature,
+        )
         return ReadSplit(predictions, self._reliability(scores, inputs), shares, best)
 
     def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
@@ -628,9 +602,7 @@ def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[st
     chosen = copy.copy(training)
     chosen.choose_metric(metric)
     return {
-        name: _plain(value)
-        for name, value in chosen.to_dict().items()
-        if name not in TRAINING_NOT_DECIDING
+        name: _plain(value) for name, value in chosen.to_dict().items() if name not in NOT_DECIDING
     }
 
 

@@ -24,8 +24,9 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
 from pgra.rerank import NearestExemplars, Reference, Reranker, Work, open_reranker

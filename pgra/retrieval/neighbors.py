@@ -385,50 +385,8 @@ class Neighbors:
     ) -> Candidates:
         """Give each query's nearest of the collection, (B, count), nearest first.
 
-        A query that stands in the collection is its own nearest: see `nearest_others`.
+        A query that stands in the collection is its own nearest: `LeakGuard` leaves it out.
         """
         vectors = self.vectors(context)
         rows = np.arange(len(vectors), dtype=np.int64)
         return nearest(self.encode(queries), [(rows, vectors)], count)
-
-    def nearest_others(
-        self,
-        queries: Sequence[Example],
-        count: int,
-        context: Context = ALONE,
-    ) -> Rows:
-        """Give each query's nearest examples that have another text, nearest first.
-
-        So a training query is never its own neighbor, nor is a copy of it or what is nearly one
-        (`LeakGuard`): it would bring the query's own label. Of copies of each other, text and
-        label, only the first in the collection is found.
-
-        Args:
-            queries: B examples, of the collection or not.
-            count: How many.
-            context: Who waits while the main one encodes the collection.
-
-        Returns:
-            (B, count), `MISSING_ROW` where there are fewer other texts.
-        """
-        vectors, guard = self.vectors(context), self._guard
-        block = (guard.distinct, vectors[guard.distinct])
-        asked = self.encode(queries)
-        allowed = guard.nearest(
-            lambda depth: nearest(asked, [block], depth),
-            [query.text for query in queries],
-            count,
-        )
-        logger.info(
-            "neighbors: %d of %d queries have a copy of their text, or nearly one, in the "
-            "collection of %d texts, which was left out",
-            int((allowed.num_dropped > 0).sum()),
-            len(queries),
-            len(guard.distinct),
-        )
-        return allowed.candidates.rows
-
-    @cached_property
-    def _guard(self) -> LeakGuard:
-        labels = [example.label for example in self.examples]
-        return LeakGuard([example.text for example in self.examples], labels)
