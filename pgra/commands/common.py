@@ -72,7 +72,7 @@ def parse_run(
         field.name
         for name in METHODS
         for section in find_method(name).SECTIONS.values()
-        for field in fields(section)  # type: ignore[arg-type]
+        for field in fields(section)
     }
     parsed = parse_arguments(
         classes,

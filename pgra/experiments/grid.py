@@ -364,7 +364,7 @@ def _check_names(grid: Grid) -> None:
     known = [PROFILE, *argument_names()]
     for name in grid.axes:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'axis', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('axis', name)}")
         if name in _NO_AXES:
             raise ConfigError(
                 f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
@@ -372,10 +372,10 @@ def _check_names(grid: Grid) -> None:
             )
     for name in grid.baseline or {}:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'argument of the baseline', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name)}")
 
 
-def _nearest(grid: Grid, kind: str, name: str) -> str:
+def _nearest(kind: str, name: str) -> str:
     message = unknown_name(kind, name, [PROFILE, *argument_names()]).split(" Known:")[0]
     return f"{message} See pgra train --help."
 

@@ -740,7 +740,7 @@ class Kate(Method):
         if self.icl.decide_by == "vote":
             return Forecast({}, "no LM")
         each = 1 + len(CONTENT_FREE) * self.icl.calibrate
-        parts = {("prompts",): len(self.data.test) * each}
+        parts: dict[tuple[str, ...], int] = {("prompts",): len(self.data.test) * each}
         return Forecast(parts, "prompts, at most", is_exact=False, is_each=True)
 
     @classmethod

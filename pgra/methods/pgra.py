@@ -308,12 +308,12 @@ class Pgra(Method):
         if not args.rerank.num_evidence or args.rerank.reranker == "none":
             return Forecast({}, "the LM reads nothing")
         plan = make_plan(args, seconds=0)
-        bank, texts = self.stages.reranker.bank_name, plan.texts.to_read
+        bank, texts = str(self.stages.reranker.store), plan.texts.to_read
         note = plan.texts.basis if texts else "all read"
         if args.is_exhaustive or args.rerank.bank == "full":
             return Forecast({(bank,): texts}, note, plan.texts.is_exact)
         first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
-        parts = {(bank, str(first)): texts}
+        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts}
         if WAYS[args.rerank.similarity].is_fitted:
             plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
             own = make_plan(plain, seconds=0).texts.to_read
