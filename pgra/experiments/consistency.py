@@ -20,11 +20,17 @@ from typing import Any
 import numpy as np
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
-from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
+from pgra.config import (
+    PAIR_SIMILARITIES,
+    CorpusArguments,
+    CrossEncoderArguments,
+    PgraArguments,
+)
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.tasks import Task
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import Study, compare_runs, load_reference
 from pgra.report.consistency import (
@@ -39,8 +45,7 @@ from pgra.report.consistency import (
 )
 from pgra.report.results import METRICS_FILE, Group, Run, load_collection, read_object
 from pgra.report.tables import Table
-from pgra.rerank.similarity import WAYS
-from pgra.run_folder import Found
+from pgra.rerank.similarity import SIMILARITIES
 
 # Pseudo-labels of evidence: what a plain reader of the task says of each text alone.
 #
@@ -569,14 +574,22 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    none = replace(args.rerank, reranker="none")
+    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
+    none = replace(
+        args.rerank,
+        reranker="none",
+        cross_encoder=plain.cross_encoder,
+        cross_encoder_tokens=plain.cross_encoder_tokens,
+    )
     chance = replace(args.retriever, retriever="random")
     ways = {
         RANDOM: replace(args, retriever=chance, rerank=none),
         FIRST_STAGE: replace(args, rerank=none),
     }
+    if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
+        return {**ways, args.rerank.reranker: args}
     everything = replace(args.retriever, retriever="exhaustive")
-    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else WAYS:
+    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else SIMILARITIES:
         own = replace(args, rerank=replace(args.rerank, similarity=name))
         ways[name] = own
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
@@ -626,11 +639,11 @@ def compare_evidence(
     for depth in depths:
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
-    found, lines = _find_all(args, context)
-    labels = list(found.task.labels)
+    task, lines = _find_all(args, context)
+    labels = list(task.labels)
     if sorted(reader.record.words) != sorted(labels):
         raise ConfigError(
-            f"{labeler} decides {', '.join(reader.record.words)}, and {found.task.name} has "
+            f"{labeler} decides {', '.join(reader.record.words)}, and {task.name} has "
             f"{', '.join(labels)}: give a plain run of this task"
         )
     texts = distinct_evidence(list(lines.values()))
@@ -641,7 +654,7 @@ def compare_evidence(
         device=args.runtime.device,
     )
     runs = [
-        measure_consistency(way, found.task.name, told, known.labels, labels=labels, depth=depth)
+        measure_consistency(way, task.name, told, known.labels, labels=labels, depth=depth)
         for depth in depths or (most,)
         for way, told in lines.items()
     ]
@@ -649,7 +662,7 @@ def compare_evidence(
         score_table([r for r in runs if r.depth == depth], baseline=FIRST_STAGE, paper={})
         for depth in depths or (most,)
     ]
-    notes = [*tables[0].notes, reader.note, known.note(found.task.name, texts)]
+    notes = [*tables[0].notes, reader.note, known.note(task.name, texts)]
     rows = [row for table in tables for row in table.rows]
     table = replace(tables[0], rows=rows, notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
@@ -666,20 +679,21 @@ def _without_answers(run: Consistency) -> dict[str, Any]:
     return {key: value for key, value in run.as_json().items() if key != "by_count"}
 
 
-def _find_all(args: PgraArguments, context: Context) -> tuple[Found, dict[str, Lines]]:
+def _find_all(args: PgraArguments, context: Context) -> tuple[Task, dict[str, Lines]]:
     lines: dict[str, Lines] = {}
-    ways, task = ways_of(args), read_task(args)
-    for way, own in ways.items():
-        found = replace(task.copy(), candidates={}, evidence={})
-        find_evidence(found, own, context, splits=("test",))
-        told = zip(found.examples("test"), found.evidence_texts("test"), strict=True)
+    for way, own in ways_of(args).items():
+        stages = Stages.read(own, context)
+        stages.find(("test",))
+        found = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
         lines[way] = [
             {
                 "id": example.id,
                 "label": example.label,
                 "prediction": None,
-                "evidence": [{"text": text} for text in texts],
+                "evidence": [{"text": line.text} for line in evidence],
             }
-            for example, texts in told
+            for example, evidence in found
         ]
+        task = stages.data.task
+    assert isinstance(task, Task)
     return task, lines

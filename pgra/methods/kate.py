@@ -66,7 +66,7 @@ from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
 from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
-from pgra.rerank import open_prompted_encoder
+from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
 logger = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class Kate(Method):
             )
         lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
         prompt = self._encoder_prompt(self.selection.prompt_exemplars)
-        return PromptedStates(open_prompted_encoder(lm, prompt, device=self.context.device))
+        return PromptedStates(open_prompted_encoder(lm, prompt, self.context))
 
     def _encoder_prompt(self, count: int) -> FewShotPrompt:
         """Write the one prompt under which all examples are compared, as the reranker's."""

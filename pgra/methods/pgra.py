@@ -60,8 +60,8 @@ from pgra.reader.record import (
 from pgra.reader.train import check_batches, check_classes, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
 from pgra.report.results import add_attention
-from pgra.rerank import NeighborReranker, PromptedReranker, Reference
-from pgra.rerank.similarity import WAYS
+from pgra.rerank import Reference, find_reranker
+from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.shards import examples_digest
 
 
@@ -289,10 +289,9 @@ class Pgra(Method):
     def sample_prompt(self) -> str:
         """Return the LM's prompt of the first test query, under every prefix."""
         query, prompt = self.data.test[0], self.stages.prompt
-        if self.stages.depth and isinstance(self.stages.reranker, NeighborReranker):
-            reranker = self.stages.reranker  # as it is read, where not all of it fits
-            prompt = reranker.exemplars.encoder_for(reranker.encoder, query).prompt
-        texts = [each.prefix + each.suffix(query.fields) for each in (prompt, *prompt.others)]
+        texts = self.stages.reranker.prompts(query) if self.stages.depth else []
+        if not texts:
+            texts = [each.prefix + each.suffix(query.fields) for each in (prompt, *prompt.others)]
         return "\n\n--- the next prefix ---\n\n".join(texts)
 
     @classmethod
@@ -307,20 +306,23 @@ class Pgra(Method):
         args = self.pgra
         if not args.rerank.num_evidence or args.rerank.reranker == "none":
             return Forecast({}, "the LM reads nothing")
-        plan = make_plan(args, seconds=0)
-        bank, texts = str(self.stages.reranker.store), plan.texts.to_read
-        note = plan.texts.basis if texts else "all read"
+        cost = make_plan(args, seconds=0).cost
+        if cost is None:
+            return Forecast(None, f"what reranker {args.rerank.reranker} reads is not known")
+        bank, texts = self.stages.reranker.store, cost.to_read
+        note = cost.basis if texts else "all read"
+        if texts and cost.reads_pairs:
+            note += f": each passage with each query, about {cost.reading.tokens:,} tokens"
         if args.is_exhaustive or args.rerank.bank == "full":
-            return Forecast({(bank,): texts}, note, plan.texts.is_exact)
+            return Forecast({(bank,): texts}, note, cost.is_exact)
         first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
         parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts}
-        if WAYS[args.rerank.similarity].is_fitted:
+        if find_similarity(args.rerank.similarity).is_fitted:
             plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
-            own = make_plan(plain, seconds=0).texts.to_read
+            without = make_plan(plain, seconds=0).cost
+            own = 0 if without is None else without.to_read
             parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
-        if plan.has_own_prefixes:
-            note += f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
-        return Forecast(parts, note, plan.texts.is_exact)
+        return Forecast(parts, note, cost.is_exact)
 
 
 # The reader once it is trained.
@@ -541,8 +543,7 @@ def _open_recorded(
     stages = Stages(args, context, record.prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
-    if isinstance(stages.reranker, PromptedReranker):  # before an index would be built
-        stages.reranker.fitting.check()
+    stages.reranker.check()  # before an index would be built
     if args.is_exhaustive:
         return stages
     encoder = _encoder_fields(record)
@@ -639,7 +640,7 @@ def evidence_models(args: PgraArguments) -> list[str]:
     if args.rerank.num_evidence == 0:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    if args.rerank.reranker != "prompted":
-        return models
-    models += [neighbor_model(args)] if args.rerank.exemplars == "knn" else []
-    return list(dict.fromkeys([*models, args.rerank.lm]))
+    reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
+    if reads and args.rerank.exemplars == "knn":
+        models.append(neighbor_model(args))
+    return list(dict.fromkeys([*models, *reads]))

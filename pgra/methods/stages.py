@@ -24,12 +24,12 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
-from pgra.rerank import NearestExemplars, Reference, Reranker, Work, open_reranker
+from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
@@ -88,6 +88,7 @@ class Stages(Timed):
             reference: What a similarity is fitted to; None is the task's training examples.
         """
         super().__init__()
+        context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
         self._data, self._reference = data, reference
         self.candidates: dict[str, Stored] = {}
@@ -141,13 +142,15 @@ class Stages(Timed):
     def reranker(self) -> Reranker:
         """The second stage; its LM's weights are loaded when they are first needed."""
         return open_reranker(
-            self.args.rerank,
-            self.prompt,
-            self.corpus,
-            self.args.artifacts,
-            exemplars=self.exemplars,
-            device=self.args.runtime.device,
-            reference=self.reference,
+            RerankRequest(
+                args=self.args.rerank,
+                prompt=self.prompt,
+                corpus=self.corpus,
+                context=self.context,
+                options=self.args.rerank_options,
+                exemplars=self.exemplars,
+                reference=self.reference,
+            )
         )
 
     @property
@@ -176,7 +179,6 @@ class Stages(Timed):
         """The search without a first stage."""
         return open_exhaustive(
             self.reranker,
-            self.args.artifacts,
             factory=self.args.retriever.index_factory,
             memory_gb=self.args.retriever.index_memory_gb,
         )
@@ -255,16 +257,15 @@ class Stages(Timed):
         Raises:
             PgraError: As each stage says.
         """
-        progress = self.context.shows_progress
         if self.args.is_exhaustive:
             search = self.exhaustive
-            search.prepare(queries, context=self.context, progress=progress)
+            search.prepare(queries)
             most = min(self.depth if depth is None else depth, search.num_rows)
             best = search.search(queries, most)
             return Ranked(best, best)
         texts = [query.text for query in queries]
         first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
-        self.reranker.prepare(queries, first.rows, context=self.context, progress=progress)
+        self.reranker.prepare(queries, first.rows)
         return Ranked(first, self.reranker.rerank(queries, first))
 
     def ranked(self, split: str) -> Ranked:
@@ -304,8 +305,7 @@ class Stages(Timed):
         """Let the LM read the union of the splits' candidates, each passage once."""
         examples = [example for split in splits for example in self.data.examples(split)]
         rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
-        progress = self.context.shows_progress
-        work = self.reranker.prepare(examples, rows, context=self.context, progress=progress)
+        work = self.reranker.prepare(examples, rows)
         if work.num_passages:
             pairs = int((rows != MISSING_ROW).sum())
             logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
@@ -315,8 +315,7 @@ class Stages(Timed):
         search = self.exhaustive
         examples = [example for split in splits for example in self.data.examples(split)]
         with self.timed("states"):
-            progress = self.context.shows_progress
-            work = search.prepare(examples, context=self.context, progress=progress)
+            work = search.prepare(examples)
             pairs = len(examples) * work.num_passages
             logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
         depth = num_kept(self.depth, search.num_rows)

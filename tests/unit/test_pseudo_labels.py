@@ -28,7 +28,7 @@ from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
 from pgra.report.results import EvidenceLine, RunRecord, write_results
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
 RECORD = ReaderRecord(
@@ -357,7 +357,7 @@ def evidence_by_hand(args, labeler, depth):
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
     args = with_rerank(args, num_evidence=2)
     study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2], centre=False)
-    names = ["random", "first stage", *WAYS]
+    names = ["random", "first stage", *SIMILARITIES]
     assert [(run.depth, run.name) for run in study.runs] == [(d, n) for d in (1, 2) for n in names]
     scores = {(run.name, run.depth): run.score for run in study.runs}
     cosine = with_rerank(args, similarity="cosine")
