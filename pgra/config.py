@@ -493,13 +493,14 @@ PROFILES = ("official", "paper", "pgra")
 READERS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
     "fid": {"reranker": "none"},
+    "knn": {"num_evidence": 0},
     "lm-bff": {"num_evidence": 0, "reranker": "none"},
     "pgra": {},
     "plain": {"num_evidence": 0},
     "rag": {"retriever": "dense", "reranker": "none"},
     "random": {"retriever": "random", "reranker": "none"},
 }
-"""What tells the methods with a trained T5 apart; with pgra the arguments decide."""
+"""What tells the methods apart that take PGRA's arguments; with pgra these decide."""
 
 
 @dataclass(kw_only=True)

@@ -15,20 +15,16 @@ runs/NAME/seed-N/            a run each, where the folder's name holds no {seed}
 runs/NAME/summary.json       mean and spread
 """
 
-import errno
 import logging
-import os
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from pgra.artifacts import (
-    check_fingerprint,
     digest,
-    file_checksum,
     lock_folder,
     write_json,
     write_text,
@@ -60,19 +56,27 @@ from pgra.report.results import (
     read_object,
     write_results,
 )
+from pgra.run_folder import (
+    ARGUMENTS_FILE,
+    IDENTITY_FILE,
+    PROMPT_FILE,
+    READER_FOLDER,
+    RECORD_FILE,
+    TRAINING_FILE,
+    WEIGHTS_FILE,
+    check_reader,
+    check_same_checkpoint,
+    check_same_inputs,
+    check_same_run,
+    check_writable,
+    read_training,
+    reader_checksum,
+)
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_FILE = "run.json"
-ARGUMENTS_FILE = "arguments.json"
-TRAINING_FILE = "training.json"
-PROMPT_FILE = "prompt.txt"
 SUMMARY_FILE = "summary.json"
-READER_FOLDER = "reader"
-WEIGHTS_FILE = "model.safetensors"
 SEED_FIELD = "{seed}"
-# Others follow from these, so a difference is told of these first.
-_LEADING = ("task", "method", "num_evidence", "max_steps")
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class Prepared:
         self._method = open_method(args, context)
         for one in runs:
             method = self._method.with_seed(one)
-            check_same_run(one.folder, identity(method), is_whole=False)
+            _check_run(method, is_whole=False)
         self._is_prepared = False
 
     def run(
@@ -176,7 +180,7 @@ class Prepared:
         check_writable(folder)
         with _lock(folder, self.context):
             named = identity(method)
-            check_same_run(folder, named)
+            _check_run(method)
             done = is_finished(folder, trains=method.TRAINS)
             self.context.barrier()  # all have looked before the main process writes
             if done:
@@ -232,6 +236,15 @@ def identity(method: Method) -> dict[str, Json]:
         **method.identity(),
         **{name: value for name, value in method.fingerprints.items() if name != "run"},
     }
+
+
+def _check_run(method: Method, *, is_whole: bool = True) -> None:
+    """Refuse another run's folder, and another run's checkpoint."""
+    args, named = method.args, identity(method)
+    check_same_run(args.folder, named, is_whole=is_whole)
+    checkpoint = str(getattr(args[args.home], "resume_from_checkpoint", None) or "")
+    if checkpoint.lower() not in ("", "true", "false"):
+        check_same_checkpoint(Path(checkpoint), named, is_whole=is_whole)
 
 
 @contextmanager
@@ -301,9 +314,6 @@ def is_finished(folder: Path, *, trains: bool) -> bool:
     if trains:
         names.append(f"{READER_FOLDER}/{RECORD_FILE}")
     return all((folder / name).is_file() for name in names)
-
-
-RECORD_FILE = "pgra.json"
 
 
 def _reuse(folder: Path, *, has_reader: bool) -> Outcome:
@@ -712,162 +722,3 @@ def spread(values: Sequence[float]) -> dict[str, Json]:
         "min": min(values),
         "max": max(values),
     }
-
-
-# What a folder may hold: the same run, and nothing else's.
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that could not be made or written, without making it.
-
-    Raises:
-        OSError: If a part of its path is no folder, or may not be written.
-    """
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
-
-
-def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
-    """Let the same run go on; refuse another one, unless it ended before its first checkpoint.
-
-    Args:
-        folder: The run.
-        asked: What decides it.
-        is_whole: Whether all of it is known yet; if not, only what is known is compared.
-
-    Raises:
-        ArtifactError: If the folder holds another run; the first difference is named.
-    """
-    path = folder / IDENTITY_FILE
-    begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
-    if not path.is_file() or not any(item.exists() for item in begun):
-        return
-    made = _known(read_object(path), asked, is_whole=is_whole)
-    _compare(folder, made, asked, "choose another --output_dir, or delete it")
-
-
-def check_same_checkpoint(
-    checkpoint: Path, asked: Mapping[str, Json], *, is_whole: bool = True
-) -> None:
-    """Refuse to go on from a checkpoint of a run that something else decided.
-
-    Args:
-        checkpoint: A folder within its run.
-        asked: What decides the run that would go on.
-        is_whole: Whether all of it is known yet; if not, only what is known is compared.
-
-    Raises:
-        ArtifactError: If it is no checkpoint, its run is unknown, or another; the first difference
-            is named.
-    """
-    if not checkpoint.is_dir():
-        raise ArtifactError(
-            f"resume_from_checkpoint '{checkpoint}' is no folder: give a checkpoint-STEP folder, "
-            "or true for the last one"
-        )
-    path = checkpoint.resolve().parent / IDENTITY_FILE
-    if not path.is_file():
-        raise ArtifactError(
-            f"{checkpoint} has no {IDENTITY_FILE} beside it, so what it was trained on is unknown: "
-            "give a checkpoint inside its run's folder"
-        )
-    made = _known(read_object(path), asked, is_whole=is_whole)
-    _compare(checkpoint, made, asked, "give a checkpoint of the same run")
-
-
-def _known(
-    made: Mapping[str, Json], asked: Mapping[str, Json], *, is_whole: bool
-) -> Mapping[str, Json]:
-    return made if is_whole else {name: v for name, v in made.items() if name in asked}
-
-
-def check_same_inputs(
-    folder: Path, asked: Mapping[str, Json], *, free: Collection[str] = ()
-) -> None:
-    """Refuse to use a run with other inputs than it was made with.
-
-    Args:
-        folder: The run.
-        asked: What of its identity is known now.
-        free: Fields that may differ.
-
-    Raises:
-        ArtifactError: If another field differs; it is named.
-    """
-    made = read_object(folder / IDENTITY_FILE)
-    both = [name for name in asked if name in made and name not in free]
-    _compare(
-        folder,
-        {name: made[name] for name in both},
-        {name: asked[name] for name in both},
-        "its data, task or models changed since; restore them, or run it again",
-    )
-
-
-def _compare(
-    folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
-) -> None:
-    """Compare two identities: what a person chose first, then digests of what follows from it."""
-
-    def rank(name: str) -> int:
-        return 0 if name in _LEADING else 2 if "/" in name else 1
-
-    for kind in range(3):
-        parts = [
-            {name: value for name, value in values.items() if rank(name) == kind}
-            for values in (made, asked)
-        ]
-        check_fingerprint(folder, made=parts[0], asked=parts[1], way_out=way_out)
-
-
-def reader_checksum(folder: Path) -> str:
-    """Return the checksum of a run's weights.
-
-    Raises:
-        ArtifactError: If there are none.
-    """
-    path = folder / READER_FOLDER / WEIGHTS_FILE
-    if not path.is_file():
-        raise ArtifactError(f"{path} is missing: delete {path.parent} and run train.py again")
-    return file_checksum(path)
-
-
-def read_training(folder: Path) -> dict[str, Any] | None:
-    """Read what a finished training gave; None if it is not finished.
-
-    Raises:
-        ArtifactError: If the reader is not the one that was trained.
-    """
-    if not (folder / TRAINING_FILE).is_file() or not (folder / READER_FOLDER).is_dir():
-        return None
-    record = read_object(folder / TRAINING_FILE)
-    if record.get("reader") != reader_checksum(folder):
-        raise _other_reader(folder, TRAINING_FILE)
-    return record
-
-
-def _other_reader(folder: Path, source: str) -> ArtifactError:
-    path = folder / READER_FOLDER / WEIGHTS_FILE
-    return ArtifactError(
-        f"{path} is damaged (it is not what {source} says): "
-        f"delete {path.parent} and run train.py again"
-    )
-
-
-def check_reader(folder: Path) -> str:
-    """Return the checksum of a finished run's weights.
-
-    Raises:
-        ArtifactError: If there are none, or not those that the run's metrics tell of.
-    """
-    checksum = reader_checksum(folder)
-    if (folder / METRICS_FILE).is_file():
-        known = read_object(folder / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
-        if known != checksum:
-            raise _other_reader(folder, METRICS_FILE)
-    return checksum

@@ -48,7 +48,8 @@ from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
 from pgra.methods.base import METHODS, Forecast, find_method, open_method
 from pgra.report.results import METRICS_FILE, read_object
-from pgra.runs import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable, run_all, variant
+from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
+from pgra.runs import run_all, variant
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,6 @@ METHODS: dict[str, str] = {
     "pgra": "pgra.methods.pgra:Pgra",
     "plain": "pgra.methods.pgra:Pgra",
     "rag": "pgra.methods.rag:Rag",
-    "ralm": "pgra.methods.ralm:Ralm",
     "random": "pgra.methods.pgra:Pgra",
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of

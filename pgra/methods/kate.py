@@ -41,7 +41,7 @@ from pgra.data.tasks import (
     task_names,
 )
 from pgra.errors import ConfigError
-from pgra.exemplars import PROMPTED, SelectionArguments
+from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import (
     Chosen,
@@ -750,6 +750,16 @@ class Kate(Method):
         return draws
 
 
+@dataclass(kw_only=True)
+class IclSelectionArguments(SelectionArguments):
+    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
+
+    exemplars: str = arg(
+        "balanced", "How they are chosen: see --method kate.", choices=SELECTORS, is_open=True
+    )
+    exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
+
+
 class Icl(Kate):
     """The frozen LM as PGRA's baseline: the reranker's LM, template and exemplars.
 
@@ -758,10 +768,18 @@ class Icl(Kate):
     every query gets a label.
     """
 
+    SECTIONS: ClassVar[Mapping[str, type]] = {**Kate.SECTIONS, "selection": IclSelectionArguments}
+    SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
+
     @classmethod
     def name(cls, args: RunArguments) -> str:
         """Return the method's name, whatever the exemplars."""
         return args.runtime.method
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether the seed draws exemplars: only where none of their own is given."""
+        return super().uses_seed(args) and args["selection"].exemplar_seed is None
 
     def read_data(self) -> PoolData:
         """Read the splits that readers are trained on: exemplars are drawn from train."""

@@ -12,7 +12,6 @@ order of the training file.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest
-from pgra.config import ReaderArguments, RetrieverArguments
+from pgra.config import CorpusArguments, ReaderArguments, RerankArguments, RetrieverArguments
 from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.methods.base import Decisions, Method
+from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
-from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
 from pgra.retrieval.shards import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
@@ -38,13 +37,16 @@ class NearestNeighbors(Method):
     """Lets each query's nearest training examples vote."""
 
     SECTIONS: ClassVar[Mapping[str, type]] = {
+        "corpus": CorpusArguments,
         "retriever": RetrieverArguments,
+        "rerank": RerankArguments,
         "reader": ReaderArguments,
     }
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
-        super().open()
+        stages = Stages.read(self.args.pgra, self.context)  # leaves the same examples out
+        self.data, self.fingerprints = stages.data, stages.fingerprints
         args, train = self.args["retriever"], self.data.train
         number = args.num_neighbors
         if number is not None and number > len(train):
@@ -52,15 +54,9 @@ class NearestNeighbors(Method):
                 f"num_neighbors ({number}) exceeds the {len(train)} training examples: lower it"
             )
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
-        root = self.context.artifacts / "neighbors" / self.data.task.name
-        load = partial(open_neighbor_encoder, args, self._t5, self.context.device)
-        self.neighbors = Neighbors(load, train, root)
+        self.neighbors = open_neighbors(self.data, self.args.pgra, self.context)
         labels = self.data.labels
         self._columns = np.array([labels.index(str(e.label)) for e in train], dtype=np.int64)
-
-    @property
-    def _t5(self) -> str:
-        return str(self.args["reader"].model_name_or_path)
 
     def identity(self) -> dict[str, Json]:
         """Return the encoder, and which numbers of neighbors are tried."""
@@ -69,8 +65,7 @@ class NearestNeighbors(Method):
 
     def models(self) -> list[str]:
         """Return the model that texts are compared by."""
-        args = self.args["retriever"]
-        return [self._t5 if args.neighbor_encoder == "reader" else args.encoder]
+        return [neighbor_model(self.args.pgra)]
 
     def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
         """Choose the number of neighbors that suits the dev set; of equals the smallest."""

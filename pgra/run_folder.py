@@ -1,0 +1,181 @@
+"""What a run's folder holds, and whose it is: the same run goes on, another is refused.
+
+Light: no torch. `pgra.runs` says what each file is.
+"""
+
+import errno
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pgra.artifacts import check_fingerprint, file_checksum
+from pgra.core import Json
+from pgra.errors import ArtifactError
+from pgra.report.results import METRICS_FILE, read_object
+
+IDENTITY_FILE = "run.json"
+ARGUMENTS_FILE = "arguments.json"
+TRAINING_FILE = "training.json"
+PROMPT_FILE = "prompt.txt"
+READER_FOLDER = "reader"
+RECORD_FILE = "pgra.json"
+WEIGHTS_FILE = "model.safetensors"
+# Others follow from these, so a difference is told of these first.
+_LEADING = ("task", "method", "num_evidence", "max_steps")
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that could not be made or written, without making it.
+
+    Raises:
+        OSError: If a part of its path is no folder, or may not be written.
+    """
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def check_same_run(folder: Path, asked: Mapping[str, Json], *, is_whole: bool = True) -> None:
+    """Let the same run go on; refuse another one, unless it ended before its first checkpoint.
+
+    Args:
+        folder: The run.
+        asked: What decides it.
+        is_whole: Whether all of it is known yet; if not, only what is known is compared.
+
+    Raises:
+        ArtifactError: If the folder holds another run; the first difference is named.
+    """
+    path = folder / IDENTITY_FILE
+    begun = [folder / READER_FOLDER, folder / METRICS_FILE, *folder.glob("checkpoint-*")]
+    if not path.is_file() or not any(item.exists() for item in begun):
+        return
+    made = _known(read_object(path), asked, is_whole=is_whole)
+    _compare(folder, made, asked, "choose another --output_dir, or delete it")
+
+
+def check_same_checkpoint(
+    checkpoint: Path, asked: Mapping[str, Json], *, is_whole: bool = True
+) -> None:
+    """Refuse to go on from a checkpoint of a run that something else decided.
+
+    Args:
+        checkpoint: A folder within its run.
+        asked: What decides the run that would go on.
+        is_whole: Whether all of it is known yet; if not, only what is known is compared.
+
+    Raises:
+        ArtifactError: If it is no checkpoint, its run is unknown, or another; the first difference
+            is named.
+    """
+    if not checkpoint.is_dir():
+        raise ArtifactError(
+            f"resume_from_checkpoint '{checkpoint}' is no folder: give a checkpoint-STEP folder, "
+            "or true for the last one"
+        )
+    path = checkpoint.resolve().parent / IDENTITY_FILE
+    if not path.is_file():
+        raise ArtifactError(
+            f"{checkpoint} has no {IDENTITY_FILE} beside it, so what it was trained on is unknown: "
+            "give a checkpoint inside its run's folder"
+        )
+    made = _known(read_object(path), asked, is_whole=is_whole)
+    _compare(checkpoint, made, asked, "give a checkpoint of the same run")
+
+
+def _known(
+    made: Mapping[str, Json], asked: Mapping[str, Json], *, is_whole: bool
+) -> Mapping[str, Json]:
+    return made if is_whole else {name: v for name, v in made.items() if name in asked}
+
+
+def check_same_inputs(
+    folder: Path, asked: Mapping[str, Json], *, free: Collection[str] = ()
+) -> None:
+    """Refuse to use a run with other inputs than it was made with.
+
+    Args:
+        folder: The run.
+        asked: What of its identity is known now.
+        free: Fields that may differ.
+
+    Raises:
+        ArtifactError: If another field differs; it is named.
+    """
+    made = read_object(folder / IDENTITY_FILE)
+    both = [name for name in asked if name in made and name not in free]
+    _compare(
+        folder,
+        {name: made[name] for name in both},
+        {name: asked[name] for name in both},
+        "its data, task or models changed since; restore them, or run it again",
+    )
+
+
+def _compare(
+    folder: Path, made: Mapping[str, Json], asked: Mapping[str, Json], way_out: str
+) -> None:
+    """Compare two identities: what a person chose first, then digests of what follows from it."""
+
+    def rank(name: str) -> int:
+        return 0 if name in _LEADING else 2 if "/" in name else 1
+
+    for kind in range(3):
+        parts = [
+            {name: value for name, value in values.items() if rank(name) == kind}
+            for values in (made, asked)
+        ]
+        check_fingerprint(folder, made=parts[0], asked=parts[1], way_out=way_out)
+
+
+def reader_checksum(folder: Path) -> str:
+    """Return the checksum of a run's weights.
+
+    Raises:
+        ArtifactError: If there are none.
+    """
+    path = folder / READER_FOLDER / WEIGHTS_FILE
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing: delete {path.parent} and run train.py again")
+    return file_checksum(path)
+
+
+def read_training(folder: Path) -> dict[str, Any] | None:
+    """Read what a finished training gave; None if it is not finished.
+
+    Raises:
+        ArtifactError: If the reader is not the one that was trained.
+    """
+    if not (folder / TRAINING_FILE).is_file() or not (folder / READER_FOLDER).is_dir():
+        return None
+    record = read_object(folder / TRAINING_FILE)
+    if record.get("reader") != reader_checksum(folder):
+        raise _other_reader(folder, TRAINING_FILE)
+    return record
+
+
+def _other_reader(folder: Path, source: str) -> ArtifactError:
+    path = folder / READER_FOLDER / WEIGHTS_FILE
+    return ArtifactError(
+        f"{path} is damaged (it is not what {source} says): "
+        f"delete {path.parent} and run train.py again"
+    )
+
+
+def check_reader(folder: Path) -> str:
+    """Return the checksum of a finished run's weights.
+
+    Raises:
+        ArtifactError: If there are none, or not those that the run's metrics tell of.
+    """
+    checksum = reader_checksum(folder)
+    if (folder / METRICS_FILE).is_file():
+        known = read_object(folder / METRICS_FILE).get("fingerprints", {}).get("reader", checksum)
+        if known != checksum:
+            raise _other_reader(folder, METRICS_FILE)
+    return checksum
