@@ -30,7 +30,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import RunArguments
-from pgra.core import ALONE, Context, Example, Json, Prediction
+from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
@@ -273,11 +273,12 @@ def measure_run(
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
     examples = method.data.examples(split)
+    is_undecided = any(prediction.label == UNDECIDED for prediction in decided.predictions)
     record = RunRecord(
         task=method.data.task.name,
         split=split,
         metric=method.data.metric,
-        labels=method.data.labels,
+        labels=[*method.data.labels, *([UNDECIDED] if is_undecided else [])],
         seed=method.seed,
         seconds=method.seconds,
         fingerprints=method.fingerprints,

@@ -31,7 +31,6 @@ def parse_run(
     prog: str,
     description: str,
     epilog: str,
-    method: str | None = None,
     under: Sequence[Defaults] = (),
     over: Sequence[Defaults] = (),
 ) -> tuple[RunArguments, list[Any]]:
@@ -43,7 +42,6 @@ def parse_run(
         prog: Name shown in the help.
         description: What the program does.
         epilog: An example.
-        method: The default method; None is the arguments' own default.
         under: As of `parse_arguments`.
         over: As of `parse_arguments`.
 
@@ -57,8 +55,6 @@ def parse_run(
     from pgra.methods.base import METHODS, find_method, find_sections
 
     words = list(sys.argv[1:] if argv is None else argv)
-    if method is not None:
-        under = [Defaults(prog, {"method": method}), *under]
     names: list[str] = []
 
     def classes(chosen: Mapping[str, Any]) -> list[type]:

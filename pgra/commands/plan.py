@@ -1,7 +1,7 @@
 """Foresees what a task's second stage will cost, before it is run: `pgra plan`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,6 +165,8 @@ def _cost_rows(cost: "Cost") -> list[Line]:
     if not cost.to_read:
         pass
     elif reading.is_shared:
+        more_tokens = reading.tokens_whole / reading.tokens
+        more_flops = reading.flops_whole / reading.flops
         how = f"about: {reading.num_prefixes:,} queries have one each, read once each"
         if reading.num_prefixes == 1:
             how = "read once"
@@ -174,9 +176,9 @@ def _cost_rows(cost: "Cost") -> list[Line]:
             ("tokens of the prefix", f"{reading.prefix:,}", how),
             ("tokens of a text", f"{reading.own_mean:.1f}", sampled),
             ("tokens", _count(reading.tokens), "with the prefix shared"),
-            *_unshared("tokens", _count, reading.tokens_whole, reading.tokens),
+            ("  without sharing", _count(reading.tokens_whole), f"{more_tokens:.1f} x as many"),
             ("operations", _flops(reading.flops), _OPERATIONS),
-            *_unshared("operations", _flops, reading.flops_whole, reading.flops),
+            ("  without sharing", _flops(reading.flops_whole), f"{more_flops:.1f} x as many"),
         ]
     else:
         if reading.prefix:
@@ -221,10 +223,6 @@ def _time_rows(plan: "Plan", cost: "Cost") -> list[Line]:
             note = "each on a device like this one" if count == _PROCESSES[0] else ""
             rows.append((f"{count} processes", _time(seconds), note))
     return rows
-
-
-def _unshared(what: str, show: Callable[[float], str], whole: float, shared: float) -> list[Line]:
-    return [("  without sharing", show(whole), f"{whole / shared:.1f} x as many {what}")]
 
 
 def _count(value: float) -> str:

@@ -4,10 +4,10 @@
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
     context_of,
@@ -19,7 +19,7 @@ from pgra.commands.common import (
     show_metrics,
     show_summary,
 )
-from pgra.config import Arguments, SeriesArguments, arg, parse_arguments
+from pgra.config import Arguments, Defaults, SeriesArguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def icl(argv: Sequence[str] | None = None) -> int:
         prog="pgra icl",
         description="Let a frozen LM decide queries behind labelled examples (KATE).",
         epilog=ICL_EXAMPLE,
-        method="kate",
+        under={"method": "kate", "output_dir": "runs/{task}-{method}"},
     )
 
 
@@ -99,7 +99,7 @@ def _run(
     prog: str,
     description: str,
     epilog: str,
-    method: str | None = None,
+    under: Mapping[str, Any] | None = None,
 ) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     joined = join_run(words)
@@ -109,7 +109,7 @@ def _run(
         prog=prog,
         description=description,
         epilog=epilog,
-        method=method,
+        under=[Defaults(prog, under or {})],
     )
     from pgra.experiments.search import search_runs
     from pgra.runs import run, run_seeds, series_folder
