@@ -795,6 +795,13 @@ class RunArguments:
 
     sections: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        """Let the method decide what it does; refuse contradictions between PGRA's stages."""
+        if "rerank" in self.sections:
+            decided = self.pgra
+            own = {"retriever": decided.retriever, "rerank": decided.rerank}
+            object.__setattr__(self, "sections", {**self.sections, **own})
+
     def __getitem__(self, section: str) -> Any:
         """Return a section."""
         return self.sections[section]

@@ -191,7 +191,9 @@ class Prepared:
             record, is_trained = self._fit(method, folder, named)
             if not is_measured:
                 return Outcome(folder, {}, is_trained, record)
-            metrics = measure_run(method, folder, "test", is_new=True)
+            if method.TRAINS:
+                method.fingerprints["reader"] = reader_checksum(folder)
+            metrics = measure_run(method, folder, "test")
             if self.context.is_main:
                 method.finish(folder)
             return Outcome(folder, metrics, reused=False, training=record)
@@ -256,20 +258,14 @@ def _lock(folder: Path, context: Context) -> Iterator[None]:
         yield
 
 
-def measure_run(
-    method: Method, folder: Path, split: str, *, is_new: bool, elsewhere: bool = False
-) -> dict[str, Any]:
+def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
     """Decide a split's examples and write what came out.
 
     Args:
         method: Trained, or loaded.
         folder: Where results go.
         split: Which examples.
-        is_new: Whether the run was made just now.
-        elsewhere: Whether the folder is not the run's own.
     """
-    if method.TRAINS and (is_new or not elsewhere):
-        method.fingerprints.setdefault("reader", reader_checksum(folder))
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
     examples = method.data.examples(split)
@@ -373,7 +369,7 @@ def evaluate_run(
         before = read_object(folder / METRICS_FILE)
         method.fingerprints = {**before["fingerprints"], **method.fingerprints}
         method.seconds = {**method.seconds, **before["seconds"]}
-    return Outcome(target, measure_run(method, target, split, is_new=False), reused=False)
+    return Outcome(target, measure_run(method, target, split), reused=False)
 
 
 def open_run(

@@ -486,8 +486,6 @@ def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) ->
             args = resolve(task, point)
             method = find_method(args.runtime.method)
             is_drawn = method.uses_seed(args)
-            if "rerank" in args.sections:
-                args.pgra  # noqa: B018 (refuses contradictions between the stages)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
         for seed in seeds if is_drawn else seeds[:1]:

@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-SHOWN = 200
+SHOWN = 20
 
 import golden  # noqa: E402  conftest, which it imports, sets the number of threads
 import golden_compare  # noqa: E402
