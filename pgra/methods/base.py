@@ -26,11 +26,10 @@ from pgra.config import (
     find_class,
 )
 from pgra.core import Context, Example, Json, Prediction
-from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.examples import load_splits
 from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
-from pgra.lm.bundled import BUNDLED_MODELS
 from pgra.report.results import EvidenceLine
 from pgra.retrieval.shards import examples_digest
 

@@ -64,7 +64,8 @@ from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.prompts.template import PromptTemplate
-from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
+from pgra.report import metrics as measures
+from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
 from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, text_key
@@ -697,14 +698,14 @@ class Kate(Method):
             votes = [RIGHT if value == 1 else WRONG for value in other.each[_EXACT]]
         elif UNDECIDED in (*ours, *votes):
             names.append(UNDECIDED)
-        gap = paired_bootstrap(metric, truth, ours, votes, names, seed=_BOOTSTRAP_SEED)
-        right = [[a == b for a, b in zip(truth, side, strict=True)] for side in (ours, votes)]
+        sides = [measures.Decisions(metric, truth, side, names) for side in (ours, votes)]
+        gap = measures.compare_systems(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
         return {
             "metric": metric,
-            "value": measure(metric, truth, votes, names)[metric],
+            "value": sides[1].value,
             "difference": gap.difference,
             "interval_95": [gap.low, gap.high],
-            "mcnemar_p": mcnemar(right[0], right[1]),
+            "mcnemar_p": measures.mcnemar(sides[0].correct, sides[1].correct),
         }
 
     def _measure(self, texts: Sequence[str]) -> Written:
