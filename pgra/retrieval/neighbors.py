@@ -31,7 +31,7 @@ from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Ro
 from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
 from pgra.retrieval.faiss import Vectors, nearest
-from pgra.retrieval.shards import examples_digest
+from pgra.retrieval.base import examples_digest
 
 # The leak guard: a query, and what is nearly the same text, is never its own exemplar.
 #
@@ -388,8 +388,7 @@ class Neighbors:
         A query that stands in the collection is its own nearest: see `nearest_others`.
         """
         vectors = self.vectors(context)
-        rows = np.arange(len(vectors), dtype=np.int64)
-        return nearest(self.encode(queries), [(rows, vectors)], count)
+        return nearest(self.encode(queries), vectors, count)
 
     def nearest_others(
         self,
@@ -412,10 +411,9 @@ class Neighbors:
             (B, count), `MISSING_ROW` where there are fewer other texts.
         """
         vectors, guard = self.vectors(context), self._guard
-        block = (guard.distinct, vectors[guard.distinct])
-        asked = self.encode(queries)
+        pool, asked = vectors[guard.distinct], self.encode(queries)
         allowed = guard.nearest(
-            lambda depth: nearest(asked, [block], depth),
+            lambda depth: nearest(asked, pool, depth, rows=guard.distinct),
             [query.text for query in queries],
             count,
         )
