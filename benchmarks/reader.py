@@ -48,6 +48,7 @@ from usual import PADDED, Reading, batches, decide_usual, train_usual
 from pgra.cli import run
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
@@ -137,7 +138,9 @@ def read_examples(args: argparse.Namespace) -> Reading:
         corpus = open_corpus(chosen, Path(folder))
         k = max(args.num_evidence)
         dense = RetrieverArguments(encoder=args.encoder, num_candidates=k)
-        retriever = open_retriever(dense, corpus, Path(folder), device=args.device.type)
+        retriever = open_retriever(
+            dense, corpus, Context(artifacts=Path(folder), device=args.device.type)
+        )
         found = retriever.retrieve([example.text for example in examples], k)
         evidence = [corpus.texts(rows) for rows in found.rows]
     template = args.reader_template or task.reader_template

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
         RetrieverArguments,
         RuntimeArguments,
     )
-    from pgra.core import Candidates, Example, Prediction
+    from pgra.core import Candidates, Context, Example, Prediction
     from pgra.data.corpus import Corpus, open_corpus
     from pgra.data.examples import Splits, load_splits
     from pgra.data.tasks import Task, load_task
     from pgra.encoders.encoder import Encoder
     from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
+    from pgra.exemplars.prompt import build_prompt
     from pgra.lm.causal_lm import CausalLM
     from pgra.lm.prefix import PromptedEncoder
     from pgra.methods.pgra import find_evidence, prompt_template, read_task
-    from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+    from pgra.prompts.fewshot import FewShotPrompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.reader.fid import FusionReader
@@ -44,6 +45,7 @@ __all__ = [
     "Candidates",
     "CausalLM",
     "ConfigError",
+    "Context",
     "Corpus",
     "CorpusArguments",
     "DataArguments",
@@ -105,13 +107,14 @@ _HOMES = {
     "pgra.run_folder": ("Found",),
     "pgra.methods.pgra": ("find_evidence", "prompt_template", "read_task"),
     "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "train_run"),
-    "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
+    "pgra.exemplars.prompt": ("build_prompt",),
+    "pgra.prompts.fewshot": ("FewShotPrompt",),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
     "pgra.reader.record": ("Reader",),
     "pgra.rerank": ("PromptedReranker", "open_reranker"),
     "pgra.retrieval": ("open_retriever",),
-    "pgra.core": ("Candidates", "Example", "Prediction"),
+    "pgra.core": ("Candidates", "Context", "Example", "Prediction"),
 }
 """Public names by the module they live in."""
 

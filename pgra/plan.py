@@ -25,8 +25,7 @@ from pgra.methods.pgra import open_stages, read_task
 from pgra.rerank import AveragedReranker, NeighborReranker, PromptedReranker
 from pgra.rerank.bank import query_key
 from pgra.rerank.neighbors import KEPT
-from pgra.retrieval.base import EXACT, choose_factory, memory_limit
-from pgra.retrieval.faiss import empty_index
+from pgra.retrieval.faiss import EXACT, choose_factory, empty_index, memory_limit
 from pgra.retrieval.survey import FirstStage, Survey
 from pgra.run_folder import SPLITS, Found
 
@@ -655,7 +654,7 @@ class _Planner:
     def _states_factory(self, state: int) -> str:
         args, width = self.args.retriever, self.reranker.fitting.num_columns(state)
         memory = memory_limit(args.index_memory_gb)
-        return choose_factory(args.index_factory, len(self.corpus), width, memory=memory).factory
+        return choose_factory(args.index_factory, len(self.corpus), width, memory=memory)[0]
 
     def _index_bytes(self, state: int) -> int:
         first, num_rows = self.first, len(self.corpus)

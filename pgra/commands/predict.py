@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
+from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import at_least, parse_arguments
 from pgra.data.read import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError

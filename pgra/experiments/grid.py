@@ -39,11 +39,12 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
+from pgra.exemplars import SelectionArguments
 from pgra.lm.completion import Completer
 from pgra.lm.open import CompleterArguments
 from pgra.methods.base import check_run, prepare_runs
 from pgra.methods.kate import run_icl
-from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.kate_inputs import IclRun, open_lm, read_inputs
 from pgra.methods.pgra import open_stages, read_task
 from pgra.plan import make_plan

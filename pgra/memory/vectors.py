@@ -26,8 +26,14 @@ import numpy.typing as npt
 from pgra.artifacts import write_json
 from pgra.core import Json, Rows
 from pgra.memory.log import Event, FeedbackLog
-from pgra.retrieval.base import import_faiss
-from pgra.retrieval.faiss import Vectors, ask, empty_index, map_faiss, write_faiss
+from pgra.retrieval.faiss import (
+    Vectors,
+    ask,
+    empty_index,
+    import_faiss,
+    map_faiss,
+    write_faiss,
+)
 
 # The FAISS index of a memory's many vectors: lists, a byte a dimension, memory-mapped.
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
 from pgra.lm.completion import Advance, Completer
-from pgra.prompts.formats import PromptFormat, answer_words
+from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.predict import decide
 

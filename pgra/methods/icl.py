@@ -197,7 +197,7 @@ def _decide(
             progress=context.worker.is_main,
         )
     if exemplars is not None:
-        exemplars.tell_shortened()
+        exemplars.warn_shortened()
     logger.info("icl: %d LM forwards for %d queries", num_read, len(examples))
     normalize = args.reader.length_normalize
     with timed(found, "evaluation"):

@@ -29,7 +29,7 @@ from pgra.reader.fid import check_adapters
 from pgra.reader.inputs import Support, TokenizedInputs, Vectors, build_demonstrated, repeat_sets
 from pgra.reader.rag import SeparateInputs
 from pgra.reader.train import check_batches
-from pgra.retrieval.shards import examples_digest
+from pgra.retrieval.base import examples_digest
 from pgra.run_folder import SPLITS, Found, check_writable, run_identity
 from pgra.runs import Outcome, run_reader
 

@@ -12,7 +12,7 @@ is made once.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,8 +25,9 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.load import tokenizer_identity
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate, check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
@@ -34,9 +35,13 @@ from pgra.reader.predict import Decision
 from pgra.rerank import NearestExemplars, Reference, Reranker, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
-from pgra.retrieval.base import check_num_candidates
+from pgra.retrieval.base import (
+    candidates_fields,
+    check_num_candidates,
+    examples_digest,
+    store_candidates,
+)
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.retrieval.shards import candidates_fields, examples_digest, store_candidates
 from pgra.run_folder import SPLITS, Found, timed
 
 # Which training examples stand in the LM's prompt: the same for all queries, or each its own.
@@ -140,14 +145,8 @@ def find_evidence(
         _find_in_all(found, found.reranker, args, context, splits)
         return
     with timed(found, "index"):
-        retriever = open_retriever(
-            args.retriever,
-            found.corpus,
-            args.artifacts,
-            device=args.runtime.device,
-            context=context,
-            progress=context.worker.is_main,
-        )
+        where = replace(context, artifacts=args.artifacts, device=args.runtime.device)
+        retriever = open_retriever(args.retriever, found.corpus, where)
     found.fingerprints["index"] = dict(retriever.fingerprint)
     with timed(found, "candidates"):
         _retrieve(found, retriever, args, context, splits)
@@ -407,14 +406,10 @@ class EvidenceSearch:
     @cached_property
     def retriever(self) -> Retriever:
         """Open the first stage; its index is built if it is not there."""
-        return open_retriever(
-            self.args.retriever,
-            self.corpus,
-            self.args.artifacts,
-            device=self.args.runtime.device,
-            context=self._context,
-            progress=self._context.worker.is_main,
+        where = replace(
+            self._context, artifacts=self.args.artifacts, device=self.args.runtime.device
         )
+        return open_retriever(self.args.retriever, self.corpus, where)
 
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:

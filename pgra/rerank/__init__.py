@@ -6,7 +6,7 @@ from pathlib import Path
 from pgra.config import RerankArguments, choose
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
-from pgra.exemplars.nearest import NearestExemplars
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder

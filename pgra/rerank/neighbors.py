@@ -24,7 +24,7 @@ from torch import Tensor
 from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
-from pgra.exemplars.nearest import NearestExemplars
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import Work
@@ -113,7 +113,7 @@ class NeighborReranker:
             progress=progress,
             title="LM reads candidates",
         )
-        self.exemplars.tell_shortened()
+        self.exemplars.warn_shortened()
         return Work(
             len(np.unique(pairs.rows)),
             new + num_queries,

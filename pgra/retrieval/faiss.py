@@ -175,7 +175,7 @@ def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = N
         queries: (B, D) float32, finite.
         vectors: (n, D) float32.
         k: Hits a query.
-        rows: What the vectors are called, (n,) rising; None: 0 to n - 1.
+        rows: What the vectors are called, (n,); None: 0 to n - 1.
 
     Returns:
         (B, k), best first; missing where there are fewer vectors.

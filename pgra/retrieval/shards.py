@@ -1,4 +1,4 @@
-"""A corpus' vectors on disk: float16 shards, each with a record, written by whoever shares the work.
+"""A corpus' vectors on disk: float16 shards, each with a record, made by all who share the work.
 
 A shard counts as done when its record is there, names the same vectors, and its bytes match the
 record's checksum. The record is written after the shard. Anything else is computed again.

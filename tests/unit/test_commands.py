@@ -6,7 +6,7 @@ import pytest
 
 from pgra.cli import COMMANDS, main
 from pgra.commands.rerank import side_by_side
-from pgra.commands.search import describe_hits
+from pgra.commands.index import describe_hits
 from pgra.config import CorpusArguments
 from pgra.core import Candidates
 from pgra.data.bundled import BUNDLED_DATA

@@ -14,9 +14,9 @@ from pgra.config import CorpusArguments
 from pgra.core import Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import FirstStageOrder
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive

@@ -11,12 +11,12 @@ from pgra.config import CorpusArguments
 from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.experiments.grid import foresee
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
 from pgra.plan import make_plan
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import PromptedReranker, Reference
 

@@ -14,10 +14,10 @@ from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import NearestExemplars, NeighborReranker, open_reranker
 from pgra.retrieval.neighbors import Neighbors

@@ -12,9 +12,9 @@ from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Candidates, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import PromptedReranker, query_key

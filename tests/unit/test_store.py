@@ -3,7 +3,7 @@ import pytest
 
 from pgra.core import Candidates, Context, Example, Worker
 from pgra.errors import ArtifactError
-from pgra.retrieval.shards import examples_digest, store_candidates
+from pgra.retrieval.base import examples_digest, store_candidates
 
 FOUND = Candidates(np.array([[4, 2], [1, -1]]), np.array([[2.0, 1.0], [0.5, -np.inf]], np.float32))
 FIELDS = {"retriever": "bm25", "k": 2}

@@ -12,7 +12,7 @@ from pgra.core import MISSING_ROW, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
 from pgra.retrieval import open_retriever
-from pgra.retrieval.shards import candidates_fields, store_candidates
+from pgra.retrieval.base import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
 KINDS = ["bm25", "dense", "hybrid"]
