@@ -574,70 +574,69 @@ class CorpusArguments:
 
 
 @dataclass(kw_only=True)
-class ReaderArguments:
+class ReaderArguments(Arguments):
     """The fused T5 that reads a query with its evidence."""
 
-    model_name_or_path: str = argument(
-        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME."
+    model_name_or_path: str = arg(
+        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME.", decides=False
     )
-    reader_template: str | None = argument(
+    reader_template: str | None = arg(
         None,
         "How the reader sees a query; default: the task's. Holds the task's fields, and "
         "<extra_id_0> where the word goes.",
     )
-    segment_order: str = argument(
-        "query_first", "query_first, or evidence_first (the paper's code)."
+    segment_order: str = arg(
+        "query_first",
+        "query_first, or evidence_first (the paper's code).",
+        choices=("evidence_first", "query_first"),
     )
-    max_segment_tokens: int = argument(
-        128, "Tokens of one segment; evidence is cut first, the query's slot never."
+    max_segment_tokens: int = arg(
+        128, "Tokens of one segment; evidence is cut first, the query's slot never.", least=8
     )
-    decode: str = argument(
-        "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
+    decode: str = arg(
+        "verbalizer",
+        "verbalizer (score every label's words), or official (one generated token).",
+        choices=("official", "verbalizer"),
     )
-    length_normalize: bool = argument(
+    length_normalize: bool = arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
-    lora_rank: int | None = argument(
+    lora_rank: int | None = arg(
         None,
         "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
         "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
+        least=1,
     )
-    lora_alpha: int | None = argument(
-        None, "Scale of the adapters, over the rank; default: peft's."
+    lora_alpha: int | None = arg(
+        None,
+        "Scale of the adapters, over the rank; default: peft's.",
+        least=1,
+        needs={"lora_rank": True},
     )
-    lora_dropout: float | None = argument(None, "Dropout before the adapters; default: peft's.")
-    lora_target_modules: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Layers that get one, by the end of their names; default: peft's, q and v."
-        },
+    lora_dropout: float | None = arg(
+        None,
+        "Dropout before the adapters; default: peft's.",
+        least=0,
+        below=1,
+        needs={"lora_rank": True},
     )
-    dropout_rate: float | None = argument(
-        None, "Share of activations dropped in training, 0 for none; default: the model's own."
+    lora_target_modules: list[str] | None = arg(
+        None,
+        "Layers that get one, by the end of their names; default: peft's, q and v.",
+        needs={"lora_rank": True},
     )
-    evidence_attention: bool = argument(
+    dropout_rate: float | None = arg(
+        None,
+        "Share of activations dropped in training, 0 for none; default: the model's own.",
+        least=0,
+        below=1,
+    )
+    evidence_attention: bool = arg(
         False,
         "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
         "(predicting then takes about 15 % longer).",
+        decides=False,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("segment order", self.segment_order, ("evidence_first", "query_first"))
-        choose("decode", self.decode, ("official", "verbalizer"))
-        at_least("max_segment_tokens", self.max_segment_tokens, 8)
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            raise ConfigError(f"dropout_rate is {self.dropout_rate}: it must lie in [0, 1)")
-        self._check_lora()
-
-    def _check_lora(self) -> None:
-        at_least("lora_rank", self.lora_rank, 1)
-        at_least("lora_alpha", self.lora_alpha, 1)
-        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise ConfigError(f"lora_dropout is {self.lora_dropout}: it must be from 0 to below 1")
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            if self.lora_rank is None and getattr(self, name) is not None:
-                raise ConfigError(f"{name} needs adapters: add --lora_rank 8, or leave it out")
 
 
 Section = TypeVar("Section", RetrieverArguments, RerankArguments)

@@ -44,10 +44,9 @@ from pgra.methods.pgra import (
     task_verbalizer,
 )
 from pgra.publish import write_card
-from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
-from pgra.reader.fid import AdaptedReader, FusionReader, add_adapters
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, TokenizedInputs
-from pgra.reader.predict import batch_tokens_on
 from pgra.reader.record import (
     READER_FOLDER,
     RECORD_FILE,
@@ -58,8 +57,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import TrainResult, set_dropout, train_reader
+from pgra.reader.train import TrainResult, train_reader
 from pgra.report.metrics import measure
 from pgra.report.results import (
     METRICS_FILE,
@@ -183,17 +181,14 @@ def _trained_reader(
     inputs = {split: prepared.inputs(split) for split in ("train", "dev")}
     reader = prepared.open_reader()
     if args.reader.dropout_rate is not None:
-        set_dropout(reader, args.reader.dropout_rate)
+        reader.set_dropout(args.reader.dropout_rate)
     if args.reader.lora_rank is not None:
-        reader = add_adapters(reader, args.reader, seed=training.seed)
+        reader.add_adapters(args.reader, seed=training.seed)
     if context.worker.is_main:
         _begin(folder, identity, args, training, found)
     context.barrier()
     trained = prepared.trained(reader, training.seed)
     result = _train(trained, inputs, found, training)
-    finish_trackers(training.report_to)
-    if isinstance(reader, AdaptedReader):
-        reader.merge()  # on every process as in the folder
     if context.worker.is_main:
         write_training(folder, result, training)
     context.barrier()
@@ -240,22 +235,14 @@ def _train(
     training: ReaderTrainingArguments,
 ) -> TrainResult:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
-    checkpoint = last_checkpoint(Path(str(training.output_dir)), num_processes=training.world_size)
-    if training.resume_from_checkpoint is None and checkpoint is not None:
-        training.resume_from_checkpoint = "true"
-        logger.info("run: going on from %s", checkpoint)
     labels, metric = found.task.labels, found.task.metric
     return train_reader(
-        trained.reader,
-        trained.tokenizer,
+        trained.classifier,
         inputs["train"],
         inputs["dev"],
-        verbalizer=trained.verbalizer,
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
-        decision=trained.decision,
-        batch_tokens=batch_tokens_on(training.device),
     )
 
 

@@ -23,7 +23,7 @@ from pgra.lm.score import AnswerWords, LMHead
 from pgra.methods.pgra import neighbor_model, read_task
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.predict import decide
+from pgra.reader.calibrate import decide
 from pgra.rerank import bank_name, open_prompted_encoder
 from pgra.rerank.bank import Bank, query_key
 from pgra.rerank.prompted import fill_queries, open_query_bank
@@ -205,4 +205,4 @@ def _decide(
     verbalizer = Verbalizer(found.task.prompt_words, template="")
     ids = [example.id for example in examples]
     note = _SEED_NOTE if exemplars is None else _KATE_NOTE
-    return Decisions(decide(ids, scores, verbalizer), [note])
+    return Decisions(decide(ids, scores, verbalizer.labels), [note])

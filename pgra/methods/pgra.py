@@ -522,10 +522,8 @@ def read_inputs(
         args.artifacts / "inputs" / found.task.name,
         split,
         fields,
-        lambda: (
-            build_inputs(
-                examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
-            ).inputs
+        lambda: build_inputs(
+            examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
         ),
         examples=examples,
         tokenizer=tokenizer,

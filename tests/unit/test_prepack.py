@@ -57,7 +57,7 @@ def test_other_layers_are_left_alone(module):
 
 def test_a_t5_reads_the_same_with_packed_weights(t5_dirs):
     for kind in ("t5", "t5-v1.1"):
-        encoder = FusionReader.from_name(str(t5_dirs[kind])).t5.get_encoder()
+        encoder = FusionReader.from_name(str(t5_dirs[kind])).model.get_encoder()
         ids = torch.arange(3, 27).view(3, 8)
         mask = torch.ones(3, 8, dtype=torch.bool)
         mask[1, 5:] = False

@@ -22,11 +22,11 @@ from pgra.experiments.consistency import (
 )
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.pgra import find_evidence, read_task
+from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.predict import Calibration
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
-from pgra.reader.resume import save_reader
 from pgra.report.results import EvidenceLine, RunRecord, write_results
 from pgra.rerank.similarity import WAYS
 
@@ -67,7 +67,7 @@ def save_labeler(t5_dir, folder):
         said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
-    save_reader(model, tokenizer, folder / "reader")
+    T5Classifier(model, tokenizer, RECORD.verbalizer).save(folder / "reader")
     write_record(folder / "reader", RECORD)
     return folder
 
