@@ -216,6 +216,7 @@ def test_what_two_jobs_ask_for_is_built_once(tmp_path):
     for thread in jobs:
         thread.join()
     assert len(built) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["thing-1"]
     assert [list(manifest.files) for manifest in seen] == [["a.txt"]] * 4
     assert build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build).reused
     with pytest.raises(ArtifactError, match="was made with pooling"):
