@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.reader.fid import FusionReader
     from pgra.reader.record import Reader
-    from pgra.rerank import PromptedReranker, open_reranker
+    from pgra.rerank import Reranker, RerankRequest, open_reranker
+    from pgra.rerank.prompted import PromptedReranker
     from pgra.retrieval import open_retriever
     from pgra.run_folder import Found
     from pgra.runs import Answer, Outcome, Predictor, evaluate_run, train_run
@@ -68,6 +69,8 @@ __all__ = [
     "ReaderArguments",
     "ReaderTrainingArguments",
     "RerankArguments",
+    "RerankRequest",
+    "Reranker",
     "RetrieverArguments",
     "RuntimeArguments",
     "Splits",
@@ -112,7 +115,8 @@ _HOMES = {
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
     "pgra.reader.record": ("Reader",),
-    "pgra.rerank": ("PromptedReranker", "open_reranker"),
+    "pgra.rerank": ("RerankRequest", "Reranker", "open_reranker"),
+    "pgra.rerank.prompted": ("PromptedReranker",),
     "pgra.retrieval": ("open_retriever",),
     "pgra.core": ("Candidates", "Context", "Example", "Prediction"),
 }

@@ -335,7 +335,6 @@ class RetrieverArguments(Arguments):
 # Arguments of the second stage; `pgra.config` gives them on.
 
 
-SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
 PAIR_SIMILARITIES = ("cosine", "dot")
 """Of two states alone: where each query has a prefix of its own there is no space to fit to."""
 EXEMPLARS = ("balanced", "knn", "official", "random")
@@ -347,97 +346,135 @@ DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
 @dataclass(kw_only=True)
-class RerankArguments:
-    """Second stage: which LM orders the candidates, and how many become evidence."""
+class CrossEncoderArguments(Arguments):
+    """What a cross-encoder has of its own."""
 
-    reranker: str = argument(
-        "prompted", "prompted (the paper's), or none: evidence is the first stage's best."
+    cross_encoder: str = arg(
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        "With --reranker cross-encoder: sequence classifier that reads each query with each of its "
+        "candidates: hub id, folder or bundled:NAME. --lm_dtype, --lm_batch_tokens and "
+        "--bank_shard_rows are its too.",
     )
-    lm: str = argument("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
-    num_evidence: int = argument(
-        16, "Evidence kept a query (the paper's d); 0 is the plain reader."
+    cross_encoder_tokens: int | None = arg(
+        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
     )
-    similarity: str = argument(
+
+
+@dataclass(kw_only=True)
+class RerankArguments(CrossEncoderArguments):
+    """Second stage: which model orders the candidates, and how many become evidence."""
+
+    reranker: str = arg(
+        "prompted",
+        "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
+        "module:Class of your own.",
+        is_open=True,
+    )
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    num_evidence: int = arg(
+        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
+    )
+    similarity: str = arg(
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
         "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
         "each standardised). The last three are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads.",
+        "queries, which the LM then reads. Or module:Class of your own.",
+        is_open=True,
     )
-    num_exemplars: int = argument(8, "Labelled examples in the prompt's prefix (the paper's m).")
-    exemplars: str = argument(
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
+    )
+    exemplars: str = arg(
         "balanced",
         "How they are chosen: random, balanced, official (first in the file, capped a class), or "
         "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
         "then reads each query's candidates anew: see pgra plan).",
+        choices=EXEMPLARS,
     )
-    exemplar_seed: int = argument(0, "Seed of their choice and order; one draw serves all splits.")
-    num_prefixes: int = argument(
+    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
+    num_prefixes: int = arg(
         1,
         "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
         "under each, and a candidate's score is the mean.",
+        least=1,
     )
-    lm_dtype: str = argument(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    lm_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
     )
-    lm_quantization: str = argument(
+    lm_quantization: str = arg(
         "none",
         "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
         "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+        choices=QUANTIZATIONS,
     )
-    lm_device_map: str = argument(
-        "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
+    lm_device_map: str = arg(
+        "none",
+        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
+        choices=DEVICE_MAPS,
+        decides=False,
     )
-    lm_batch_tokens: int = argument(
-        512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
+    lm_batch_tokens: int = arg(
+        512,
+        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
     )
-    max_prompt_tokens: int | None = argument(
-        None, "Longest prompt; default: the LM's window. Longer texts are cut, never the tail."
+    max_prompt_tokens: int | None = arg(
+        None,
+        "Longest prompt; default: the LM's window. Longer texts are cut, never the tail.",
+        least=8,
     )
-    prefix_sharing: str = argument(
+    prefix_sharing: str = arg(
         "auto",
         "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
         "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
+        choices=PREFIX_SHARINGS,
+        decides=False,
     )
-    bank_shard_rows: int = argument(
+    bank_shard_rows: int = arg(
         512,
         "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
         "times as many.",
+        least=1,
+        decides=False,
     )
-    bank: str = argument(
-        "lazy", "lazy (the LM reads the candidates), or full (it reads the whole corpus, once)."
+    bank: str = arg(
+        "lazy",
+        "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
+        choices=BANKS,
+        decides=False,
     )
-    bank_dtype: str = argument(
-        "auto", "How passages' states are kept on disk: auto (as the LM gives them), float16, int8."
+    bank_dtype: str = arg(
+        "auto",
+        "How passages' states are kept on disk: auto (as the LM gives them), float16, int8.",
+        choices=BANK_DTYPES,
     )
 
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("reranker", self.reranker, ("none", "prompted"))
-        choose("similarity", self.similarity, SIMILARITIES)
-        choose("exemplars", self.exemplars, EXEMPLARS)
-        choose("lm_dtype", self.lm_dtype, DTYPES)
-        choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
-        choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
-        choose("bank", self.bank, BANKS)
-        choose("bank_dtype", self.bank_dtype, BANK_DTYPES)
-        choose("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
-        at_least("num_evidence", self.num_evidence, 0)
-        at_least("num_exemplars", self.num_exemplars, 0)
-        at_least("num_prefixes", self.num_prefixes, 1)
-        at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
-        at_least("bank_shard_rows", self.bank_shard_rows, 1)
-        at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
-        if self.exemplars == "knn":
-            self._check_nearest()
+    def check(self) -> None:
+        """Refuse contradictions.
 
-        if self.num_prefixes > 1 and (self.exemplars == "knn" or not self.num_exemplars):
+        Raises:
+            ConfigError: If there is one.
+        """
+        for name in ("cross_encoder", "cross_encoder_tokens"):
+            if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
+                self.reranker != "cross-encoder"
+            ):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, and reranker is {self.reranker}: add "
+                    f"--reranker cross-encoder, or leave {name} out"
+                )
+        is_nearest = self.exemplars == "knn"
+        if self.num_prefixes > 1 and (is_nearest or not self.num_exemplars):
             raise ConfigError(
                 f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
                 "for the task: ask for --num_exemplars of at least 1, and not --exemplars knn"
             )
-
-    def _check_nearest(self) -> None:
+        if not is_nearest:
+            return
         at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
         if self.bank == "full":
             raise ConfigError(
@@ -490,49 +527,44 @@ class RuntimeArguments:
 
 
 @dataclass(kw_only=True)
-class DataArguments:
+class DataArguments(Arguments):
     """Which task, and where its examples come from."""
 
-    task: str | None = argument(None, "Name of a YAML in configs/tasks, or the path of one.")
-    dataset_name: str | None = argument(
+    task: str | None = arg(None, "Name of a YAML in configs/tasks, or the path of one.")
+    dataset_name: str | None = arg(
         None,
         "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
         "default: the task's own.",
     )
-    train_file: str | None = argument(
+    train_file: str | None = arg(
         None,
         "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
         "dataset_name.",
     )
-    validation_file: str | None = argument(
+    validation_file: str | None = arg(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."
     )
-    test_file: str | None = argument(None, "The same, to report on.")
-    max_train_samples: int | None = argument(
-        None, "Keep this many training examples (drawn with split_seed)."
+    test_file: str | None = arg(None, "The same, to report on.")
+    max_train_samples: int | None = arg(
+        None, "Keep this many training examples (drawn with split_seed).", least=1
     )
-    max_dev_samples: int | None = argument(
-        500, "At most this many examples to choose a checkpoint on."
+    max_dev_samples: int | None = arg(
+        500, "At most this many examples to choose a checkpoint on.", least=1
     )
-    max_test_samples: int | None = argument(
-        None, "Keep this many test examples (drawn with split_seed)."
+    max_test_samples: int | None = arg(
+        None, "Keep this many test examples (drawn with split_seed).", least=1
     )
-    dev_fraction: float = argument(
+    dev_fraction: float = arg(
         0.1,
         "Share of train held out when there is no validation file, the same share of each label.",
+        above=0,
+        below=1,
     )
-    split_seed: int = argument(0, "Seed of the held-out part and of every sub-sample.")
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        for name in ("max_train_samples", "max_dev_samples", "max_test_samples"):
-            at_least(name, getattr(self, name), 1)
-        if not 0 < self.dev_fraction < 1:
-            raise ConfigError(f"dev_fraction is {self.dev_fraction}: it must lie between 0 and 1")
+    split_seed: int = arg(0, "Seed of the held-out part and of every sub-sample.")
 
 
 @dataclass(kw_only=True)
-class CorpusArguments:
+class CorpusArguments(Arguments):
     """The sentences that are searched."""
 
     corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
@@ -544,32 +576,31 @@ class CorpusArguments:
             "the order given."
         },
     )
-    corpus_field: str = argument("text", "Field that holds the passage, for all but .txt.")
-    passage_words: int | None = argument(
-        None, "Cut each line, a document, into passages of so many words (DPR: 100)."
+    corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
+    passage_words: int | None = arg(
+        None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
     )
-    max_passages: int | None = argument(None, "Keep the first so many passages.")
-    drop_duplicates: bool = argument(
+    max_passages: int | None = arg(None, "Keep the first so many passages.", least=1)
+    drop_duplicates: bool = arg(
         True, "Keep only the first of equal passages (their number is reported either way)."
     )
-    strict: bool = argument(
+    strict: bool = arg(
         False,
         "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
         "encoder reads, rather than count them and go on.",
+        decides=False,
     )
 
-    def __post_init__(self) -> None:
-        """Refuse contradictions; several names of which there is one are that one."""
+    def check(self) -> None:
+        """Refuse a corpus of no file; a list of one name is that name."""
         if isinstance(self.corpus, list) and len(self.corpus) == 1:
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
-        at_least("max_passages", self.max_passages, 1)
-        at_least("passage_words", self.passage_words, 1)
 
     @property
     def sources(self) -> list[str]:
-        """Name the files that make up the corpus, in order."""
+        """The files that make up the corpus, in order."""
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
 
 
@@ -1099,3 +1130,89 @@ def _is_number(text: str) -> bool:
 
 def _spell(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
+
+
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
+    """Build a dataclass from a YAML, whose keys are its fields; their type hints are checked.
+
+    Hints may be text, numbers, bool, Any, Path, Literal, unions, lists, tuples of one type,
+    mappings, and dataclasses of these. What a class says against its values (`__post_init__`) is
+    told with the file's name.
+
+    Args:
+        cls: The dataclass.
+        path: The YAML.
+        given: Fields that are not read from the file.
+
+    Raises:
+        ConfigError: If the file cannot be read, has an unknown key, lacks one, or has a value of
+            another type, with the file, the key and the nearest known one.
+    """
+    values = read_yaml(path)
+    try:
+        return from_values(cls, values, **given)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **given: Any) -> _T:
+    """Build a dataclass from a mapping; see `from_yaml`.
+
+    Args:
+        cls: The dataclass.
+        values: Values by name, as a YAML has them.
+        where: What stands before a name in messages, such as "hub.".
+        given: Other fields.
+    """
+    hints = typing.get_type_hints(cls)
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    known = {f.name: f for f in fields if f.init and f.name not in given}
+    for name in values:
+        choose("key", str(name), known)
+    for name, f in known.items():
+        if name not in values and f.default is f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"'{where}{name}' is missing")
+    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    return cls(**given, **typed)
+
+
+def typed_value(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of a YAML as a type hint has it, or refuse it; see `from_yaml`."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        fitting = [part for part in parts if _fits(value, part)]
+        return typed_value(name, value, (fitting or [parts[0]])[0])
+    if origin is typing.Literal:
+        choose(name, str(value), parts)
+        return value
+    if origin in (list, tuple, Sequence):
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
+        items = [typed_value(name, item, parts[0]) for item in value]
+        return items if origin is list else tuple(items)
+    if (origin in (dict, Mapping) or dataclasses.is_dataclass(kind)) and not isinstance(
+        value, dict
+    ):
+        raise ConfigError(f"{name} is {value!r}; it must be a mapping")
+    if dataclasses.is_dataclass(kind):
+        return from_values(kind, value, f"{name}.")  # type: ignore[arg-type]
+    if origin in (dict, Mapping):
+        key = f"key of {name}"
+        return {
+            typed_value(key, k, parts[0]): typed_value(f"{name}.{k}", v, parts[1])
+            for k, v in value.items()
+        }
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if not _fits(value, kind) or value == "":
+        hints = {str: " (in quotes, where YAML reads yes, no, true or a number)"}
+        if isinstance(value, str) and _is_number(value):
+            hints[kind] = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
+        wanted = _KINDS.get(kind, _spell(kind))
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted}{hints.get(kind, '')}")
+    return value

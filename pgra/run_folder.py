@@ -19,6 +19,7 @@ from pgra.data.corpus import Corpus
 from pgra.data.examples import Splits
 from pgra.data.tasks import Task
 from pgra.errors import ArtifactError
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.load import ModelSource
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -32,7 +33,7 @@ from pgra.report.results import (
     damaged,
     read_object,
 )
-from pgra.rerank import NearestExemplars, Reference, Reranker
+from pgra.rerank import Reference, Reranker
 from pgra.retrieval.base import Stored
 
 # What the stages before the reader leave: a task's examples with their evidence.

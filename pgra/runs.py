@@ -68,7 +68,7 @@ from pgra.report.results import (
     read_object,
     write_results,
 )
-from pgra.rerank import NeighborReranker, PromptedReranker, Reference
+from pgra.rerank import Reference
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
@@ -221,10 +221,8 @@ def _begin(
     write_json(folder / IDENTITY_FILE, identity)
     write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
     query, prompt = found.splits.test[0], found.prompt
-    if isinstance(found.reranker, NeighborReranker):  # as it is read, where not all of it fits
-        reranker = found.reranker
-        prompt = reranker.exemplars.encoder_for(reranker.encoder, query).prompt
-    told = [one.prefix + one.suffix(query.fields) for one in (prompt, *prompt.others)]
+    told = found.reranker.prompts(query) if found.reranker else []
+    told = told or [one.prefix + one.suffix(query.fields) for one in (prompt, *prompt.others)]
     write_text(folder / "prompt.txt", "\n\n--- the next prefix ---\n\n".join(told))
 
 
@@ -874,8 +872,7 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
     search = EvidenceSearch(args, record.prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), search.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(search.reranker.fingerprint))
-    if isinstance(search.reranker, PromptedReranker):  # before an index would be built
-        search.reranker.fitting.check()
+    search.reranker.check()  # before an index would be built
     if args.is_exhaustive:
         return search
     encoder = _encoder_fields(record)

@@ -7,9 +7,8 @@ from typing import Any
 
 from pgra.config import PgraArguments, choose
 from pgra.core import ALONE, Candidates, Context, Json, Prediction, Scores
-from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.errors import ConfigError
-from pgra.lm.bundled import BUNDLED_MODELS
 from pgra.lm.load import BUNDLED, ModelSource, choose_device, find_model, load_tokenizer
 from pgra.methods.pgra import (
     find_evidence,
@@ -32,6 +31,7 @@ from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evide
 from pgra.reader.record import ReaderRecord
 from pgra.reader.train import check_batches, check_classes
 from pgra.report.metrics import BINS, LABEL_METRICS, measure_reliability
+from pgra.rerank import find_reranker
 from pgra.run_folder import (
     Found,
     check_same_checkpoint,
@@ -310,10 +310,10 @@ def evidence_models(args: PgraArguments) -> list[str]:
     if args.rerank.num_evidence == 0:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    if args.rerank.reranker != "prompted":
-        return models
-    models += [neighbor_model(args)] if args.rerank.exemplars == "knn" else []
-    return list(dict.fromkeys([*models, args.rerank.lm]))
+    reads = find_reranker(args.rerank.reranker).models(args.rerank)
+    if reads and args.rerank.exemplars == "knn":
+        models.append(neighbor_model(args))
+    return list(dict.fromkeys([*models, *reads]))
 
 
 def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:

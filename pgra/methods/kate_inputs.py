@@ -34,7 +34,7 @@ from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.pgra import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt, line_format, task_format
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import open_prompted_encoder
+from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.base import examples_digest
 from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
@@ -202,7 +202,7 @@ def _open_states(run: IclRun, inputs: IclInputs) -> PromptedStates:
         )
     prompt = _encoder_prompt(inputs, run.selection.prompt_exemplars)
     args = RerankArguments(lm=name, lm_dtype=run.completer.lm_dtype)
-    return PromptedStates(open_prompted_encoder(args, prompt, device=run.icl.device))
+    return PromptedStates(open_prompted_encoder(args, prompt, Context(device=run.icl.device)))
 
 
 def _encoder_prompt(inputs: IclInputs, count: int) -> FewShotPrompt:

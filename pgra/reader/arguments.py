@@ -16,110 +16,53 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from pgra.config import Rule, arg, at_least, rules
-from pgra.errors import ConfigError, unknown_name
+from pgra.config import Rule, arg, at_least, choose, rules
+from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 
-# Where the Trainer's log goes besides the terminal: TensorBoard, W&B, Trackio and others.
-
-
 _PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet-ml", "tensorboard": "tensorboardX"}
-"""The package to install, where it is not named like the tracker."""
+"""A tracker's package, where it is not named like the tracker."""
 _UNSEEN = ("flyte", "kubeflow")  # not among what transformers can tell the presence of
-
-
-def check_trackers(report_to: str | Sequence[str] | None) -> list[str]:
-    """Read the trackers to report to, and refuse what could not be reported to.
-
-    Args:
-        report_to: Names, one or several in a word; "none" and "all" (that are installed) stand
-            alone.
-
-    Returns:
-        The names; empty for none.
-
-    Raises:
-        ConfigError: If one is unknown, or its package is not installed.
-    """
-    from transformers.integrations import get_available_reporting_integrations
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    given = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    names = [name for word in given for name in word.split(",") if name]
-    if names in ([], ["none"]):
-        return []
-    available = get_available_reporting_integrations()
-    if names == ["all"]:
-        return list(available)
-    for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise ConfigError(unknown_name("tracker", name, [*INTEGRATION_TO_CALLBACK, "none"]))
-        if name not in (*available, *_UNSEEN):
-            package = _PACKAGES.get(name, name)
-            raise ConfigError(
-                f"report_to {name} needs a package that is not installed: pip install {package}, "
-                "or leave it out"
-            )
-    return names
-
-
-def finish_trackers(names: Sequence[str] | None) -> None:
-    """Close what a training leaves open, so that the next one in this process is one of its own."""
-    if "wandb" in (names or ()) and "wandb" in sys.modules:
-        sys.modules["wandb"].finish()
-
-
 _A_WEEK = 7 * 24 * 3600
-_UNSUPPORTED = "the reader does not support it. Leave it out"
-_WHOLE = (
-    "each device trains the whole reader. Leave it out (accelerate launch uses several devices)"
-)
-_MEASURED = "the reader decides the dev set itself, in batches of tokens. Leave it out"
-_TOKENISED = "inputs are tokenised beforehand. Leave it out"
-REFUSED = {
-    "fp16": "it overflows in a T5 and gives NaN: use --bf16, or neither",
-    "fp16_full_eval": "it overflows in a T5 and gives NaN: use --bf16, or neither",
-    "bf16_full_eval": "the dev set is decided as the reader is trained: use --bf16, or neither",
-    "label_smoothing_factor": _UNSUPPORTED,
-    "neftune_noise_alpha": _UNSUPPORTED,
-    "use_liger_kernel": _UNSUPPORTED,
-    "liger_kernel_config": _UNSUPPORTED,
-    "optim_target_modules": _UNSUPPORTED,
-    "debug": _UNSUPPORTED,
-    "fsdp": _WHOLE,
-    "fsdp_config": _WHOLE,
-    "deepspeed": _WHOLE,
-    "parallelism_config": _WHOLE,
-    "auto_find_batch_size": (
+_REASONS: dict[str, tuple[str, ...]] = {
+    "the reader does not support it. Leave it out": (
+        *("label_smoothing_factor", "neftune_noise_alpha", "use_liger_kernel"),
+        *("liger_kernel_config", "optim_target_modules", "debug"),
+    ),
+    "each device trains the whole reader. Leave it out (accelerate launch uses several devices)": (
+        *("fsdp", "fsdp_config", "deepspeed", "parallelism_config"),
+    ),
+    "it overflows in a T5 and gives NaN: use --bf16, or neither": ("fp16", "fp16_full_eval"),
+    "the dev set is decided as the reader is trained: use --bf16, or neither": ("bf16_full_eval",),
+    (
         "it would train with other batches than the run's record says. Lower "
         "--per_device_train_batch_size and raise --gradient_accumulation_steps"
-    ),
+    ): ("auto_find_batch_size",),
     # What a run that was stopped could not go on with, bit for bit.
-    "ignore_data_skip": "a run that goes on would train on examples twice. Leave it out",
-    "dataloader_persistent_workers": "a run that goes on would draw other dropout. Leave it out",
-    "dataloader_in_order": "a run that goes on would read other batches. Leave it out",
-    "eval_on_start": "a run that goes on would measure once more. Leave it out",
-    "restore_callback_states_from_checkpoint": (
-        "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out"
+    "a run that goes on would train on examples twice. Leave it out": ("ignore_data_skip",),
+    "a run that goes on would draw other dropout. Leave it out": ("dataloader_persistent_workers",),
+    "a run that goes on would read other batches. Leave it out": ("dataloader_in_order",),
+    "a run that goes on would measure once more. Leave it out": ("eval_on_start",),
+    "it would bring back the stop too, and early stopping's count is kept anyway. Leave it out": (
+        "restore_callback_states_from_checkpoint",
     ),
-    "enable_jit_checkpoint": "SIGTERM saves a checkpoint here anyway. Leave it out",
-    "save_only_model": (
-        "such checkpoints cannot be gone on from. Leave it out (--save_total_limit keeps few)"
+    "SIGTERM saves a checkpoint here anyway. Leave it out": ("enable_jit_checkpoint",),
+    "such checkpoints cannot be gone on from. Leave it out (--save_total_limit keeps few)": (
+        "save_only_model",
     ),
     # What would change nothing.
-    "per_device_eval_batch_size": _MEASURED,
-    "prediction_loss_only": _MEASURED,
-    "eval_do_concat_batches": _MEASURED,
-    "eval_use_gather_object": _MEASURED,
-    "eval_accumulation_steps": _MEASURED,
-    "include_for_metrics": _MEASURED,
-    "batch_eval_metrics": _MEASURED,
-    "remove_unused_columns": _TOKENISED,
-    "label_names": _TOKENISED,
-    "length_column_name": _TOKENISED,
-    "use_cache": "training caches nothing. Leave it out",
-    "logging_nan_inf_filter": "a loss that is no number ends the training. Leave it out",
+    "the reader decides the dev set itself, in batches of tokens. Leave it out": (
+        *("per_device_eval_batch_size", "prediction_loss_only", "eval_do_concat_batches"),
+        *("eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics"),
+        "batch_eval_metrics",
+    ),
+    "inputs are tokenised beforehand. Leave it out": (
+        *("remove_unused_columns", "label_names", "length_column_name"),
+    ),
+    "training caches nothing. Leave it out": ("use_cache",),
+    "a loss that is no number ends the training. Leave it out": ("logging_nan_inf_filter",),
 }
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names}
 """Arguments that must stay as they are, and why; the other ones are tried by `check_trainer`."""
 _REFUSED_OPTIMIZERS = ("galore", "apollo", "lomo", "adalomo", "schedule_free")
 _MAPPINGS = (
@@ -127,28 +70,16 @@ _MAPPINGS = (
     *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"),
 )
 _LEVELS = Rule(choices=("passive", "detail", "debug", "info", "warning", "error", "critical"))
-_POSITIVE, _COUNT, _NONE_BELOW = Rule(above=0), Rule(least=1), Rule(least=0)
-_SEED = Rule(least=0, below=1 << 32)
 _RULES = {
-    "log_level": _LEVELS,
-    "log_level_replica": _LEVELS,
+    **dict.fromkeys(("log_level", "log_level_replica"), _LEVELS),
     "include_num_input_tokens_seen": Rule(choices=("no", "all", "non_padding")),
     "train_sampling_strategy": Rule(choices=("random", "sequential")),
-    "learning_rate": _POSITIVE,
-    "eval_steps": _POSITIVE,
-    "save_steps": _POSITIVE,
-    "logging_steps": _POSITIVE,
-    "per_device_train_batch_size": _COUNT,
-    "gradient_accumulation_steps": _COUNT,
-    "dataloader_prefetch_factor": _COUNT,
-    "ddp_timeout": _COUNT,
-    "dataloader_num_workers": _NONE_BELOW,
-    "weight_decay": _NONE_BELOW,
-    "max_grad_norm": _NONE_BELOW,
-    "warmup_steps": _NONE_BELOW,
-    "eval_delay": _NONE_BELOW,
-    "seed": _SEED,
-    "data_seed": _SEED,
+    **dict.fromkeys(("learning_rate", "eval_steps", "save_steps", "logging_steps"), Rule(above=0)),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Rule(least=1)),
+    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout"), Rule(least=1)),
+    **dict.fromkeys(("dataloader_num_workers", "weight_decay", "max_grad_norm"), Rule(least=0)),
+    **dict.fromkeys(("warmup_steps", "eval_delay"), Rule(least=0)),
+    **dict.fromkeys(("seed", "data_seed"), Rule(least=0, below=1 << 32)),
 }
 """What the Trainer's own arguments must be; ours say it themselves."""
 
@@ -361,6 +292,43 @@ def check_trainer(arguments: ReaderTrainingArguments) -> None:
             shown = ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values)
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(f"{shown} cannot be used: {reason}") from None
+
+
+def check_trackers(report_to: str | Sequence[str] | None) -> list[str]:
+    """Read the trackers to report to, and refuse what could not be reported to.
+
+    Args:
+        report_to: Names, one or several in a word; "none" and "all" (that are installed) stand
+            alone.
+
+    Returns:
+        The names; empty for none.
+
+    Raises:
+        ConfigError: If one is unknown, or its package is not installed.
+    """
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    given = [report_to] if isinstance(report_to, str) else report_to or ()
+    names = [name for word in given for name in word.split(",") if name]
+    available = list(get_available_reporting_integrations())
+    if names in ([], ["none"], ["all"]):
+        return available if names == ["all"] else []
+    for name in names:
+        choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "none"])
+        if name not in (*available, *_UNSEEN):
+            raise ConfigError(
+                f"report_to {name} needs a package that is not installed: pip install "
+                f"{_PACKAGES.get(name, name)}, or leave it out"
+            )
+    return names
+
+
+def finish_trackers(names: Sequence[str] | None) -> None:
+    """Close what a training leaves open, so that the next one in this process is one of its own."""
+    if "wandb" in (names or ()) and "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
 
 
 def _check_accelerator(value: AcceleratorConfig | Mapping[str, Any] | None) -> None:

@@ -462,30 +462,22 @@ class Support:
         Returns:
             Places among the support's examples, (B, num_sets, C), the labels in order.
         """
-        near = [self._near(query, vectors, row, labels) for row, query in enumerate(queries)]
         drawn = np.empty((len(queries), self.num_sets, len(labels)), dtype=np.int64)
         for row, query in enumerate(queries):
+            near = []
+            for label in labels:
+                places = [
+                    place
+                    for place, example in enumerate(self.examples)
+                    if example.label == label and example.id != query.id
+                ]
+                if self.vectors is not None and vectors is not None:
+                    order = np.argsort(-(self.vectors[places] @ vectors[row]), kind="stable")
+                    places = [places[i] for i in order]
+                near.append(places[: max(1, int(len(places) * self.share))])
             draw = random.Random(f"{self.seed}/{query.id}")
-            for number in range(self.num_sets):
-                drawn[row, number] = [draw.choice(places) for places in near[row]]
+            drawn[row] = [[draw.choice(places) for places in near] for _ in range(self.num_sets)]
         return drawn
-
-    def _near(
-        self, query: Example, vectors: Vectors | None, row: int, labels: Sequence[str]
-    ) -> list[list[int]]:
-        """Give the places of each label's nearest examples, ties by place."""
-        found = []
-        for label in labels:
-            places = [
-                place
-                for place, example in enumerate(self.examples)
-                if example.label == label and example.id != query.id
-            ]
-            if self.vectors is not None and vectors is not None:
-                nearness = self.vectors[places] @ vectors[row]
-                places = [places[i] for i in np.argsort(-nearness, kind="stable")]
-            found.append(places[: max(1, int(len(places) * self.share))])
-        return found
 
 
 def build_demonstrated(
@@ -516,47 +508,32 @@ def build_demonstrated(
         DataError: If a query has a label that the verbalizer does not know.
     """
     texts, _ = fit_queries(queries, tokenizer, layout)
-    asked = tokenize_parts(texts, tokenizer, is_first=True)
     room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
-    try:
-        shown = _demonstrations(support, tokenizer, verbalizer, room=room, template=layout.template)
-    except ConfigError:
-        raise ConfigError(
-            f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
-            f"demonstrations {room - 1} tokens, too few for the template itself "
-            f"({layout.template!r}): raise it"
-        ) from None
-    end = np.array([tokenizer.eos_token_id], dtype=np.int32)
+    shown: list[TokenIds] = []
+    for example in support:
+        word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
+        template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
+        filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
+        try:
+            text, _ = fit_queries([example], tokenizer, filled)
+        except ConfigError:
+            raise ConfigError(
+                f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
+                f"demonstrations {room - 1} tokens, too few for the template itself "
+                f"({layout.template!r}): raise it"
+            ) from None
+        shown += tokenize_parts(text, tokenizer, is_first=False)
+    join = Join(tokenizer.eos_token_id, layout)
     segments = [
-        [np.concatenate([query, *(shown[place] for place in places), end]) for places in sets]
-        for query, sets in zip(asked, drawn.tolist(), strict=True)
+        [
+            join.close(np.concatenate([query, *(shown[place] for place in places)]))
+            for places in sets
+        ]
+        for query, sets in zip(
+            tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
+        )
     ]
     return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)
-
-
-def _demonstrations(
-    support: Sequence[Example],
-    tokenizer: Any,
-    verbalizer: Verbalizer,
-    *,
-    room: int,
-    template: str,
-) -> list[TokenIds]:
-    """Tokenise each support example with its word in the slot, as it follows other text."""
-    shown: dict[str, TokenIds] = {}
-    for label, word in verbalizer.words.items():
-        mine = [example for example in support if example.label == label]
-        filled = SegmentLayout(_fill(template, word), max_tokens=room)
-        texts, _ = fit_queries(mine, tokenizer, filled)
-        ids = tokenize_parts(texts, tokenizer, is_first=False)
-        shown |= {example.id: tokens for example, tokens in zip(mine, ids, strict=True)}
-    return [shown[example.id] for example in support]
-
-
-def _fill(template: str, word: str) -> str:
-    """Put a word into a template's slot, or behind a template without one."""
-    plain = word.replace("{", "{{").replace("}", "}}")  # it stays a template for the fields
-    return template.replace(SLOT, plain) if SLOT in template else f"{template} {plain}"
 
 
 def repeat_sets(inputs: TokenizedInputs) -> TokenizedInputs:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize as unit_length
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
@@ -237,7 +238,7 @@ class PooledInputs(TokenizedInputs):
         places: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
     """
 
-    queries: Sequence[TokenIds]
+    queries: Sequence[npt.NDArray[np.int64]]
     encoder_pad: int
     asked: Sequence[TokenIds]
     shown: Sequence[TokenIds]
@@ -260,13 +261,30 @@ class PooledInputs(TokenizedInputs):
             return super().__getitem__(row).segments[0]
         return self.join(self.asked[row], self.shown[place])
 
+    def pack_chosen(
+        self,
+        rows: Sequence[int],
+        chosen: npt.NDArray[np.int64],
+        *,
+        pad_token_id: int,
+        cost: GroupCost,
+    ) -> PackedSegments:
+        """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
+        places = np.take_along_axis(self.places[list(rows)], chosen, axis=1)
+        lines = zip(rows, places.tolist(), strict=True)
+        segments = [[self.segment(row, place)] for row, line in lines for place in line]
+        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+
     def pool(self, rows: Sequence[int]) -> Pools:
         """Give some examples as the reader weighs their candidates."""
-        ids, mask = _pad([self.queries[row] for row in rows], self.encoder_pad)
+        queries = [torch.from_numpy(self.queries[row]) for row in rows]
+        ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
+        lengths = torch.tensor([len(query) for query in queries])
         places = self.places[list(rows)]  # (B, K)
         known = places != MISSING_ROW
         known[:, 0] = True  # a query without candidates is read alone
         vectors = torch.from_numpy(self.passages.vectors[places])
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
         return Pools(ids, mask, vectors, torch.from_numpy(known))
 
 
@@ -305,7 +323,7 @@ def build_pooled(
     ).input_ids
     return PooledInputs(
         **vars(alone),
-        queries=[np.array(ids, dtype=np.int32) for ids in read],
+        queries=[np.array(ids) for ids in read],
         encoder_pad=encoder.tokenizer.pad_token_id,
         asked=tokenize_parts(texts, tokenizer, is_first=is_first),
         shown=tokenize_parts(passages.texts, tokenizer, is_first=not is_first),
@@ -326,30 +344,12 @@ def collate_pooled(
         cost: How segments are grouped.
     """
     inputs, numbers = rows[0].pools, [row.row for row in rows]
-    targets = [row.target for row in rows if row.target is not None]
     return {
         **vars(inputs.pool(numbers)),
-        "read": partial(_pack, inputs, numbers, pad_token_id, cost),
-        "labels": pad_targets(targets),
+        "read": partial(inputs.pack_chosen, numbers, pad_token_id=pad_token_id, cost=cost),
+        "labels": pad_targets([row.target for row in rows if row.target is not None]),
         "example_ids": tuple(row.example_id for row in rows),
     }
-
-
-def _pack(
-    inputs: PooledInputs,
-    numbers: Sequence[int],
-    pad_token_id: int,
-    cost: GroupCost,
-    chosen: npt.NDArray[np.int64],
-) -> PackedSegments:
-    """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
-    places = np.take_along_axis(inputs.places[list(numbers)], chosen, axis=1)
-    segments = [
-        [inputs.segment(number, place)]
-        for number, line in zip(numbers, places.tolist(), strict=True)
-        for place in line
-    ]
-    return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -410,12 +410,3 @@ class RagClassifier(T5Classifier):
         if isinstance(inputs, PooledInputs):
             inputs = choose_evidence(self.module, inputs).inputs
         return super().score(inputs, context)
-
-
-def _pad(lines: Sequence[TokenIds], pad: int) -> tuple[Tensor, Tensor]:
-    """Pad tokens to the longest, (B, L) int64, and say which are real, (B, L) bool."""
-    lengths = np.array([len(line) for line in lines])
-    ids = np.full((len(lines), lengths.max()), pad, dtype=np.int64)
-    for row, line in enumerate(lines):
-        ids[row, : len(line)] = line
-    return torch.from_numpy(ids), torch.from_numpy(np.arange(ids.shape[1]) < lengths[:, None])

@@ -6,8 +6,8 @@ Two calls, from general to special:
     train_reader(classifier, train, dev, ...)                a `Classifier`: measured by labels
 
 A `Trainable` has a `ReaderModule` (an HF model inside, whose `forward(**batch)` has a `.loss`), a
-tokenizer, a collator and a way to save itself; a `Classifier` also scores labels, (B, C). What they
-read is theirs: `fit` takes rows by number and passes them to the collator; a batch may name its
+tokenizer, a collator and a way to save itself; a `Classifier` also scores labels, (B, C). `fit`
+takes rows by number and passes them to the collator as they are; a batch may name its
 `example_ids`, for the message when the loss is no number.
 
 A run can be stopped at any time (signals, `max_train_minutes`) and goes on from its last whole
@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ from pgra.core import Context, Scores, Worker
 from pgra.errors import ConfigError, DataError, ModelError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
 from pgra.reader.calibrate import decide
-from pgra.reader.inputs import check_labels
+from pgra.reader.inputs import TokenizedInputs, check_labels
 from pgra.reader.module import ReaderModule
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
@@ -88,28 +88,6 @@ class Trainable(Protocol):
         ...
 
 
-class Inputs(Protocol):
-    """Examples with labels, by number, as a classifier's collator and `score` take them."""
-
-    @property
-    def example_ids(self) -> Sequence[str]:
-        """One a row."""
-        ...
-
-    @property
-    def labels(self) -> Sequence[str | None]:
-        """One a row."""
-        ...
-
-    def __len__(self) -> int:
-        """Count the examples."""
-        ...
-
-    def __getitem__(self, row: int) -> Any:
-        """Return one example; an IndexError ends them."""
-        ...
-
-
 class Classifier(Trainable, Protocol):
     """A model that is trained to decide labels."""
 
@@ -118,7 +96,7 @@ class Classifier(Trainable, Protocol):
         """The task's labels, in order."""
         ...
 
-    def score(self, inputs: Any, context: Context) -> Scores:
+    def score(self, inputs: TokenizedInputs, context: Context) -> Scores:
         """Return each label's log-probability, (B, C), in every process, the work shared."""
         ...
 
@@ -148,8 +126,8 @@ class TrainResult:
 
 def train_reader(
     classifier: Classifier,
-    train: Inputs,
-    dev: Inputs,
+    train: TokenizedInputs,
+    dev: TokenizedInputs,
     *,
     measure: Callable[[Sequence[str], Sequence[str]], Mapping[str, float]],
     metric: str,
@@ -397,40 +375,28 @@ class LossRecord:
     learning_rate: float
 
 
-@dataclass
-class _Pending:
-    """A step whose loss is still on the device."""
-
-    parts: list[Tensor] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    learning_rate: float = 0.0
-
-    def total(self) -> Tensor:
-        return torch.stack(self.parts).float().sum()
-
-
 class LossLog:
     """Keeps every step's loss and writes them by the chunk.
 
     Each process adds its part of each accumulated batch; all must call `end_step` and `flush`
     together, for the parts are then gathered. The main process writes.
+
+    Attributes:
+        path: The file.
+        records: What is written.
+        way_out: Words what the message of a broken loss goes on with.
     """
 
     def __init__(self, path: Path, accelerator: Any, *, way_out: Callable[[], str]) -> None:
-        """Begin empty.
-
-        Args:
-            path: The file.
-            accelerator: The Trainer's; gathers over the processes.
-            way_out: Words what the message of a broken loss goes on with.
-        """
+        """Begin empty; the Trainer's accelerator gathers over the processes."""
         self.path = path
         self.records: list[LossRecord] = []
         self.way_out = way_out
         self._accelerator = accelerator
-        self._current = _Pending()
-        self._pending: list[_Pending] = []
-        self._first = 1  # step of the first pending loss
+        self._parts: list[Tensor] = []  # of the running step
+        self._ids: list[str] = []
+        self._rate = 0.0
+        self._pending: list[tuple[Tensor, list[str], float]] = []  # steps, still on the device
 
     def begin(self, step: int, source: Path | None) -> None:
         """Cut back to a step: what a stopped run wrote after its checkpoint is made again.
@@ -444,7 +410,7 @@ class LossLog:
             logger.warning(
                 "%s lacks losses up to step %d: the file goes on without them", source, step
             )
-        self._current, self._pending, self._first = _Pending(), [], step + 1
+        self._first = step + 1  # of the pending ones
         if self._accelerator.is_main_process:
             write_text(self.path, _lines(self.records))
 
@@ -456,17 +422,17 @@ class LossLog:
                 batches, times the number of processes: as the Trainer trains on it. ().
             ids: Its examples.
         """
-        self._current.parts.append(loss.detach())
-        self._current.ids += ids
+        self._parts.append(loss.detach())
+        self._ids += ids
 
     def set_rate(self, learning_rate: float) -> None:
         """Take the running step's learning rate, before the schedule goes on."""
-        self._current.learning_rate = float(learning_rate)
+        self._rate = float(learning_rate)
 
     def end_step(self) -> None:
         """Close a step."""
-        self._pending.append(self._current)
-        self._current = _Pending()
+        self._pending.append((torch.stack(self._parts).float().sum(), self._ids, self._rate))
+        self._parts, self._ids = [], []
         if len(self._pending) >= _CHUNK:
             self.flush()
 
@@ -476,9 +442,9 @@ class LossLog:
 
         The next `flush` tells there.
         """
-        if not self._pending or self._pending[-1].parts[0].device.type != "cpu":
+        if not self._pending or self._pending[-1][0].device.type != "cpu":
             return False
-        return not bool(torch.isfinite(self._pending[-1].total()))
+        return not bool(torch.isfinite(self._pending[-1][0]))
 
     def flush(self) -> None:
         """Gather and write the losses that are not written yet.
@@ -489,7 +455,7 @@ class LossLog:
         if not self._pending:
             return
         pending, first = self._pending, self._first
-        parts = torch.stack([step.total() for step in pending])  # (n,)
+        parts = torch.stack([total for total, _, _ in pending])  # (n,)
         # Gathered and then summed in the order of processes: a sum over the wire would depend on
         # how many steps are sent at once, and so on where a run was stopped.
         world = self._accelerator.num_processes
@@ -497,15 +463,14 @@ class LossLog:
         losses = shares.mean(dim=0).tolist()
         broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
         fresh = [
-            LossRecord(first + i, loss, pending[i].learning_rate)
-            for i, loss in enumerate(losses[:broken])
+            LossRecord(first + i, loss, pending[i][2]) for i, loss in enumerate(losses[:broken])
         ]
         self.records += fresh
         if self._accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_lines(fresh))
         if broken is not None:
-            ids = [] if math.isfinite(float(parts[broken])) else pending[broken].ids
+            ids = [] if math.isfinite(float(parts[broken])) else pending[broken][1]
             if world > 1:
                 ids = gather_object(ids)  # of those processes whose batch it was
             rest = f" and {len(ids) - _NAMED} more" * (len(ids) > _NAMED)

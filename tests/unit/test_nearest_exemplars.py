@@ -11,12 +11,12 @@ from test_trained import RECORD
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import open_stages, read_task
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.rerank import NearestExemplars
 from pgra.retrieval.neighbors import Neighbors
 from pgra.runs import _arguments, _begin
 
