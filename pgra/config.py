@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import enum
 import math
+import os
 import re
 import types
 import typing
@@ -342,91 +343,138 @@ QUANTIZATIONS = ("4bit", "8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
+FAST_KERNELS = ("auto", "off")
+KERNEL_SWITCH = "PGRA_FAST_KERNELS"
+"""The environment's word for `--fast_kernels`, which `pgra.lm.kernels` reads."""
+
+
 @dataclass(kw_only=True)
-class RerankArguments:
+class KernelArguments(Arguments):
+    """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
+
+    fast_kernels: str = arg(
+        "auto",
+        "Attention and products of our own where they are faster: auto (each is compared with the "
+        "stock way when it is first used, and dropped with a warning where it differs) or off "
+        "(stock calls of torch and transformers only).",
+        choices=FAST_KERNELS,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class LMArguments(KernelArguments):
+    """Which LM, and how it is run; shared by all that have one."""
+
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    lm_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+    lm_quantization: str = arg(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+        choices=QUANTIZATIONS,
+    )
+    lm_device_map: str = arg(
+        "none",
+        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
+        choices=DEVICE_MAPS,
+        decides=False,
+    )
+    lm_batch_tokens: int = arg(
+        2048,
+        "Tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class RerankArguments(LMArguments):
     """Second stage: which LM orders the candidates, and how many become evidence."""
 
-    reranker: str = argument(
-        "prompted", "prompted (the paper's), or none: evidence is the first stage's best."
+    reranker: str = arg(
+        "prompted",
+        "prompted (the paper's), or none: evidence is the first stage's best.",
+        choices=("none", "prompted"),
     )
-    lm: str = argument("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
-    num_evidence: int = argument(
-        16, "Evidence kept a query (the paper's d); 0 is the plain reader."
+    num_evidence: int = arg(
+        16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
     )
-    similarity: str = argument(
+    similarity: str = arg(
         "dot",
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
         "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
         "each standardised). The last three are fitted to up to 2,000 passages and training "
         "queries, which the LM then reads.",
+        choices=SIMILARITIES,
     )
-    num_exemplars: int = argument(8, "Labelled examples in the prompt's prefix (the paper's m).")
-    exemplars: str = argument(
+    num_exemplars: int = arg(
+        8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
+    )
+    exemplars: str = arg(
         "balanced",
         "How they are chosen: random, balanced, official (first in the file, capped a class), or "
         "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
         "then reads each query's candidates anew: see pgra plan).",
+        choices=EXEMPLARS,
     )
-    exemplar_seed: int = argument(0, "Seed of their choice and order; one draw serves all splits.")
-    num_prefixes: int = argument(
+    exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
+    num_prefixes: int = arg(
         1,
         "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
         "under each, and a candidate's score is the mean.",
+        least=1,
     )
-    lm_dtype: str = argument(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    lm_batch_tokens: int = arg(
+        512,
+        "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
     )
-    lm_quantization: str = argument(
-        "none",
-        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+    max_prompt_tokens: int | None = arg(
+        None,
+        "Longest prompt; default: the LM's window. Longer texts are cut, never the tail.",
+        least=8,
     )
-    lm_device_map: str = argument(
-        "none", "none (one device), or over all GPUs of one process: auto, balanced, sequential."
-    )
-    lm_batch_tokens: int = argument(
-        512, "Own tokens in one LM batch on a CPU; a GPU takes 16 times as many."
-    )
-    max_prompt_tokens: int | None = argument(
-        None, "Longest prompt; default: the LM's window. Longer texts are cut, never the tail."
-    )
-    prefix_sharing: str = argument(
+    prefix_sharing: str = arg(
         "auto",
         "How the prefix is run once: auto, cascade, packed, expanded, or none (run it with every "
         "text). A way that is named is tried when the LM first reads; a full bank needs no way.",
+        choices=PREFIX_SHARINGS,
+        decides=False,
     )
-    bank_shard_rows: int = argument(
+    bank_shard_rows: int = arg(
         512,
         "Texts in one shard of states, the unit that a stopped job does not repeat; on a GPU 16 "
         "times as many.",
+        least=1,
+        decides=False,
     )
-    bank: str = argument(
-        "lazy", "lazy (the LM reads the candidates), or full (it reads the whole corpus, once)."
+    bank: str = arg(
+        "lazy",
+        "lazy (the LM reads the candidates), or full (it reads the whole corpus, once).",
+        choices=BANKS,
+        decides=False,
     )
-    bank_dtype: str = argument(
-        "auto", "How passages' states are kept on disk: auto (as the LM gives them), float16, int8."
+    bank_dtype: str = arg(
+        "auto",
+        "How passages' states are kept on disk: auto (as the LM gives them), float16, int8.",
+        choices=BANK_DTYPES,
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse contradictions."""
-        choose("reranker", self.reranker, ("none", "prompted"))
-        choose("similarity", self.similarity, SIMILARITIES)
-        choose("exemplars", self.exemplars, EXEMPLARS)
-        choose("lm_dtype", self.lm_dtype, DTYPES)
-        choose("lm_quantization", self.lm_quantization, QUANTIZATIONS)
-        choose("lm_device_map", self.lm_device_map, DEVICE_MAPS)
-        choose("bank", self.bank, BANKS)
-        choose("bank_dtype", self.bank_dtype, BANK_DTYPES)
-        choose("prefix_sharing", self.prefix_sharing, PREFIX_SHARINGS)
-        at_least("num_evidence", self.num_evidence, 0)
-        at_least("num_exemplars", self.num_exemplars, 0)
-        at_least("num_prefixes", self.num_prefixes, 1)
-        at_least("lm_batch_tokens", self.lm_batch_tokens, 1)
-        at_least("bank_shard_rows", self.bank_shard_rows, 1)
-        at_least("max_prompt_tokens", self.max_prompt_tokens, 8)
+        if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
+            raise ConfigError(
+                "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
+                "--prefix_sharing auto, or leave --fast_kernels out"
+            )
         if self.exemplars == "knn":
             self._check_nearest()
-
         if self.num_prefixes > 1 and (self.exemplars == "knn" or not self.num_exemplars):
             raise ConfigError(
                 f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
@@ -938,6 +986,9 @@ def parse_arguments(
     )
     if remaining:
         raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+    for group in parsed:
+        if hasattr(group, "fast_kernels"):  # worker processes see it too
+            os.environ[KERNEL_SWITCH] = group.fast_kernels
     return tuple(parsed)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import argument as _arg
-from pgra.config import at_least, parse_arguments
+from pgra.config import KernelArguments, at_least, parse_arguments
 from pgra.errors import ConfigError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
@@ -21,7 +21,7 @@ first half is decided again, as it is and with words left out, and the second ha
 
 
 @dataclass(kw_only=True)
-class StudyArguments:
+class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
     run: str | None = _arg(None, "Folder of a finished run of train.py or pgra icl.")

@@ -49,6 +49,7 @@ _RUNTIME = {
     *("artifacts_dir", "output_dir", "device", "seeds", "exemplar_seed", "base_url"),
     *("max_parallel_calls", "requests_per_minute", "max_retries", "request_timeout"),
     *("price_per_million_input", "price_per_million_output", "lm_device_map", "lm_batch_tokens"),
+    "fast_kernels",
 }
 
 

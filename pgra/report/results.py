@@ -709,6 +709,7 @@ _NOT_DECIDING = {
     *("data.test_file", "retriever.encoder_batch_tokens", "retriever.index_dir"),
     *("retriever.shard_rows", "rerank.lm_batch_tokens", "rerank.bank_shard_rows", "rerank.bank"),
     *("rerank.prefix_sharing", "rerank.lm_device_map", "reader.evidence_attention"),
+    "rerank.fast_kernels",
 }
 # Sections that a system does not look at, but for the names after them.
 _UNUSED = {
