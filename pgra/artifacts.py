@@ -16,6 +16,7 @@ import logging
 import os
 import platform
 import shutil
+import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -448,3 +449,161 @@ def _build_aside(folder: Path, stage: str, fingerprint: Mapping[str, Json], buil
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+# SQLite files of ours: marked as such, made whole or not at all, their errors in words.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseKind:
+    """What a kind of SQLite file is, and what people can do when one is not as it should be.
+
+    Attributes:
+        name: As messages call it, such as "memory".
+        application_id: Tells our file from any other SQLite file.
+        schema: Statements that make the tables.
+        version: Of the tables; another one is refused.
+        page_bytes: Of one page.
+        uses_wal: Whether readers and a writer go side by side (a write-ahead log, which network
+            disks do not give); a write is on the disk when it returns either way.
+        timeout: Seconds to wait for another process that writes.
+        if_missing: What to do where there is none; {path} stands for the file, here and below.
+        if_foreign: What to do where the file is another program's.
+        if_damaged: What to do where it is damaged.
+    """
+
+    name: str
+    application_id: int
+    schema: str
+    version: int = 1
+    page_bytes: int = 4096
+    uses_wal: bool = False
+    timeout: float = 30.0
+    if_missing: str = "name another file"
+    if_foreign: str = "name another file"
+    if_damaged: str = "move it away"
+
+    def damaged(self, path: Path, why: object) -> ArtifactError:
+        """Return the error of a damaged file, with the way out."""
+        return ArtifactError(f"{path} is damaged ({why}): {self.if_damaged.format(path=path)}")
+
+    @contextlib.contextmanager
+    def errors_of(self, path: Path) -> Iterator[None]:
+        """Turn SQLite's errors into ours while a file is used.
+
+        Raises:
+            ArtifactError: With what a user can do.
+        """
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "") or ""
+            if not name:  # a mistake of ours, such as the use of a closed connection
+                raise
+            if name.startswith(_DAMAGED):
+                raise self.damaged(path, error) from None
+            ways = (way for start, way in _WAYS_OUT.items() if name.startswith(start))
+            way = next(ways, "look after the disk, and try again")
+            raise ArtifactError(f"{path} cannot be used ({error}): {way}") from None
+
+
+# "Error" alone is that of a table that is not there.
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
+_NOT_WRITABLE = "it cannot be written; use a folder that you may write to"
+_WAYS_OUT = {
+    "SQLITE_READONLY": _NOT_WRITABLE,
+    "SQLITE_PERM": _NOT_WRITABLE,
+    "SQLITE_CANTOPEN": "it and its folder must be readable, and writable too unless all was "
+    "written back; copy the folder to where you may write",
+    "SQLITE_FULL": "the disk is full; make room and do it again",
+    "SQLITE_BUSY": "another process is writing it; do it again later",
+}
+
+
+def open_database(
+    path: Path, kind: DatabaseKind, *, writable: bool = True, create: bool = True
+) -> sqlite3.Connection:
+    """Open a SQLite file of ours; transactions are begun and ended by the caller.
+
+    Args:
+        path: The file.
+        kind: What it must be.
+        writable: Whether it will be written. One that will not is also opened where nothing can be
+            written and SQLite has no place for its locks.
+        create: Whether one that will be written is made where it is missing, with its folder.
+
+    Raises:
+        ArtifactError: If it is missing, of another kind or version, damaged, held by another
+            process for too long, or its folder cannot be written.
+    """
+    with kind.errors_of(path):
+        if writable and create and not path.exists():
+            _create_database(path, kind)
+        if not path.is_file():
+            raise ArtifactError(f"there is no {kind.name} {path}: {kind.if_missing}")
+        db = _connect(path, kind, "mode=rw" if writable else "mode=ro")
+        try:
+            if not writable and not _is_readable(path, db):
+                db.close()
+                db = _connect(path, kind, "immutable=1")
+            _check_marks(path, kind, db)
+            if writable and kind.uses_wal:
+                db.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _connect(path: Path, kind: DatabaseKind, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=kind.timeout)
+
+
+def _create_database(path: Path, kind: DatabaseKind) -> None:
+    """Make an empty file aside and link it here, unless another process was first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
+    try:
+        with contextlib.closing(sqlite3.connect(aside, isolation_level=None)) as db:
+            db.execute(f"PRAGMA page_size = {kind.page_bytes}")
+            db.execute(f"PRAGMA application_id = {kind.application_id}")
+            db.execute(f"PRAGMA user_version = {kind.version}")
+            if kind.uses_wal:
+                db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(kind.schema)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a disk without hard links
+            if not path.exists():
+                aside.rename(path)
+        sync_folder(path.parent)
+    finally:
+        for ending in ("", "-journal", "-wal", "-shm"):
+            aside.with_name(aside.name + ending).unlink(missing_ok=True)
+
+
+def _is_readable(path: Path, db: sqlite3.Connection) -> bool:
+    """Whether SQLite can read a file with its locks; False if it may be read without any."""
+    try:
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        wal = path.with_name(f"{path.name}-wal")
+        if os.access(path.parent, os.W_OK) or (wal.is_file() and wal.stat().st_size):
+            raise
+        return False
+    return True
+
+
+def _check_marks(path: Path, kind: DatabaseKind, db: sqlite3.Connection) -> None:
+    (application_id,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if application_id != kind.application_id:
+        raise ArtifactError(f"{path} is no {kind.name} of pgra: {kind.if_foreign}")
+    if version != kind.version:
+        raise ArtifactError(
+            f"{path} has format {version}, this pgra reads {kind.version}: update pgra, or "
+            f"{kind.if_foreign}"
+        )

@@ -20,7 +20,6 @@ from pgra.config import parse_arguments
 from pgra.errors import ConfigError, unknown_name
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import (
-    Entry,
     Event,
     FeedbackLog,
     export_log,
@@ -146,7 +145,7 @@ def _origin(one: Any) -> str:
     return "  ".join(part for part in (one.time[:19], one.source, one.task) if part)
 
 
-def _list_collisions(entries: Sequence[Entry], *, is_relative: bool) -> None:
+def _list_collisions(entries: Sequence[Event], *, is_relative: bool) -> None:
     keys, meanings = [one.key for one in entries], [one.feedback for one in entries]
     found = find_collisions(keys, meanings, is_relative=is_relative)
     for pair in found:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pgra.errors import DataError
 from pgra.lm.completion import Completer
 from pgra.memory.families import Family
-from pgra.memory.log import Entry, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import Lookup, Match, Near, find_near
 from pgra.memory.prompts import FewShot
 from pgra.memory.stream import Step, ask_lm, open_system
@@ -83,7 +83,7 @@ class Noted:
         in_prompt: How it stands in a prompt, where that is not as it was typed; else "".
     """
 
-    entry: Entry
+    entry: Event
     near: Sequence[Near]
     in_prompt: str
 
@@ -181,6 +181,6 @@ class Conversation:
         """
         self.log.forget(*entry_ids, source=self.source)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[Event]:
         """Give what is in the memory for these questions, the oldest first."""
         return [entry for entry in self.log.entries() if entry.task == self.task]

@@ -21,7 +21,7 @@ from pgra.config import argument as _arg
 from pgra.config import at_least, choose
 from pgra.core import Example, Json, Prediction
 from pgra.errors import ConfigError, DataError, unknown_name
-from pgra.memory.log import Entry, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import Lookup, LookupArguments, OpenLookup, lookup_opener, passing
 
 # Arguments of a memory of corrected labels: which, how near, and what is done with it.
@@ -116,7 +116,7 @@ class Correction:
         example: The same as a labelled example, named "memory-ID".
     """
 
-    entry: Entry
+    entry: Event
     score: float
     example: Example
 
@@ -238,7 +238,7 @@ class LabelMemory:
         near = passing(found, self._gate)
         return [Correction(match.entry, match.score, self._read(match.entry)) for match in near]
 
-    def _read(self, entry: Entry) -> Example:
+    def _read(self, entry: Event) -> Example:
         """Read an entry as a labelled example; every text on one line, as a prompt shows it."""
         feedback = " ".join(entry.feedback.split())
         if self._labels and feedback not in self._labels:
@@ -257,7 +257,7 @@ class LabelMemory:
         return Example(f"memory-{entry.id}", fields, feedback)
 
 
-def _tell(path: Path, task: str, own: Sequence[Entry], entries: Sequence[Entry]) -> None:
+def _tell(path: Path, task: str, own: Sequence[Event], entries: Sequence[Event]) -> None:
     others = Counter(entry.task for entry in entries if entry.task != task)
     told = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
     unused = f"; not used: {told}" if others else ""

@@ -29,7 +29,7 @@ from pgra.config import choose
 from pgra.core import Json
 from pgra.errors import ConfigError, DataError
 from pgra.memory.families import Family
-from pgra.memory.log import Entry, Event, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 
 if TYPE_CHECKING:
     from pgra.memory.vectors import KeyVectors, TextEncoder
@@ -147,7 +147,7 @@ class Match:
             nearer.
     """
 
-    entry: Entry
+    entry: Event
     score: float
 
 
@@ -362,7 +362,7 @@ class Bm25Lookup:
         self._normalize = partial(normalize_key, is_whole=is_whole)
         self._form = key_form(is_whole=is_whole)
         self._through = -1
-        self._entries: list[Entry] = []
+        self._entries: list[Event] = []
         self._index: Any = None
 
     @property
@@ -761,10 +761,10 @@ class Near:
     """
 
     distance: int
-    entry: Entry
+    entry: Event
 
 
-def find_near(log: FeedbackLog, entry: Entry, *, is_relative: bool, most: int = 3) -> list[Near]:
+def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3) -> list[Near]:
     """Give the entries of the same task that an entry collides with, the nearest first.
 
     Args:
@@ -817,7 +817,7 @@ def quoted(text: str) -> str:
     return visible(json.dumps(text, ensure_ascii=False))
 
 
-def show_entry(entry: Entry | Event) -> str:
+def show_entry(entry: Event) -> str:
     """Give a key and its feedback in full, each in quotes."""
     return f"{quoted(entry.key)} -> {quoted(entry.feedback)}"
 

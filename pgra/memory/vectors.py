@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from pgra.artifacts import write_json
 from pgra.core import Json, Rows
-from pgra.memory.log import Entry, FeedbackLog
+from pgra.memory.log import Event, FeedbackLog
 from pgra.retrieval.base import import_faiss
 from pgra.retrieval.faiss import Vectors, ask, empty_index, map_faiss, write_faiss
 
@@ -270,10 +270,10 @@ class KeyVectors:
         # Behind the last entry there may be events that made none.
         return self._record(log, state, rows=state.rows, through=max(last, state.through))
 
-    def _text(self, entry: Entry) -> str:
+    def _text(self, entry: Event) -> str:
         return entry.feedback if self._of_feedback else entry.key
 
-    def _write(self, rows: int, chunk: Sequence[Entry], vectors: Vectors) -> None:
+    def _write(self, rows: int, chunk: Sequence[Event], vectors: Vectors) -> None:
         ids = np.array([entry.id for entry in chunk], np.int64)
         _append(self.folder / _VECTORS, 2 * self._encoder.width * rows, vectors.astype(np.float16))
         _append(self.folder / _IDS, 8 * rows, ids)
