@@ -11,10 +11,10 @@ from typing import Self
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.memory_arguments import ChatArguments, MemoryArguments
 from pgra.config import parse_arguments
+from pgra.core import Context
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
-from pgra.lm.completion import Completer
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.memory.chat import Conversation, Turn
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import FeedbackLog
@@ -80,7 +80,7 @@ class Opening:
     lm: str
     family: Family
     few_shot: FewShot
-    completer: Completer
+    completer: LanguageModel
     open_lookup: OpenLookup
 
     @classmethod
@@ -110,9 +110,7 @@ class Opening:
             lm=lm.lm,
             family=family,
             few_shot=few_shot,
-            completer=open_kept_completer(
-                lm, artifacts=Path(chat.artifacts_dir), device=chat.device
-            ),
+            completer=open_lm(lm, Context(artifacts=Path(chat.artifacts_dir), device=chat.device)),
             open_lookup=lookup_opener(lookup, device=chat.device, task=chat.task),
         )
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import argument as _arg
 from pgra.config import KernelArguments, at_least, parse_arguments
+from pgra.config import argument as _arg
 from pgra.errors import ConfigError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import argument as _arg
 from pgra.config import at_least, choose, parse_arguments
+from pgra.core import Context
 from pgra.errors import ConfigError
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, open_lm
 from pgra.memory.families import Family, check_has_types, load_family
 from pgra.memory.lessons import check_unseen, read_seen
 from pgra.memory.lookup import LookupArguments, lookup_opener
@@ -158,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gate = choose_gate(dev, open_lookup) if dev is not None else None
     folder = Path(args.output_dir or f"runs/memory-{family.name}")
     artifacts = Path(args.artifacts_dir)
-    completer = open_kept_completer(lm, artifacts=artifacts, device=args.device)
+    completer = open_lm(lm, Context(artifacts=artifacts, device=args.device))
     experiment = Experiment(
         folder=folder,
         family=family,

@@ -13,7 +13,7 @@ from pgra.commands.memory_chat import Opening
 from pgra.config import argument as _arg
 from pgra.config import parse_arguments
 from pgra.errors import ConfigError
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import Conversation
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import LookupArguments

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pgra.errors import ConfigError, DataError
-from pgra.lm.completion import Completer
+from pgra.lm.base import LanguageModel
 from pgra.retrieval.neighbors import Counts
 
 Write = Callable[[int, int], Sequence[str]]
@@ -33,7 +33,7 @@ class Fit:
 
 
 def fit_prompts(
-    completer: Completer,
+    completer: LanguageModel,
     write: Write,
     wanted: Sequence[int],
     *,
@@ -93,7 +93,7 @@ def _refuse_long(
         )
 
 
-def _count(completer: Completer, write: Write, places: Counts, counts: Counts) -> Counts:
+def _count(completer: LanguageModel, write: Write, places: Counts, counts: Counts) -> Counts:
     """Give the tokens of each query's longest prompt; texts that many share are counted once."""
     pairs = zip(places.tolist(), counts.tolist(), strict=True)
     prompts = [write(place, count) for place, count in pairs]

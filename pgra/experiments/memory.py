@@ -37,7 +37,7 @@ from pgra.core import Example, Json
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars.selection import Likeness, VectorLikeness, WordLikeness
-from pgra.lm.completion import Completer
+from pgra.lm.base import LanguageModel
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import GateReport, OpenLookup, Trial, choose_threshold, try_lookup
@@ -89,7 +89,7 @@ class Experiment:
     folder: Path
     family: Family
     few_shot: FewShot
-    completer: Completer
+    completer: LanguageModel
     open_lookup: OpenLookup
     threshold: float | None
     max_new_tokens: int

@@ -7,10 +7,10 @@
     encoded tokens   a T5 decoder's cross-attention without keys and values of them
 
 All that this program knows of the insides of torch and transformers is here, behind one switch:
-`--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way when
-a model first uses it, on real input, and dropped with one warning where it differs, is missing or
-raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole prompts (cascade, last
-layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
+`--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way
+when a model first uses it, on real input, and dropped with one warning where it differs, is missing
+or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole prompts (cascade,
+last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
 """
 
 import inspect
@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
 from pgra.config import KERNEL_SWITCH
@@ -74,9 +75,9 @@ def find_fault(
 def is_same(found: Tensor, truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> bool:
     """Return whether vectors are the true ones, as nearly as their dtype allows.
 
-    A row's distance to the truth must be within `tolerance` of its length. In half precision that is
-    coarse, so it must also be within a third of what the row has of its own (the truth less the mean
-    of the truths).
+    A row's distance to the truth must be within `tolerance` of its length. In half precision that
+    is coarse, so it must also be within a third of what the row has of its own (the truth less the
+    mean of the truths).
 
     Args:
         found: (c * n, D), the n rows c times over.
@@ -238,6 +239,12 @@ def cascade_rows(count: int, device: torch.device) -> list[list[int]]:
     when texts of like length are together.
     """
     return [list(range(count))] if takes_one_row(device) else [[i] for i in range(count)]
+
+
+def attending_in_two_parts(model: Any) -> AbstractContextManager[None]:
+    """Let a model attend by `attend`; it must be told the prefix as the keyword `cascade`."""
+    register(NAME, attend)
+    return attending(model, NAME)
 
 
 def prepare_prefix(
@@ -520,7 +527,8 @@ class Packer:
         if self._num_tokens < MANY_TOKENS or not is_useful:
             return nullcontext()
         if self._found is None:
-            needed = sum(p.weight.nbytes for p in self._module.modules() if _is_plain(p))
+            layers: list[Any] = [part for part in self._module.modules() if _is_plain(part)]
+            needed = sum(layer.weight.nbytes for layer in layers)
             self._found = _pack_all(self._module) if needed <= _SHARE * machine_memory() else []
         return _replaced(self._found)
 
@@ -557,7 +565,8 @@ def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
     verdicts: dict[object, bool] = {}
     for pack in (_pack_block, _pack_linear):
         for part in module.modules():
-            if part in inside or "forward" in vars(part) or (layers := _layers_of(part, pack)) == []:
+            layers = [] if part in inside or "forward" in vars(part) else _layers_of(part, pack)
+            if not layers:
                 continue
             kind = (pack, type(part), *((p.weight.shape, p.bias is None) for p in layers))
             if kind not in verdicts:
@@ -596,7 +605,7 @@ def _layers_of(part: Any, pack: Callable[[Any], Forward]) -> list[nn.Linear]:
     """Return the linear layers of a part that can be packed as one; none if it cannot."""
     if pack is _pack_linear:
         return [part] if _is_plain(part) else []
-    block = dict(part.named_children())
+    block: dict[str, Any] = dict(part.named_children())
     layers: list[Any] = []
     if block.keys() == {"dense", "intermediate_act_fn"}:  # of a BERT
         layers = [block["dense"]] if type(block["intermediate_act_fn"]) is GELUActivation else []
@@ -605,7 +614,7 @@ def _layers_of(part: Any, pack: Callable[[Any], Forward]) -> list[nn.Linear]:
         layers = [block[n] for n in ("gate_proj", "up_proj", "down_proj")] if known else []
     elif isinstance(getattr(inner := block.get("DenseReluDense"), "act", None), GELUTanh):
         layers = [getattr(inner, n, None) for n in ("wi_0", "wi_1", "wo")]  # T5 v1.1 and flan-T5
-    return layers if all(map(_is_plain, layers)) else []
+    return layers if all(_is_plain(layer) for layer in layers) else []
 
 
 def _pack(layer: nn.Linear) -> Tensor:
@@ -649,6 +658,25 @@ def _pack_block(part: Any) -> Forward:
         return output
 
     return whole
+
+
+def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
+    """Have a cache's layer put new tokens into tensors with room, where its own way copies all.
+
+    Args:
+        layer: Of a stock cache; its keys and values are the first columns of these.
+        keys: (R, heads, S + room, width).
+        values: The same.
+    """
+
+    def update(new_keys: Tensor, new_values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        start = layer.keys.shape[2]
+        end = start + new_keys.shape[2]
+        keys[:, :, start:end], values[:, :, start:end] = new_keys, new_values
+        layer.keys, layer.values = keys[:, :, :end], values[:, :, :end]
+        return layer.keys, layer.values
+
+    layer.update = update
 
 
 # The last layer only where its output is wanted: at each text's last token.
@@ -702,6 +730,16 @@ class LastLayer:
                     for handle in _Stretch(ends).around(first, last):
                         hooks.callback(handle.remove)
             yield
+
+
+def warn_of_whole_layer(name: str, reason: str) -> None:
+    """Say that an LM's last layer works on all tokens, and why."""
+    logger.warning(
+        "the last layer of '%s' works on all tokens, and not at last ones only (%s): reading is "
+        "slower by less than that layer's share",
+        name,
+        reason,
+    )
 
 
 class _Stretch:
@@ -804,7 +842,9 @@ def _attend_across(
     return attend(self, hidden_states, mask, key_value_states)
 
 
-def _attend_projected(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
+def _attend_projected(
+    self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor
+) -> Any:
     """Attend by the T5's own forward, eagerly: it gives weights too."""
     C = len(hidden_states) // len(encoded)
     if mask is not None:

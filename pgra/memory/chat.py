@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgra.errors import DataError
-from pgra.lm.completion import Completer
+from pgra.lm.base import LanguageModel
 from pgra.memory.families import Family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import Lookup, Match, Near, find_near
@@ -107,7 +107,7 @@ class Conversation:
 
     family: Family
     few_shot: FewShot
-    completer: Completer
+    completer: LanguageModel
     log: FeedbackLog
     lookup: Lookup
     threshold: float | None

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pgra.core import Json
 from pgra.data.read import Record, Row, check_file, json_rows, read_lines, read_records, table_rows
 from pgra.errors import DataError
-from pgra.lm.completion import Completer, Completion
+from pgra.lm.base import Completion, LanguageModel
 from pgra.memory.families import (
     QUESTION,
     SITUATION,
@@ -543,7 +543,7 @@ class Simulation:
 
     family: Family
     few_shot: FewShot
-    completer: Completer
+    completer: LanguageModel
     clarification_probability: float
     seed: int
     max_new_tokens: int = 64
@@ -634,7 +634,7 @@ class Simulation:
 
 
 def ask_lm(
-    completer: Completer,
+    completer: LanguageModel,
     few_shot: FewShot,
     prompts: Sequence[str],
     *,

@@ -49,14 +49,7 @@ def open_prompted_encoder(
         ConfigError: If the prompt leaves no room for a text.
         ModelError: If the LM cannot be used.
     """
-    lm = CausalLM.from_name(
-        args.lm,
-        dtype=args.lm_dtype,
-        device=device,
-        quantization=args.lm_quantization,
-        device_map=args.lm_device_map,
-        with_head=with_head,
-    )
+    lm = CausalLM.open(args, device, with_head=with_head)
     return PromptedEncoder(
         lm,
         prompt,

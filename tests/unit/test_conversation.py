@@ -6,7 +6,7 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.errors import DataError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation, Reading, read_understanding
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog

@@ -9,7 +9,7 @@ from test_icl import having, lines_of
 
 from pgra.config import DataArguments
 from pgra.errors import ConfigError
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments
 from pgra.methods.kate import run_icl, run_icl_seeds
 from pgra.methods.kate_arguments import IclArguments, SelectionArguments
 from pgra.methods.kate_inputs import IclRun

@@ -10,7 +10,7 @@ from following_lm import FollowingLM
 from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
 from pgra.experiments.memory import Experiment, plan_variants, render_report, run_streams, try_gate
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.families import Verdict, judge_situation, load_family, read_verdict
 from pgra.memory.lookup import EditLookup, Trial
 from pgra.memory.prompts import load_few_shot

@@ -15,8 +15,8 @@ from pgra.experiments.memory import (
     render_report,
     run_streams,
 )
-from pgra.lm.cache import AnswersCache, KeptCompleter
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
+from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
@@ -280,8 +280,8 @@ def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
     cache = AnswersCache(tmp_path / "answers")
     stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
-        run_streams(experiment(tmp_path / "one", KeptCompleter(stopping, cache)), STREAMS, plan)
-    kept = experiment(tmp_path / "one", KeptCompleter(going_on, cache))
+        run_streams(experiment(tmp_path / "one", CachedLM(stopping, cache)), STREAMS, plan)
+    kept = experiment(tmp_path / "one", CachedLM(going_on, cache))
     (one,) = run_streams(kept, STREAMS, plan)
     (other,) = run_streams(experiment(tmp_path / "two", unbroken), STREAMS, plan)
     assert (one.taken, one.metrics) == (other.taken, other.metrics)

@@ -22,7 +22,7 @@ from test_conversation import Echo
 from pgra.cli import main
 from pgra.commands.memory_web import WebArguments, check_libraries, listen
 from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.prompts import load_few_shot
