@@ -33,14 +33,14 @@ from torch import Tensor
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import CorpusArguments
-from pgra.core import Candidates, Example, Rows
+from pgra.core import Candidates, Context, Example, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.rerank.similarity import PLAIN, score_candidates
+from pgra.rerank.similarity import find_similarity, score_candidates
 
 NUM_CANDIDATES = 150
 DEPTH = 16
@@ -88,7 +88,7 @@ def measure_lm(args: argparse.Namespace) -> dict[str, float]:
             f"bank in {figures['rerank_seconds']:.3f} s ({figures['rerank_share_of_fill']:.2%} of "
             f"it); a second run reads {figures['second_run_texts_read']:.0f} texts"
         )
-        filled = PromptedReranker(encoder, corpus, artifacts)
+        filled = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
         return figures | compare_dtypes(filled, artifacts, queries, candidates=candidates)
 
 
@@ -110,10 +110,10 @@ def time_rerank(
     candidates: Candidates,
 ) -> dict[str, float]:
     """Time the fill, and the rerank by who opens the bank anew."""
-    first = PromptedReranker(encoder, corpus, artifacts)
+    first = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
     work = first.prepare(queries, candidates.rows)
     start = time.perf_counter()
-    again = PromptedReranker(encoder, corpus, artifacts)
+    again = PromptedReranker(encoder, corpus, Context(artifacts=artifacts))
     second = again.prepare(queries, candidates.rows)
     again.rerank(queries, candidates)
     seconds = time.perf_counter() - start
@@ -140,7 +140,7 @@ def compare_dtypes(
             candidates.rows,
             query_bank=filled.query_bank,
             query_keys=query_keys,
-            similarity=PLAIN[similarity],
+            similarity=find_similarity(similarity)(),
         )
         return Candidates.best(candidates.rows, scores, DEPTH).rows
 
@@ -234,7 +234,7 @@ def rank(bank: Bank, query_bank: Bank, rows: Rows) -> Candidates:
         rows,
         query_bank=query_bank,
         query_keys=np.arange(len(rows)),
-        similarity=PLAIN["cosine"],
+        similarity=find_similarity("cosine")(),
     )
     return Candidates.best(rows, scores, rows.shape[1])
 

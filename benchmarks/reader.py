@@ -48,6 +48,7 @@ from usual import PADDED, Reading, batches, decide_usual, train_usual
 from pgra.cli import run
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import CorpusArguments, DataArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
@@ -55,7 +56,7 @@ from pgra.lm.load import choose_device
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
-from pgra.reader.predict import batch_tokens_on, predict
+from pgra.reader.predict import T5Classifier
 from pgra.reader.train import train_reader
 from pgra.report.metrics import measure as measure_labels
 from pgra.retrieval import open_retriever
@@ -63,6 +64,7 @@ from pgra.retrieval import open_retriever
 T = TypeVar("T")
 HEADLINE_DEPTH = 8
 PAPER_STEPS = 5000
+QUIET = Context(progress=False)
 
 
 @dataclass
@@ -178,9 +180,7 @@ def tokenize(reading: Reading, depth: int, tokenizer: Any) -> TokenizedInputs:
     """Tokenise all examples with their best d."""
     layout = SegmentLayout(reading.template, "query_first", PADDED)
     evidence = [found[:depth] for found in reading.evidence]
-    return build_inputs(
-        reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout
-    ).inputs
+    return build_inputs(reading.examples, evidence, tokenizer, reading.verbalizer, layout=layout)
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
@@ -219,11 +219,9 @@ def train_ours(reading: Reading, depth: int, args: argparse.Namespace, weights: 
             use_cpu=args.device.type == "cpu",
         )
         train_reader(
-            reader,
-            tokenizer,
+            T5Classifier(reader, tokenizer, reading.verbalizer),
             inputs,
             inputs,
-            verbalizer=reading.verbalizer,
             measure=lambda truth, found: measure_labels(
                 reading.metric, truth, found, reading.labels
             ),
@@ -241,13 +239,12 @@ def decide_ours(
     """Decide by what evaluate.py calls."""
     reader, tokenizer = open_reader(args.model, device=args.device)
     reader.load_state_dict(load_file(weights))
-    budget = batch_tokens_on(args.device)
+    classifier = T5Classifier(reader, tokenizer, reading.verbalizer)
 
     def decide(count: int) -> list[str | None]:
         # What evaluate.py finds on disk is made here: tokens.
         inputs = tokenize(reading.first(count), depth, tokenizer)
-        found = predict(reader, tokenizer, inputs, reading.verbalizer, batch_tokens=budget)
-        return [prediction.label for prediction in found]
+        return [prediction.label for prediction in classifier.predict(inputs, QUIET)]
 
     decide(args.batch_size)
     with measured(args.device) as cost:
@@ -277,7 +274,7 @@ class Work:
         The encoder's matrices and attention, and for the decoder's few tokens its own matrices,
         its head, and reading the encoded tokens as they are (no keys and values of them).
         """
-        t5 = self.reader.t5
+        t5 = self.reader.model
         config = t5.config
         wide = config.num_heads * config.d_kv
         lengths = [len(segment) for row in rows for segment in inputs[row].segments]

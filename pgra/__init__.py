@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from pgra.data.tasks import Task, load_task
     from pgra.encoders.encoder import Encoder
     from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
+    from pgra.exemplars.prompt import build_prompt
     from pgra.lm.causal_lm import CausalLM
     from pgra.lm.prefix import PromptedEncoder
     from pgra.methods.pgra import find_evidence, prompt_template, read_task
-    from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+    from pgra.prompts.fewshot import FewShotPrompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.reader.fid import FusionReader
     from pgra.reader.record import Reader
-    from pgra.rerank import PromptedReranker, open_reranker
+    from pgra.rerank import Reranker, RerankRequest, open_reranker
+    from pgra.rerank.prompted import PromptedReranker
     from pgra.retrieval import open_retriever
     from pgra.run_folder import Found
     from pgra.runs import Answer, Outcome, Predictor, evaluate_run, train_run
@@ -66,6 +68,8 @@ __all__ = [
     "ReaderArguments",
     "ReaderTrainingArguments",
     "RerankArguments",
+    "RerankRequest",
+    "Reranker",
     "RetrieverArguments",
     "RuntimeArguments",
     "Splits",
@@ -105,11 +109,13 @@ _HOMES = {
     "pgra.run_folder": ("Found",),
     "pgra.methods.pgra": ("find_evidence", "prompt_template", "read_task"),
     "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "train_run"),
-    "pgra.prompts.fewshot": ("FewShotPrompt", "build_prompt"),
+    "pgra.exemplars.prompt": ("build_prompt",),
+    "pgra.prompts.fewshot": ("FewShotPrompt",),
     "pgra.prompts.template": ("PromptTemplate",),
     "pgra.reader.arguments": ("ReaderTrainingArguments",),
     "pgra.reader.record": ("Reader",),
-    "pgra.rerank": ("PromptedReranker", "open_reranker"),
+    "pgra.rerank": ("RerankRequest", "Reranker", "open_reranker"),
+    "pgra.rerank.prompted": ("PromptedReranker",),
     "pgra.retrieval": ("open_retriever",),
     "pgra.core": ("Candidates", "Example", "Prediction"),
 }

@@ -1,8 +1,9 @@
-"""Artifacts on disk: written aside, synced, renamed, manifest last; built once; checked when read.
+"""The store of what is computed once: fingerprint, folder, built once, checked when read.
 
-An artefact is a folder. `manifest.json` is written last, so a folder that has one is finished.
-It holds the fields of the artefact's fingerprint: all that determines the content. A reader says
-which fields it asks for; the first that differs is named in the error.
+An artifact is a folder named by the digest of its fingerprint: the fields that determine its
+content. `manifest.json` is written last, so a folder that has one is finished. Whoever reads it
+says which fields it needs; the first that differs is named in the error. Index shards and the LM's
+bank fill their folders bit by bit: with the rest they share only the manifest and the lock.
 """
 
 import contextlib
@@ -23,14 +24,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from pgra.core import Json
+from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -49,7 +52,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished artefact says of itself.
+    """What a finished artifact says of itself.
 
     Attributes:
         stage: Which stage made it, such as "index".
@@ -80,18 +83,18 @@ def canonical_json(value: Json) -> str:
 
 
 def digest(fields: Json) -> str:
-    """Give the sha256, in hex, of a fingerprint's fields (or of any JSON value)."""
+    """Return the sha256, in hex, of a fingerprint's fields (or of any JSON value)."""
     return hashlib.sha256(canonical_json(fields).encode()).hexdigest()
 
 
 def artifact_dir(root: Path, name: str, fields: Mapping[str, Json]) -> Path:
-    """Give the folder of an artefact: `root/NAME-` and the first 12 digits of its fingerprint."""
+    """Return the folder of an artifact: `root/NAME-` and the first 12 digits of its fingerprint."""
     clean = "".join(c if c.isalnum() or c in "-._" else "-" for c in name).strip("-")
     return root / f"{clean}-{digest(fields)[:12]}"
 
 
 def file_checksum(path: Path) -> str:
-    """Give the xxh3-128 of a file's bytes: as fast as the disk, against damage only."""
+    """Return the xxh3-128 of a file's bytes: as fast as the disk, against damage only."""
     hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
@@ -101,7 +104,7 @@ def file_checksum(path: Path) -> str:
 
 @contextlib.contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success sync and rename it there, else remove it."""
+    """Yield a temporary path beside `path`; on success sync and rename it there, else remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # numpy and others append a suffix they miss, so the real one stays at the end.
     aside = path.with_name(f".{uuid.uuid4().hex[:8]}.partial{path.suffix}")
@@ -176,13 +179,9 @@ def read_array(path: Path, *, is_private: bool = False) -> npt.NDArray[Any]:
         ) from None
 
 
-def package_versions() -> dict[str, str]:
-    """Give the versions of Python and of the packages that results depend on."""
-    return dict(_installed_versions())
-
-
-@functools.cache  # reading the packages' metadata takes longer than writing a small artefact
-def _installed_versions() -> Mapping[str, str]:
+@functools.cache  # reading the packages' metadata takes longer than writing a small artifact
+def package_versions() -> Mapping[str, str]:
+    """Return the versions of Python and of the packages that results depend on."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -199,10 +198,10 @@ def write_manifest(
     seconds: float,
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Manifest:
-    """Finish an artefact: record its files, then write the manifest.
+    """Finish an artifact: record its files, then write the manifest.
 
     Args:
-        folder: The artefact.
+        folder: The artifact.
         stage: The stage that made it.
         fingerprint: The fields that determine the content.
         counts: Sizes worth knowing.
@@ -218,79 +217,61 @@ def write_manifest(
         files = {str(p.relative_to(folder)): record_file(p) for p in paths}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(
-        stage, fingerprint, counts, files, package_versions(), now, round(seconds, 3)
+        stage, fingerprint, counts, files, dict(package_versions()), now, round(seconds, 3)
     )
     write_json(folder / MANIFEST, asdict(manifest))
     return manifest
 
 
 def record_file(path: Path) -> dict[str, Any]:
-    """Give a file's record in a manifest."""
+    """Return a file's record in a manifest."""
     return {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
 
 
 def is_finished(folder: Path) -> bool:
-    """Say whether a folder holds a finished artefact."""
+    """Return whether a folder holds a finished artifact."""
     return (folder / MANIFEST).is_file()
 
 
-def load_manifest(folder: Path, *, stage: str) -> Manifest:
-    """Read a finished artefact's manifest, and leave its files unchecked.
+def load_manifest(folder: Path, *, stage: str | None = None) -> Manifest:
+    """Read a finished artifact's manifest, and leave its files unchecked.
 
     Args:
-        folder: The artefact.
-        stage: The stage that must have made it.
+        folder: The artifact.
+        stage: The stage that must have made it; None accepts any.
 
     Raises:
         ArtifactError: If it is missing, unfinished, damaged, or of another stage or format.
     """
-    if not folder.is_dir():
-        raise ArtifactError(f"{folder} does not exist: run the '{stage}' stage first")
     if not is_finished(folder):
-        raise ArtifactError(
-            f"{folder} has no {MANIFEST}: the '{stage}' stage did not finish, run it again"
-        )
-    manifest = _parse_manifest(folder)
-    if manifest.stage != stage:
-        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
-    return manifest
-
-
-def _parse_manifest(folder: Path) -> Manifest:
+        why = "is not finished" if folder.is_dir() else "does not exist"
+        way = "" if stage is None else f": run the '{stage}' stage"
+        raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}{way}")
     try:
-        told = json.loads((folder / MANIFEST).read_text())
-        made_as = told["format"]  # before the fields: another format may have others
+        values = json.loads((folder / MANIFEST).read_text())
+        made_as = values["format"]  # before the fields: another format may have others
         if made_as != FORMAT:
             raise ArtifactError(
                 f"{folder} has format {made_as}, this pgra reads {FORMAT}: "
                 "build it again or update pgra"
             )
-        return Manifest(**told)
+        manifest = Manifest(**values)
     except (ValueError, TypeError, KeyError) as error:
         raise ArtifactError(
             f"{folder / MANIFEST} is damaged ({error}): delete the folder and run the stage again"
         ) from None
-
-
-def find_stage(folder: Path) -> str:
-    """Name the stage that made a finished artefact.
-
-    Raises:
-        ArtifactError: If it is missing, unfinished, damaged or of another format.
-    """
-    if not is_finished(folder):
-        why = "is not finished" if folder.is_dir() else "does not exist"
-        raise ArtifactError(f"{folder} {why}: it has no {MANIFEST}")
-    return _parse_manifest(folder).stage
+    if stage not in (None, manifest.stage):
+        raise ArtifactError(f"{folder} was made by stage '{manifest.stage}', not by '{stage}'")
+    return manifest
 
 
 def read_manifest(
     folder: Path, *, stage: str, fingerprint: Mapping[str, Json] | None = None, verify: bool = True
 ) -> Manifest:
-    """Read a finished artefact's manifest and check the folder against it.
+    """Read a finished artifact's manifest and check the folder against it.
 
     Args:
-        folder: The artefact.
+        folder: The artifact.
         stage: The stage that must have made it.
         fingerprint: Fields it must have been made with; None accepts any.
         verify: Whether to read every file and compare its checksum (sizes are always compared).
@@ -307,7 +288,7 @@ def read_manifest(
 
 
 def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
-    """Refuse an artefact made from something else, naming the first field that differs.
+    """Refuse an artifact made from something else, naming the first field that differs.
 
     Raises:
         ArtifactError: If any field differs or is missing on one side.
@@ -332,55 +313,82 @@ def _excerpt(value: str, other: str) -> str:
     return "…" * (start > 0) + value[start:end] + "…" * (end < len(value))
 
 
+def find_damage(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Compare files with their recorded sizes and, if `verify`, checksums.
+
+    Yields:
+        The name of a file that is not what was written, and what is wrong with it.
+    """
+    for name, record in files.items():
+        path, size = folder / name, record.get("bytes")
+        if not path.is_file():
+            yield name, "is missing"
+        elif path.stat().st_size != size:
+            yield name, f"is damaged ({path.stat().st_size} bytes, {size} were written)"
+        elif verify and file_checksum(path) != record.get("checksum"):
+            yield name, "is damaged (other content than was written)"
+
+
 def check_files(
     folder: Path, files: Mapping[str, Mapping[str, Any]], *, verify: bool = True
 ) -> None:
-    """Compare files with their recorded sizes and, if `verify`, checksums.
+    """Refuse files that are not what was written: see `find_damage`.
 
     Raises:
-        ArtifactError: If a file is missing, of another size or of other content.
+        ArtifactError: If one is missing or damaged; it is named.
     """
-    for name, record in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactError(f"{path} is missing: delete {folder} and run the stage again")
-        if path.stat().st_size != record.get("bytes") or (
-            verify and file_checksum(path) != record.get("checksum")
-        ):
-            raise ArtifactError(
-                f"{path} is damaged (it is not what was written): "
-                f"delete {folder} and run the stage again"
-            )
+    for name, what in find_damage(folder, files, verify=verify):
+        raise ArtifactError(f"{folder / name} {what}: delete {folder} and run the stage again")
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold a folder for one job; the system lets go of it when the process ends, however it ends.
+
+    Args:
+        folder: Made if it is not there.
+        wait: Whether to wait for another job that holds it, instead of refusing.
 
     Raises:
         ArtifactError: If another job holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ArtifactError(
-                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
-            ) from None
+        _lock(file, folder, wait=wait)
         yield
 
 
-# Folders that are built once and then used by every process.
-#
-# The first process to ask builds; others wait for it. A half-built folder is never seen: it is made
-# under a hidden name and renamed when its manifest is written.
+def _lock(file: IO[str], folder: Path, *, wait: bool) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise ArtifactError(
+                f"{folder} is in use by another pgra job: wait for it, or choose another folder"
+            ) from None
+        logger.info("waiting for another job that is making %s", folder)
+        fcntl.flock(file, fcntl.LOCK_EX)
 
-
-logger = logging.getLogger(__name__)
 
 Build = Callable[[Path], Mapping[str, Json]]
 """Writes files into the folder it is given, and returns the counts for the manifest."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished artifact.
+
+    Attributes:
+        folder: Where it is.
+        manifest: What it says of itself.
+        reused: Whether it was there already.
+    """
+
+    folder: Path
+    manifest: Manifest
+    reused: bool
 
 
 def build_once(
@@ -389,46 +397,44 @@ def build_once(
     stage: str,
     fingerprint: Mapping[str, Json],
     build: Build,
-    verify: bool = False,
-) -> Manifest:
-    """Give a finished folder's manifest, building the folder first if nobody has.
+    context: Context = ALONE,
+    verify: bool = True,
+) -> Artifact:
+    """Return a finished artifact, building it first if nobody has.
+
+    The first job to ask builds, others wait for it. A half-built folder is never seen: it is made
+    under a hidden name beside it, and renamed when its manifest is written.
 
     Args:
-        folder: Where it stands when finished; its name should hold a digest of the fingerprint.
+        folder: Where it stands when finished: see `artifact_dir`.
         stage: The stage, as the manifest names it.
         fingerprint: The fields that determine the content.
-        build: Makes the files.
+        build: Makes the files; called in the context's main process only.
+        context: Who waits while the main process builds.
         verify: Whether to compare the checksum of every file (sizes always are).
 
     Raises:
         ArtifactError: If the folder is damaged or foreign, or cannot be written.
         PgraError: Whatever `build` raises; nothing half-written stays then.
     """
-    if not is_finished(folder):
-        with _turn(folder):
-            if not is_finished(folder):  # another process may have built it while this one waited
-                _build_aside(folder, stage, fingerprint, build)
-    return read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Wait for the right to build a folder; the system takes it back if the process dies."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = (folder.parent / f".{folder.name}.lock").open("w")
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {folder} ({error.strerror}): choose another folder "
-            "(PGRA_HOME sets the one for bundled models and data)"
-        ) from None
-    with lock:
+    reused = is_finished(folder)
+    context.barrier()  # all have looked before the main process writes
+    if context.is_main and not reused:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("waiting for another process that is making %s", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = (folder.parent / f".{folder.name}.lock").open("w")
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write {folder} ({error.strerror}): choose another folder "
+                "(PGRA_HOME sets the one for bundled models and data)"
+            ) from None
+        with lock:
+            _lock(lock, folder, wait=True)
+            if not is_finished(folder):  # another job may have built it meanwhile
+                _build_aside(folder, stage, fingerprint, build)
+    context.barrier()
+    manifest = read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
+    return Artifact(folder, manifest, reused)
 
 
 def _build_aside(folder: Path, stage: str, fingerprint: Mapping[str, Json], build: Build) -> None:

@@ -332,7 +332,6 @@ class RetrieverArguments:
 # Arguments of the second stage; `pgra.config` gives them on.
 
 
-SIMILARITIES = ("cosine", "dot", "label_words", "whitened", "whitened_cosine")
 PAIR_SIMILARITIES = ("cosine", "dot")
 """Of two states alone: where each query has a prefix of its own there is no space to fit to."""
 EXEMPLARS = ("balanced", "knn", "official", "random")
@@ -393,13 +392,29 @@ class LMArguments(KernelArguments):
 
 
 @dataclass(kw_only=True)
-class RerankArguments(LMArguments):
-    """Second stage: which LM orders the candidates, and how many become evidence."""
+class CrossEncoderArguments(Arguments):
+    """What a cross-encoder has of its own."""
+
+    cross_encoder: str = arg(
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        "With --reranker cross-encoder: sequence classifier that reads each query with each of its "
+        "candidates: hub id, folder or bundled:NAME. --lm_dtype, --lm_batch_tokens and "
+        "--bank_shard_rows are its too.",
+    )
+    cross_encoder_tokens: int | None = arg(
+        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
+    )
+
+
+@dataclass(kw_only=True)
+class RerankArguments(CrossEncoderArguments, LMArguments):
+    """Second stage: which model orders the candidates, and how many become evidence."""
 
     reranker: str = arg(
         "prompted",
-        "prompted (the paper's), or none: evidence is the first stage's best.",
-        choices=("none", "prompted"),
+        "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
+        "module:Class of your own.",
+        is_open=True,
     )
     num_evidence: int = arg(
         16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
@@ -409,8 +424,8 @@ class RerankArguments(LMArguments):
         "Of states: dot (the paper), cosine (its code), whitened (each column standardised) or "
         "whitened_cosine; or label_words (of the log-chances that the LM gives the label words, "
         "each standardised). The last three are fitted to up to 2,000 passages and training "
-        "queries, which the LM then reads.",
-        choices=SIMILARITIES,
+        "queries, which the LM then reads. Or module:Class of your own.",
+        is_open=True,
     )
     num_exemplars: int = arg(
         8, "Labelled examples in the prompt's prefix (the paper's m).", least=0
@@ -467,21 +482,32 @@ class RerankArguments(LMArguments):
     )
 
     def check(self) -> None:
-        """Refuse contradictions."""
+        """Refuse contradictions.
+
+        Raises:
+            ConfigError: If there is one.
+        """
         if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
             raise ConfigError(
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
                 "--prefix_sharing auto, or leave --fast_kernels out"
             )
-        if self.exemplars == "knn":
-            self._check_nearest()
-        if self.num_prefixes > 1 and (self.exemplars == "knn" or not self.num_exemplars):
+        for name in ("cross_encoder", "cross_encoder_tokens"):
+            if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
+                self.reranker != "cross-encoder"
+            ):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, and reranker is {self.reranker}: add "
+                    f"--reranker cross-encoder, or leave {name} out"
+                )
+        is_nearest = self.exemplars == "knn"
+        if self.num_prefixes > 1 and (is_nearest or not self.num_exemplars):
             raise ConfigError(
                 f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
                 "for the task: ask for --num_exemplars of at least 1, and not --exemplars knn"
             )
-
-    def _check_nearest(self) -> None:
+        if not is_nearest:
+            return
         at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
         if self.bank == "full":
             raise ConfigError(
@@ -618,70 +644,69 @@ class CorpusArguments:
 
 
 @dataclass(kw_only=True)
-class ReaderArguments:
+class ReaderArguments(Arguments):
     """The fused T5 that reads a query with its evidence."""
 
-    model_name_or_path: str = argument(
-        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME."
+    model_name_or_path: str = arg(
+        "google-t5/t5-base", "Reader, any T5: hub id, folder or bundled:NAME.", decides=False
     )
-    reader_template: str | None = argument(
+    reader_template: str | None = arg(
         None,
         "How the reader sees a query; default: the task's. Holds the task's fields, and "
         "<extra_id_0> where the word goes.",
     )
-    segment_order: str = argument(
-        "query_first", "query_first, or evidence_first (the paper's code)."
+    segment_order: str = arg(
+        "query_first",
+        "query_first, or evidence_first (the paper's code).",
+        choices=("evidence_first", "query_first"),
     )
-    max_segment_tokens: int = argument(
-        128, "Tokens of one segment; evidence is cut first, the query's slot never."
+    max_segment_tokens: int = arg(
+        128, "Tokens of one segment; evidence is cut first, the query's slot never.", least=8
     )
-    decode: str = argument(
-        "verbalizer", "verbalizer (score every label's words), or official (one generated token)."
+    decode: str = arg(
+        "verbalizer",
+        "verbalizer (score every label's words), or official (one generated token).",
+        choices=("official", "verbalizer"),
     )
-    length_normalize: bool = argument(
+    length_normalize: bool = arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
-    lora_rank: int | None = argument(
+    lora_rank: int | None = arg(
         None,
         "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
         "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
+        least=1,
     )
-    lora_alpha: int | None = argument(
-        None, "Scale of the adapters, over the rank; default: peft's."
+    lora_alpha: int | None = arg(
+        None,
+        "Scale of the adapters, over the rank; default: peft's.",
+        least=1,
+        needs={"lora_rank": True},
     )
-    lora_dropout: float | None = argument(None, "Dropout before the adapters; default: peft's.")
-    lora_target_modules: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Layers that get one, by the end of their names; default: peft's, q and v."
-        },
+    lora_dropout: float | None = arg(
+        None,
+        "Dropout before the adapters; default: peft's.",
+        least=0,
+        below=1,
+        needs={"lora_rank": True},
     )
-    dropout_rate: float | None = argument(
-        None, "Share of activations dropped in training, 0 for none; default: the model's own."
+    lora_target_modules: list[str] | None = arg(
+        None,
+        "Layers that get one, by the end of their names; default: peft's, q and v.",
+        needs={"lora_rank": True},
     )
-    evidence_attention: bool = argument(
+    dropout_rate: float | None = arg(
+        None,
+        "Share of activations dropped in training, 0 for none; default: the model's own.",
+        least=0,
+        below=1,
+    )
+    evidence_attention: bool = arg(
         False,
         "Write to predictions.jsonl what share of the reader's cross-attention each evidence gets "
         "(predicting then takes about 15 % longer).",
+        decides=False,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("segment order", self.segment_order, ("evidence_first", "query_first"))
-        choose("decode", self.decode, ("official", "verbalizer"))
-        at_least("max_segment_tokens", self.max_segment_tokens, 8)
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            raise ConfigError(f"dropout_rate is {self.dropout_rate}: it must lie in [0, 1)")
-        self._check_lora()
-
-    def _check_lora(self) -> None:
-        at_least("lora_rank", self.lora_rank, 1)
-        at_least("lora_alpha", self.lora_alpha, 1)
-        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
-            raise ConfigError(f"lora_dropout is {self.lora_dropout}: it must be from 0 to below 1")
-        for name in ("lora_alpha", "lora_dropout", "lora_target_modules"):
-            if self.lora_rank is None and getattr(self, name) is not None:
-                raise ConfigError(f"{name} needs adapters: add --lora_rank 8, or leave it out")
 
 
 Section = TypeVar("Section", RetrieverArguments, RerankArguments)

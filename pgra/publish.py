@@ -1,13 +1,20 @@
-"""A finished reader for others: its model card, and its way to the hub."""
+"""A finished reader for others: its model card, and its way to the hub.
+
+The card (`README.md` beside the reader, by the templates in `configs/cards/`) is written from the
+run's own files alone, so that it can be written again at any time. Paths of this machine stay out
+of it: a file is named, its folder is not.
+"""
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from pgra import __version__
 from pgra.artifacts import write_text
+from pgra.config import config_root
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -15,11 +22,7 @@ from pgra.reader.record import OWN_INPUTS, READER_FOLDER
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, TRAINING_FILE, check_reader
 
-# The model card of a finished run: `README.md` beside the reader, for people and for the hub.
-#
-# It is written from the run's own files alone, so that it can be written again at any time. Paths
-# of this machine stay out of it: a file is named, its folder is not.
-
+logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
 _SHOWN = (  # of the Trainer's arguments
@@ -28,33 +31,6 @@ _SHOWN = (  # of the Trainer's arguments
     *("optim", "bf16", "seed", "data_seed"),
 )
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A finished run's files."""
-
-    identity: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    metrics: Mapping[str, Any]
-    training: Mapping[str, Any]
-
-    @property
-    def base_model(self) -> str | None:
-        """Give the hub's id of the base model; None if it came from elsewhere."""
-        repo, at, _ = str(self.identity["reader_weights"]).partition("@")
-        return repo if at else None
-
-    @property
-    def base_name(self) -> str:
-        """Name the base model without this machine's folders."""
-        return self.base_model or public_name(self.arguments["reader"]["model_name_or_path"])
-
-
-def public_name(name: str | None) -> str:
-    """Leave a local path's folders out; a hub id or bundled name stays as it is."""
-    text = str(name or "")
-    return Path(text).name if Path(text).expanduser().exists() or text.startswith("/") else text
 
 
 def write_card(run: Path) -> Path:
@@ -69,181 +45,143 @@ def write_card(run: Path) -> Path:
     Raises:
         ArtifactError: If the run is not finished, or damaged.
     """
-    from huggingface_hub import ModelCard
-
     if not (run / METRICS_FILE).is_file() or not (run / READER_FOLDER).is_dir():
         raise ArtifactError(
             f"{run} holds no finished run (no {METRICS_FILE} with its {READER_FOLDER}): give the "
             "folder of a finished run of train.py"
         )
     check_reader(run)
-    training = read_object(run / TRAINING_FILE) if (run / TRAINING_FILE).is_file() else {}
-    identity, arguments = read_object(run / IDENTITY_FILE), read_object(run / ARGUMENTS_FILE)
-    told = _Run(identity, arguments, read_object(run / METRICS_FILE), training)
-    card = ModelCard(f"---\n{_metadata(told)}\n---\n\n{_body(told)}\n")
-    write_text(run / READER_FOLDER / CARD_FILE, card.content)
+    identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
+    arguments = read_object(run / ARGUMENTS_FILE)
+    method, template = str(identity["method"]), str(identity["reader_template"])
+    repo, at, _ = str(identity["reader_weights"]).partition("@")
+    base = repo if at else None  # the hub's id; None if it came from elsewhere
+    use = (
+        f"The weights are a plain T5's, but it reads what `train.py --system {method}` puts "
+        "together for it; `pgra.Reader` does not."
+    )
+    if method not in OWN_INPUTS:
+        fields = [f"{name}=..." for _, name, _, _ in Formatter().parse(template) if name]
+        use = _template("use").format(template=template, fields=", ".join(fields))
+    text = _template("reader").format(
+        metadata=_metadata(metrics, arguments, method, base),
+        task=metrics["task"],
+        method=method,
+        base=base or _public_name(arguments["reader"]["model_name_or_path"]),
+        about_task=_list(_about_task(identity, arguments["reader"])),
+        evidence=_list(_evidence(method, arguments)),
+        results=_list(_results(metrics, run / TRAINING_FILE)),
+        training=_list(_training(arguments, identity["num_processes"])),
+        use=use,
+        versions=_list({"pgra": __version__, **metrics["versions"]}),
+        notes="\n".join(f"- {note}" for note in metrics["notes"]) or "None.",
+    )
+    write_text(run / READER_FOLDER / CARD_FILE, f"{text}\n")
     return run / READER_FOLDER / CARD_FILE
 
 
-def _metadata(run: _Run) -> str:
-    """Give the YAML that the hub reads. The licence is the base model's: it is left to it."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    task, metrics = str(run.metrics["task"]), run.metrics
-    result = EvalResult(
-        task_type="text-classification",
-        dataset_type=public_name(run.arguments["data"].get("dataset_name")) or task,
-        dataset_name=task,
-        dataset_split=str(metrics["split"]),
-        metric_type=str(metrics["metric"]),
-        metric_value=round(float(metrics["value"]), 6),
-    )
-    data = ModelCardData(
-        base_model=run.base_model,
-        library_name="transformers",
-        pipeline_tag="text-classification",
-        tags=_tags(str(run.identity["method"])),
-        metrics=[str(metrics["metric"])],
-        model_name=f"{task}-{run.identity['method']}",
-        eval_results=[result],
-    )
-    return str(data.to_yaml()).rstrip()
+def _template(name: str) -> str:
+    return (config_root() / "cards" / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
 
 
-def _body(run: _Run) -> str:
-    identity = run.identity
-    return "\n\n".join(
-        [
-            f"# {run.metrics['task']}: a reader by {identity['method']}",
-            f"A T5 (`{run.base_name}`) trained by `pgra` as a Fusion-in-Decoder reader: the "
-            "encoder reads each piece of evidence beside the text, the decoder reads all of them, "
-            "and a label is decided by scoring its words. The files are a plain T5.",
-            "## Task\n\n" + _list(_task(run)),
-            "## Evidence\n\n" + _list(_evidence(run)),
-            "## Results\n\n" + _list(_results(run)),
-            "## Training\n\n" + _list(_training(run)),
-            "## Use\n\n" + _use(run),
-            "## Versions\n\n" + _list({"pgra": __version__, **run.metrics["versions"]}),
-            "## Licence\n\nThat of the base model and of the data it was trained on; this card "
-            "grants none.",
-            "## Notes\n\n" + _notes(run),
-        ]
-    )
+def _public_name(name: str | None) -> str:
+    """Leave a local path's folders out; a hub id or bundled name stays as it is."""
+    text = str(name or "")
+    return Path(text).name if Path(text).expanduser().exists() or text.startswith("/") else text
 
 
 def _list(values: Mapping[str, object]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in values.items())
 
 
-def _task(run: _Run) -> dict[str, object]:
-    words = run.identity["verbalizer"]
-    reader = run.arguments["reader"]
+def _metadata(
+    metrics: Mapping[str, Any], arguments: Mapping[str, Any], method: str, base: str | None
+) -> str:
+    """Return the YAML that the hub reads. The licence is the base model's: it is left to it."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    task, metric = str(metrics["task"]), str(metrics["metric"])
+    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
+    kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
+    result = EvalResult(
+        task_type="text-classification",
+        dataset_type=_public_name(arguments["data"].get("dataset_name")) or task,
+        dataset_name=task,
+        dataset_split=str(metrics["split"]),
+        metric_type=metric,
+        metric_value=round(float(metrics["value"]), 6),
+    )
+    data = ModelCardData(
+        base_model=base,
+        library_name="transformers",
+        pipeline_tag="text-classification",
+        tags=["pgra", *kinds, method],
+        metrics=[metric],
+        model_name=f"{task}-{method}",
+        eval_results=[result],
+    )
+    return str(data.to_yaml()).rstrip()
+
+
+def _about_task(identity: Mapping[str, Any], reader: Mapping[str, Any]) -> dict[str, object]:
+    words = identity["verbalizer"]
     return {
         "labels and their words": ", ".join(f"{label} = `{words[label]}`" for label in words),
-        "template": f"`{run.identity['reader_template']}`",
+        "template": f"`{identity['reader_template']}`",
         "order in a segment": reader["segment_order"],
         "tokens of a segment": reader["max_segment_tokens"],
         "decision": reader["decode"],
     }
 
 
-def _corpus_names(run: _Run) -> list[str]:
-    named = run.arguments["corpus"]["corpus"]
-    return [named] if isinstance(named, str) else list(named)
-
-
-def _evidence(run: _Run) -> dict[str, object]:
-    retriever, rerank = run.arguments["retriever"], run.arguments["rerank"]
-    method = run.identity["method"]
+def _evidence(method: str, arguments: Mapping[str, Any]) -> dict[str, object]:
+    rerank = arguments["rerank"]
     if not rerank["num_evidence"]:
         return {"method": f"{method} (no evidence)"}
-    told: dict[str, object] = {
+    retriever, sources = arguments["retriever"], arguments["corpus"]["corpus"]
+    corpora = [sources] if isinstance(sources, str) else sources
+    values: dict[str, object] = {
         "method": method,
-        "corpus": ", ".join(f"`{public_name(name)}`" for name in _corpus_names(run)),
+        "corpus": ", ".join(f"`{_public_name(name)}`" for name in corpora),
         "retriever": retriever["retriever"],
     }
     if retriever["retriever"] in ("dense", "hybrid"):
-        told["encoder"] = f"`{public_name(retriever['encoder'])}`"
+        values["encoder"] = f"`{_public_name(retriever['encoder'])}`"
     if retriever["retriever"] != "exhaustive":
-        told["candidates (k)"] = retriever["num_candidates"]
-    told["reranker"] = rerank["reranker"]
+        values["candidates (k)"] = retriever["num_candidates"]
+    values["reranker"] = rerank["reranker"]
     if rerank["reranker"] == "prompted":
-        told["LM"] = f"`{public_name(rerank['lm'])}`"
-        told["similarity"] = rerank["similarity"]
-        own = ", the nearest of each query" if rerank["exemplars"] == "knn" else ""
-        told["exemplars in its prompt"] = f"{rerank['num_exemplars']}{own}"
-    told["evidence (d)"] = rerank["num_evidence"]
-    return told
+        nearest = ", the nearest of each query" if rerank["exemplars"] == "knn" else ""
+        values["LM"] = f"`{_public_name(rerank['lm'])}`"
+        values["similarity"] = rerank["similarity"]
+        values["exemplars in its prompt"] = f"{rerank['num_exemplars']}{nearest}"
+    return {**values, "evidence (d)": rerank["num_evidence"]}
 
 
-def _results(run: _Run) -> dict[str, object]:
-    metrics, dev = run.metrics, run.training
+def _results(metrics: Mapping[str, Any], training: Path) -> dict[str, object]:
     low, high = metrics["interval_95"]
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         f"{metrics['split']} {metrics['metric']}": f"{metrics['value']:.4f} (95 % interval "
         f"{low:.4f} to {high:.4f}, n = {metrics['n']})",
         "seed": metrics["seed"],
     }
+    dev = read_object(training) if training.is_file() else {}
     if dev.get("value") is not None:
-        told[f"dev {dev['metric']}"] = (
-            f"{dev['value']:.4f} at step {dev['step']}; it chose the checkpoint"
-        )
-    return told
+        chosen = f"{dev['value']:.4f} at step {dev['step']}; it chose the checkpoint"
+        values[f"dev {dev['metric']}"] = chosen
+    return values
 
 
-def _training(run: _Run) -> dict[str, object]:
-    given = run.arguments["training"]
-    told: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
+def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, object]:
+    given, reader = arguments["training"], arguments["reader"]
+    values: dict[str, object] = {n: given[n] for n in _SHOWN if given.get(n) is not None}
     if int(given.get("max_steps") or -1) > 0:
-        told.pop("num_train_epochs", None)  # which they stand over
-    told["processes"] = run.identity["num_processes"]
-    if run.arguments["reader"].get("lora_rank") is not None:
-        adapters = {name: run.arguments["reader"][name] for name in _LORA}
-        told |= {name: value for name, value in adapters.items() if value is not None}
-        told["adapters"] = "merged into the weights"
-    return told
-
-
-def _tags(method: str) -> list[str]:
-    """Say of a reader what it is; not all read their evidence fused, or any."""
-    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
-    kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
-    return ["pgra", *kinds, method]
-
-
-def _use(run: _Run) -> str:
-    if run.identity["method"] in OWN_INPUTS:
-        return (
-            f"The weights are a plain T5's, but it reads what `train.py --system "
-            f"{run.identity['method']}` puts together for it; `pgra.Reader` does not."
-        )
-    texts = [f"{name}=..." for name in _fields(str(run.identity["reader_template"]))]
-    return (
-        "With evidence, through `pgra`:\n\n```python\nimport pgra\n\n"
-        "reader = pgra.Reader.load(FOLDER)  # this folder, or huggingface_hub.snapshot_download(ID)"
-        "\n```\n\nWithout `pgra` it is a T5:\n\n```python\n"
-        "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        "model = AutoModelForSeq2SeqLM.from_pretrained(FOLDER_OR_ID)\n"
-        "tokenizer = AutoTokenizer.from_pretrained(FOLDER_OR_ID)\n"
-        f"text = {str(run.identity['reader_template'])!r}.format({', '.join(texts)})\n"
-        "tokens = model.generate(**tokenizer(text, return_tensors='pt'), max_new_tokens=4)\n"
-        "tokenizer.decode(tokens[0])  # a label's word stands between <extra_id_0> and "
-        "<extra_id_1>\n```"
-    )
-
-
-def _fields(template: str) -> list[str]:
-    from string import Formatter
-
-    return [name for _, name, _, _ in Formatter().parse(template) if name]
-
-
-def _notes(run: _Run) -> str:
-    notes = [str(note) for note in run.metrics["notes"]]
-    return "\n".join(f"- {note}" for note in notes) or "None."
-
-
-logger = logging.getLogger(__name__)
+        values.pop("num_train_epochs", None)  # which they stand over
+    values["processes"] = num_processes
+    if reader.get("lora_rank") is not None:
+        values |= {name: reader[name] for name in _LORA if reader[name] is not None}
+        values["adapters"] = "merged into the weights"
+    return values
 
 
 @dataclass(frozen=True)
@@ -258,13 +196,9 @@ class HubTarget:
     """
 
     repo: str
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)  # what is printed may be kept
     is_private: bool | None = None
     revision: str | None = None
-
-    def __repr__(self) -> str:
-        """Leave the token out: what is printed may be kept."""
-        return f"HubTarget({self.repo!r}, revision={self.revision!r})"
 
 
 def take_target(training: ReaderTrainingArguments, repo: str) -> HubTarget | None:
@@ -278,9 +212,6 @@ def take_target(training: ReaderTrainingArguments, repo: str) -> HubTarget | Non
 
     Returns:
         The target; None if nothing is to be pushed.
-
-    Raises:
-        ConfigError: As `check_target`.
     """
     target = HubTarget(
         training.hub_model_id or repo,
@@ -289,19 +220,20 @@ def take_target(training: ReaderTrainingArguments, repo: str) -> HubTarget | Non
         training.hub_revision,
     )
     is_wanted, training.push_to_hub, training.hub_token = training.push_to_hub, False, None
-    if not is_wanted:
-        return None
-    check_target(target)
-    return target
+    return target if is_wanted else None
 
 
-def check_target(target: HubTarget) -> None:
-    """Refuse what can be refused without asking the hub.
+def open_target(target: HubTarget) -> HubTarget:
+    """Make the repository and its branch if there are none, so that no training is in vain.
+
+    Returns:
+        The same with the whole id.
 
     Raises:
-        ConfigError: In offline mode, without a token, or with an id that cannot be one.
+        ConfigError: In offline mode, without a token, with an id that cannot be one, or if the hub
+            refuses the token or the right to write.
     """
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -322,19 +254,6 @@ def check_target(target: HubTarget) -> None:
             f"cannot push to '{target.repo}' without a token: log in with 'hf auth login', set "
             "HF_TOKEN, or give --hub_token"
         )
-
-
-def open_target(target: HubTarget) -> HubTarget:
-    """Make the repository and its branch if there are none, so that no training is in vain.
-
-    Returns:
-        The same with the whole id.
-
-    Raises:
-        ConfigError: If the hub refuses: the token, the id, or the right to write.
-    """
-    from huggingface_hub import HfApi
-
     api = HfApi(token=target.token)
     try:
         made = api.create_repo(target.repo, private=target.is_private, exist_ok=True)
@@ -345,7 +264,7 @@ def open_target(target: HubTarget) -> HubTarget:
             f"cannot push to '{target.repo}': the hub says: {hub_reason(error)} "
             "Check the id and that the token may write there."
         ) from None
-    return HubTarget(made.repo_id, target.token, target.is_private, target.revision)
+    return replace(target, repo=made.repo_id)
 
 
 def push_run(run: Path, target: HubTarget) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,21 @@ from pgra.data.corpus import Corpus
 from pgra.data.examples import Splits
 from pgra.data.tasks import Task
 from pgra.errors import ArtifactError
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.load import ModelSource
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import TrainResult
 from pgra.report.results import (
     METRICS_FILE,
-    TRAINING_NOT_DECIDING,
     EvidenceLine,
     damaged,
     read_object,
 )
-from pgra.rerank import NearestExemplars, Reference, Reranker
+from pgra.rerank import Reference, Reranker
 from pgra.retrieval.shards import Stored
 
 # What the stages before the reader leave: a task's examples with their evidence.
@@ -143,7 +144,6 @@ IDENTITY_FILE = "run.json"
 ARGUMENTS_FILE = "arguments.json"
 TRAINING_FILE = "training.json"
 WEIGHTS_FILE = "model.safetensors"
-_NOT_DECIDING = ("model_name_or_path", "evidence_attention")
 # Others follow from these, so a difference is told of these first.
 _LEADING = ("task", "method", "num_evidence", "max_steps")
 
@@ -155,7 +155,7 @@ def task_identity(args: PgraArguments, found: Found) -> dict[str, Json]:
         "task": found.task.name,
         "labels": list(found.task.labels),
         "metric": found.task.metric,
-        **{name: v for name, v in asdict(args.reader).items() if name not in _NOT_DECIDING},
+        **args.reader.deciding(),
         "verbalizer": dict(found.task.verbalizer),
         "reader_template": args.reader.reader_template or found.task.reader_template,
         "num_evidence": args.rerank.num_evidence,
@@ -185,9 +185,7 @@ def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[st
     chosen = copy.copy(training)
     chosen.choose_metric(metric)
     values = chosen.to_dict()
-    return {
-        name: _plain(value) for name, value in values.items() if name not in TRAINING_NOT_DECIDING
-    }
+    return {name: _plain(value) for name, value in values.items() if name not in NOT_DECIDING}
 
 
 def _plain(value: Any) -> Json:

@@ -44,10 +44,9 @@ from pgra.methods.pgra import (
     task_verbalizer,
 )
 from pgra.publish import write_card
-from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
-from pgra.reader.fid import AdaptedReader, FusionReader, add_adapters
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, TokenizedInputs
-from pgra.reader.predict import batch_tokens_on
 from pgra.reader.record import (
     READER_FOLDER,
     RECORD_FILE,
@@ -58,8 +57,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import TrainResult, set_dropout, train_reader
+from pgra.reader.train import TrainResult, train_reader
 from pgra.report.metrics import measure
 from pgra.report.results import (
     METRICS_FILE,
@@ -70,7 +68,7 @@ from pgra.report.results import (
     read_object,
     write_results,
 )
-from pgra.rerank import NeighborReranker, PromptedReranker, Reference
+from pgra.rerank import Reference
 from pgra.run_folder import (
     ARGUMENTS_FILE,
     IDENTITY_FILE,
@@ -183,17 +181,14 @@ def _trained_reader(
     inputs = {split: prepared.inputs(split) for split in ("train", "dev")}
     reader = prepared.open_reader()
     if args.reader.dropout_rate is not None:
-        set_dropout(reader, args.reader.dropout_rate)
+        reader.set_dropout(args.reader.dropout_rate)
     if args.reader.lora_rank is not None:
-        reader = add_adapters(reader, args.reader, seed=training.seed)
+        reader.add_adapters(args.reader, seed=training.seed)
     if context.worker.is_main:
         _begin(folder, identity, args, training, found)
     context.barrier()
     trained = prepared.trained(reader, training.seed)
     result = _train(trained, inputs, found, training)
-    finish_trackers(training.report_to)
-    if isinstance(reader, AdaptedReader):
-        reader.merge()  # on every process as in the folder
     if context.worker.is_main:
         write_training(folder, result, training)
     context.barrier()
@@ -226,10 +221,8 @@ def _begin(
     write_json(folder / IDENTITY_FILE, identity)
     write_json(folder / ARGUMENTS_FILE, resolved_arguments(args, training))
     query, prompt = found.splits.test[0], found.prompt
-    if isinstance(found.reranker, NeighborReranker):  # as it is read, where not all of it fits
-        reranker = found.reranker
-        prompt = reranker.exemplars.encoder_for(reranker.encoder, query).prompt
-    told = [one.prefix + one.suffix(query.fields) for one in (prompt, *prompt.others)]
+    told = found.reranker.prompts(query) if found.reranker else []
+    told = told or [one.prefix + one.suffix(query.fields) for one in (prompt, *prompt.others)]
     write_text(folder / "prompt.txt", "\n\n--- the next prefix ---\n\n".join(told))
 
 
@@ -240,22 +233,14 @@ def _train(
     training: ReaderTrainingArguments,
 ) -> TrainResult:
     """Train in place, going on from the last whole checkpoint if the run was stopped."""
-    checkpoint = last_checkpoint(Path(str(training.output_dir)), num_processes=training.world_size)
-    if training.resume_from_checkpoint is None and checkpoint is not None:
-        training.resume_from_checkpoint = "true"
-        logger.info("run: going on from %s", checkpoint)
     labels, metric = found.task.labels, found.task.metric
     return train_reader(
-        trained.reader,
-        trained.tokenizer,
+        trained.classifier,
         inputs["train"],
         inputs["dev"],
-        verbalizer=trained.verbalizer,
         measure=lambda truth, decided: measure(metric, truth, decided, labels),
         metric=metric,
         arguments=training,
-        decision=trained.decision,
-        batch_tokens=batch_tokens_on(training.device),
     )
 
 
@@ -887,8 +872,7 @@ def _open_search(home: Path, record: ReaderRecord, args: PgraArguments) -> Evide
     search = EvidenceSearch(args, record.prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), search.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(search.reranker.fingerprint))
-    if isinstance(search.reranker, PromptedReranker):  # before an index would be built
-        search.reranker.fitting.check()
+    search.reranker.check()  # before an index would be built
     if args.is_exhaustive:
         return search
     encoder = _encoder_fields(record)

@@ -181,13 +181,13 @@ def _name_leading_index(words: Sequence[str]) -> list[str]:
 
 
 def _info(words: Sequence[str]) -> int:
-    from pgra.artifacts import find_stage, load_manifest
+    from pgra.artifacts import load_manifest
 
     runtime, corpus, args = _parse(
         _name_leading_index(words), _BUILD, word="info", about="Say what an index is."
     )
     for folder in _find(runtime, corpus, args):
-        say(describe_manifest(folder, load_manifest(folder, stage=find_stage(folder))))
+        say(describe_manifest(folder, load_manifest(folder)))
     return 0
 
 
@@ -265,9 +265,9 @@ def _add(words: Sequence[str]) -> int:
 
 
 def _rows(folder: Path) -> int:
-    from pgra.artifacts import find_stage, load_manifest
+    from pgra.artifacts import load_manifest
 
-    return int(str(load_manifest(folder, stage=find_stage(folder)).counts["rows"]))
+    return int(str(load_manifest(folder).counts["rows"]))
 
 
 def _remove(words: Sequence[str]) -> int:
@@ -329,12 +329,12 @@ def _find(
 
 def _open(folder: Path, artifacts: Path) -> "tuple[RetrieverArguments, Corpus]":
     """Give the arguments of an index and its corpus, from its folder alone."""
-    from pgra.artifacts import find_stage, load_manifest
+    from pgra.artifacts import load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
     from pgra.retrieval.dense import Recipe
 
     quiet_libraries()
-    recipe = Recipe.read(folder, load_manifest(folder, stage=find_stage(folder)))
+    recipe = Recipe.read(folder, load_manifest(folder))
     if recipe.corpus_folder.is_dir():
         return recipe.retriever, load_corpus(recipe.corpus_folder)
     return recipe.retriever, open_corpus(recipe.corpus, artifacts)

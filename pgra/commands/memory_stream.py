@@ -186,7 +186,7 @@ def _choose_examples(
     streams: Iterable[Sequence[Step]],
 ) -> "FewShot":
     """Choose each question's examples, of the prompt's own and the pool's."""
-    from pgra.experiments.memory import open_question_likeness
+    from pgra.experiments.memory import open_question_similarity
     from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool
 
     more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
@@ -194,7 +194,7 @@ def _choose_examples(
     own = len(few_shot.examples)
     count = args.prefix_examples or (own if more else (own + 1) // 2)
     root = Path(args.artifacts_dir) / "neighbors" / f"memory-{few_shot.name}"
-    likeness = open_question_likeness(
+    similarity = open_question_similarity(
         as_examples([shown.question for shown in pool]),
         encoder=args.prefix_encoder or lookup.encoder,
         key_form=str(lookup.key_form),
@@ -202,7 +202,7 @@ def _choose_examples(
         root=root,
     )
     questions = [step.question for steps in streams for step in steps]
-    return choose_examples(few_shot, pool, questions, likeness, count=count, root=root)
+    return choose_examples(few_shot, pool, questions, similarity, count=count, root=root)
 
 
 def _refuse_seen(lm: CompleterArguments, streams: dict[int, list[Step]], family: Family) -> None:

@@ -1,1 +1,172 @@
-"""Which labelled examples stand in a prompt."""
+"""Which labelled examples stand in a prompt: one `Selector` for KATE, PGRA's prompt and MemPrompt.
+
+    pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
+    similarity = open_similarity(args, examples, ...) if args.compares else None
+    chosen = open_selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
+    rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
+
+`SelectionArguments` declares the arguments, `SELECTORS` and `SIMILARITIES` name the classes, and
+`--exemplars module:Class` names one from outside: a `Selector` (`pgra.exemplars.selection`) that
+writes `rank`; the leak guard, the number of exemplars and what is stored are then the base class's.
+`pgra.exemplars.prompt` writes PGRA's prompt with them: one for a task, or one for each query.
+
+This module is light, for the command line reads it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pgra.config import (
+    DTYPES,
+    LEAK_JACCARD,
+    POOLINGS,
+    Arguments,
+    RetrieverArguments,
+    arg,
+    find_class,
+)
+from pgra.errors import ConfigError
+
+SELECTORS = {
+    "balanced": "pgra.exemplars.selection:Balanced",
+    "fixed": "pgra.exemplars.selection:Fixed",
+    "knn": "pgra.exemplars.selection:Nearest",
+    "knn-mmr": "pgra.exemplars.selection:Diverse",
+    "official": "pgra.exemplars.selection:Official",
+    "random": "pgra.exemplars.selection:Random",
+}
+SIMILARITIES = {
+    "bm25": "pgra.exemplars.similarity:WordSimilarity",
+    "cosine": "pgra.exemplars.similarity:CosineSimilarity",
+    "dot": "pgra.exemplars.similarity:DotSimilarity",
+    "euclidean": "pgra.exemplars.similarity:EuclideanSimilarity",
+}
+"""How queries are compared with the pool: by shared words, or by vectors under a metric."""
+BM25 = "bm25"
+PROMPTED = "prompted"
+METRICS = ("cosine", "dot", "euclidean")
+ORDERS = ("nearest-first", "nearest-last", "random")
+_USUAL = 8
+
+
+@dataclass(kw_only=True)
+class SelectionArguments(Arguments):
+    """Which labelled examples stand before a query."""
+
+    exemplars: str = arg(
+        "knn",
+        "How they are chosen: knn (KATE: the query's nearest), knn-mmr (near, and unlike each "
+        "other), random, balanced (the labels in turn), official (the first in the file under a "
+        "cap a label, as PGRA's code), fixed (the first ones, or those of --exemplar_file), or "
+        "module:Class of your own.",
+        choices=SELECTORS,
+        is_open=True,
+    )
+    num_exemplars: int | None = arg(
+        None,
+        "Labelled examples in each prompt; default: 8, and the paper's number where answers are "
+        "written.",
+        least=0,
+    )
+    farthest: bool = arg(
+        False,
+        "With knn: the least alike, the control of the paper's Table 2.",
+        needs={"exemplars": "knn"},
+    )
+    redraw: bool = arg(
+        False,
+        "With random and balanced: a draw for each query (the paper's baseline), not one.",
+        needs={"exemplars": ("random", "balanced", "official")},
+    )
+    exemplar_seed: int = arg(0, "Seed of what is drawn, and of a random order.", least=0)
+    exemplar_file: str | None = arg(
+        None,
+        "With fixed: a file with an example a line: its row in the pool, from 0, or its id.",
+        needs={"exemplars": "fixed"},
+    )
+    mmr_lambda: float = arg(
+        0.5, "With knn-mmr: weight of nearness against being unlike the others; 1 is knn."
+    )
+    mmr_candidates: int = arg(100, "With knn-mmr: among how many nearest it chooses.")
+    encoder: str = arg(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "What compares texts: an encoder (hub id, folder or bundled:NAME), bm25, or prompted: the "
+        "state of --lm under the task's prompt, h*(x) of PGRA (prompted:NAME for another LM).",
+    )
+    likeness: str = arg(
+        "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
+    )
+    pooling: str = arg(
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
+    )
+    max_encoder_tokens: int | None = arg(
+        None,
+        "Tokens of a text that the encoder reads; default: the model's own, else 128.",
+        least=4,
+    )
+    query_prompt: str | None = arg(
+        None, "What the encoder reads before each text; default: the model's own, else nothing."
+    )
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+    prompt_exemplars: int = arg(
+        8, "With --encoder prompted: exemplars of that prompt, balanced.", least=0
+    )
+    order: str = arg(
+        "nearest-first",
+        "In the prompt: nearest-first (the paper's; the farthest first with --farthest), "
+        "nearest-last (next to the query), or random.",
+        choices=ORDERS,
+    )
+    leak_jaccard: float = arg(
+        LEAK_JACCARD,
+        "Share of common words from which on an example is nearly the query's own text, and never "
+        "shown with it; nor is what differs in an article, 'please' or a misspelt word alone.",
+    )
+
+    def check(self) -> None:
+        """Refuse contradictions."""
+        if not 0 <= self.mmr_lambda <= 1:
+            raise ConfigError(f"mmr_lambda is {self.mmr_lambda}: it must lie between 0 and 1")
+        if self.exemplars == "knn-mmr" and self.mmr_candidates < self.count:
+            raise ConfigError(
+                f"mmr_candidates is {self.mmr_candidates}, and {self.count} exemplars are chosen "
+                "among them: raise it, or lower --num_exemplars"
+            )
+
+    @property
+    def selector(self) -> Any:
+        """The class that chooses, a `pgra.exemplars.selection.Selector`."""
+        return find_class("selector", self.exemplars, SELECTORS)
+
+    @property
+    def compares(self) -> bool:
+        """Whether queries are compared with the pool, so that a similarity must be opened."""
+        return self.count > 0 and bool(self.selector.compares)
+
+    @property
+    def count(self) -> int:
+        """The number of exemplars, which the task decides where the user does not."""
+        return _USUAL if self.num_exemplars is None else self.num_exemplars
+
+    @property
+    def draws(self) -> bool:
+        """Whether the seed decides anything."""
+        return "exemplar_seed" in self.selector.uses or self.order == "random"
+
+    def encoder_arguments(self) -> RetrieverArguments:
+        """Return what `load_encoder` takes; vectors keep their lengths, which the metric reads."""
+        return RetrieverArguments(
+            encoder=self.encoder,
+            pooling=self.pooling,
+            normalize=False,
+            max_encoder_tokens=self.max_encoder_tokens,
+            query_prompt=self.query_prompt,
+            encoder_dtype=self.encoder_dtype,
+        )

@@ -20,7 +20,12 @@ from typing import Any
 import numpy as np
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
-from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
+from pgra.config import (
+    PAIR_SIMILARITIES,
+    CorpusArguments,
+    CrossEncoderArguments,
+    PgraArguments,
+)
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
@@ -39,7 +44,7 @@ from pgra.report.consistency import (
 )
 from pgra.report.results import METRICS_FILE, Group, Run, load_collection, read_object
 from pgra.report.tables import Table
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import Found
 
 # Pseudo-labels of evidence: what a plain reader of the task says of each text alone.
@@ -569,14 +574,22 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    none = replace(args.rerank, reranker="none")
+    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
+    none = replace(
+        args.rerank,
+        reranker="none",
+        cross_encoder=plain.cross_encoder,
+        cross_encoder_tokens=plain.cross_encoder_tokens,
+    )
     chance = replace(args.retriever, retriever="random")
     ways = {
         RANDOM: replace(args, retriever=chance, rerank=none),
         FIRST_STAGE: replace(args, rerank=none),
     }
+    if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
+        return {**ways, args.rerank.reranker: args}
     everything = replace(args.retriever, retriever="exhaustive")
-    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else WAYS:
+    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else SIMILARITIES:
         own = replace(args, rerank=replace(args.rerank, similarity=name))
         ways[name] = own
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:

@@ -39,18 +39,18 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
+from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.base import check_run, prepare_runs
 from pgra.methods.kate import run_icl
-from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.kate_inputs import IclRun, open_lm, read_inputs
 from pgra.methods.pgra import open_stages, read_task
 from pgra.plan import make_plan
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.record import READER_FOLDER
 from pgra.report.results import METRICS_FILE, read_object
-from pgra.rerank import AveragedReranker, NeighborReranker, PromptedReranker
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.similarity import find_similarity
 from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable, run_identity
 from pgra.runs import Outcome, run_system, variant
 
@@ -955,7 +955,7 @@ def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
     """Count what is not told of yet; `known` has points by what they read of which bank."""
     args = runs[0].args
     bank, stage = _bank(args), _stage(args)
-    is_fitted = WAYS[args.rerank.similarity].is_fitted
+    is_fitted = find_similarity(args.rerank.similarity).is_fitted
     read = [bank if stage == "whole" else f"{bank} {stage}"]
     if is_fitted and stage != "whole":
         read.append(f"{read[0]} sample")
@@ -963,28 +963,28 @@ def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
     if bank in known or all(part in known for part in read):
         return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")
     plan = make_plan(args, seconds=0)
-    texts, note, to_read = plan.texts, "", plan.texts.to_read
+    if plan.cost is None:
+        note = f"what reranker {args.rerank.reranker} reads is not known"
+        return Cost(runs, None, is_exact=False, note=note)
+    cost, note, to_read = plan.cost, "", plan.cost.to_read
     if other is not None:  # only what the similarity is fitted to is new
         plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
-        to_read -= make_plan(plain, seconds=0).texts.to_read
+        without = make_plan(plain, seconds=0).cost
+        to_read -= 0 if without is None else without.to_read
         note = f", behind {other}"
-    if plan.has_own_prefixes:
-        note = f": k + 1 a query under its own prefix, about {plan.reading.tokens:,} tokens"
+    if cost.reads_pairs:
+        note = f": each passage with each query, about {cost.reading.tokens:,} tokens"
     for part in read:
         known.setdefault(part, runs[0].point.name)
-    return Cost(runs, to_read, texts.is_exact, f"{texts.basis}{note}" if to_read else "all read")
+    return Cost(runs, to_read, cost.is_exact, f"{cost.basis}{note}" if to_read else "all read")
 
 
 def _bank(args: PgraArguments) -> str:
     """Tell banks apart by their folder, which holds the hash of all that states depend on."""
     found = read_task(args)
     open_stages(found, args)
-    if isinstance(found.reranker, NeighborReranker) and found.exemplars is not None:
-        return f"{found.reranker.bank.folder} {found.exemplars.fingerprint}"
-    if isinstance(found.reranker, AveragedReranker):
-        return " ".join(str(member.bank.folder) for member in found.reranker.members)
-    assert isinstance(found.reranker, PromptedReranker)
-    return str(found.reranker.bank.folder)
+    assert found.reranker is not None
+    return found.reranker.store
 
 
 def _stage(args: PgraArguments) -> str:

@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,16 +31,15 @@ from pgra.artifacts import (
     write_json,
     write_text,
 )
-from pgra.config import RetrieverArguments
 from pgra.core import Example, Json
-from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
-from pgra.exemplars.selection import Likeness, VectorLikeness, WordLikeness
+from pgra.exemplars import SelectionArguments
+from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import LanguageModel
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import GateReport, OpenLookup, Trial, choose_threshold, try_lookup
-from pgra.memory.nearest_examples import SlotlessLikeness, without_slots
+from pgra.memory.nearest_examples import without_slots
 from pgra.memory.prompts import FewShot, GrowingPrompt
 from pgra.memory.stream import (
     Growing,
@@ -57,9 +55,7 @@ from pgra.memory.stream import (
     running_accuracy,
     wrong_type_pairs,
 )
-from pgra.methods.kate_arguments import BM25
 from pgra.report.metrics import Spread, combine_p, mcnemar, mean_sd_interval
-from pgra.retrieval.neighbors import Neighbors
 
 logger = logging.getLogger(__name__)
 
@@ -659,28 +655,21 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
 # Opens what compares a stream's questions with the examples of a prompt (`--prefix kate`).
 
 
-def open_question_likeness(
+def open_question_similarity(
     pool: Sequence[Example], *, encoder: str, key_form: str, device: str, root: Path
-) -> Likeness:
-    """Open a comparison by cosine, or by BM25.
+) -> Similarity:
+    """Open a comparison of questions by cosine, or by BM25.
 
     Args:
         pool: The examples' questions.
         encoder: Hub id, folder or bundled:NAME; or bm25.
         key_form: "slotless" compares questions without what stands in <...>, "whole" with it.
         device: Where an encoder runs.
-        root: Folder of vectors, which are kept.
+        root: Folder of vectors, which are stored.
 
     Raises:
         ModelError: If the encoder cannot be found or loaded.
     """
-    is_whole = key_form == "whole"
-    compared = list(pool) if is_whole else without_slots(pool)
-    likeness: Likeness
-    if encoder == BM25:
-        likeness = WordLikeness(compared)
-    else:
-        asked = RetrieverArguments(encoder=encoder, normalize=False)
-        load = partial(load_encoder, asked, device)
-        likeness = VectorLikeness(Neighbors(load, compared, root), "cosine")
-    return likeness if is_whole else SlotlessLikeness(likeness)
+    key = None if key_form == "whole" else without_slots
+    args = SelectionArguments(encoder=encoder)
+    return open_similarity(args, pool, root, device=device, key=key)

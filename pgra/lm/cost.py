@@ -1,23 +1,30 @@
-"""What reading costs an LM: operations and bytes from its configuration, seconds by a trial."""
+"""What reading costs a model: operations and bytes from its configuration, seconds by a trial."""
 
 import itertools
-import logging
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
 from pgra.errors import ModelError
+from pgra.lm.load import dtype_name
 from pgra.lm.prefix import PromptedEncoder, Prompts
 
-logger = logging.getLogger(__name__)
-
+T = TypeVar("T")
 _BATCHES_A_PIECE = 6  # of `batch_tokens`, on a CPU: few enough to read several pieces
 _PATIENCE = 6  # times the seconds given that a piece may seem to take
 _SEED = 0
+
+
+def describe_device(device: torch.device, dtype: torch.dtype) -> str:
+    """Name where a model runs, and in which dtype."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {dtype_name(dtype)}"
+    threads = torch.get_num_threads()
+    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}, {dtype_name(dtype)}"
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Speed:
         texts: How many were read.
         tokens: Their own tokens, the shared prefix not counted.
         seconds: How long it took.
-        load_seconds: How long the LM took to be ready: weights, prefix, a first text.
+        load_seconds: How long the model took to be ready: weights, prefix, a first text.
     """
 
     texts: int
@@ -38,55 +45,70 @@ class Speed:
 
     @property
     def tokens_per_second(self) -> float:
-        """Give own tokens a second."""
+        """Own tokens a second."""
         return self.tokens / self.seconds
+
+
+def time_reading(
+    load: Callable[[], object],
+    pieces: Iterator[T],
+    read: Callable[[T], tuple[int, int, float]],
+    *,
+    seconds: float,
+) -> Speed:
+    """Read pieces until the time is up, the first of them once more: that is slow at first.
+
+    Args:
+        load: Makes the model ready.
+        pieces: At least one; asked for more while time is left.
+        read: Returns how many texts and tokens it read, and in which time.
+        seconds: How long; one piece at least is read.
+    """
+    start = time.perf_counter()
+    load()
+    load_seconds = time.perf_counter() - start
+    first = next(pieces)
+    read(first)
+    parts = []
+    start = time.perf_counter()
+    for piece in itertools.chain(pieces, [first]):
+        parts.append(read(piece))
+        if time.perf_counter() - start >= seconds:
+            break
+    texts, tokens, spent = (sum(part) for part in zip(*parts, strict=True))
+    return Speed(int(texts), int(tokens), spent, load_seconds)
 
 
 def measure_speed(
     encoder: PromptedEncoder, shards: Iterator[Sequence[str]], *, seconds: float
 ) -> Speed:
-    """Read pieces of shards until the time is up.
+    """Time an LM under a prompt on pieces of shards.
 
     A bank sorts each shard by length before it fills batches, so the pieces are runs of a sorted
     shard, taken in random order: each is batched as it would be among its neighbours.
 
     Args:
         encoder: The LM with its prompt; it is loaded now, if it was not.
-        shards: Texts, a real shard's number at a time; asked for more while time is left. At least
-            one must come.
+        shards: Texts, a real shard's number at a time; at least one must come.
         seconds: How long; one piece at least is read.
     """
     shard = next(shards)
-    start = time.perf_counter()
-    encoder.encode(shard[:1])  # loads, runs the prefix, and compares the ways
-    load_seconds = time.perf_counter() - start
-    most = _piece_tokens(encoder, shard, seconds)
-    pieces = _pieces(encoder, itertools.chain([shard], shards), most)
-    first = next(pieces)
-    encoder.encode_prompts(first)  # the first of its size is slow
-    total = _Read()
-    start = time.perf_counter()
-    for piece in itertools.chain(pieces, [first]):  # a single piece is read twice
-        total = total.plus(_read(encoder, piece))
-        if time.perf_counter() - start >= seconds:
-            break
-    logger.info("calibration: the LM read %d texts in %.1f s", total.texts, total.seconds)
-    return Speed(total.texts, total.tokens, total.seconds, load_seconds)
+    return time_reading(
+        lambda: encoder.encode(shard[:1]),  # loads, runs the prefix, and compares the ways
+        _pieces(encoder, itertools.chain([shard], shards), seconds),
+        lambda piece: _read(encoder, piece),
+        seconds=seconds,
+    )
 
 
-@dataclass(frozen=True)
-class _Read:
-    texts: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def plus(self, other: "_Read") -> "_Read":
-        return _Read(
-            self.texts + other.texts, self.tokens + other.tokens, self.seconds + other.seconds
-        )
+def own_lengths(encoder: PromptedEncoder, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Count the tokens of each prompt that the LM must read, with the prefix shared."""
+    shared = [] if encoder.sharing == "none" else encoder.shared_ids
+    skip = len(shared)
+    return [len(ids) - (skip if list(ids[:skip]) == shared else 0) for ids in prompts]
 
 
-def _read(encoder: PromptedEncoder, piece: Prompts) -> _Read:
+def _read(encoder: PromptedEncoder, piece: Prompts) -> tuple[int, int, float]:
     """Read a piece, which is tokenised already: in a fill that runs ahead of the LM.
 
     On a CPU the last batch is left out if there are others. It is mostly too small to be fast, and
@@ -101,64 +123,45 @@ def _read(encoder: PromptedEncoder, piece: Prompts) -> _Read:
     texts, end = len(piece.ids), time.perf_counter()
     if encoder.lm.device.type == "cpu" and len(marks) > 2:
         texts, end = marks[-2]
-    return _Read(texts, sum(own_lengths(encoder, piece.ids[:texts])), end - start)
-
-
-def own_lengths(encoder: PromptedEncoder, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Give how many tokens of each prompt the LM must read, with the prefix shared."""
-    shared = [] if encoder.sharing == "none" else encoder.shared_ids
-    skip = len(shared)
-    return [len(ids) - (skip if list(ids[:skip]) == shared else 0) for ids in prompts]
-
-
-def _piece_tokens(encoder: PromptedEncoder, shard: Sequence[str], seconds: float) -> int:
-    """Give a few batches' tokens, or on a GPU a shard's; fewer where that would take far too long.
-
-    Many texts at once are read faster than one alone, so only a gross excess tells.
-    """
-    prompts = encoder.tokenize([encoder.prompt.template.passage_fields(text) for text in shard])
-    lengths = own_lengths(encoder, prompts.ids)
-    most = sum(lengths)
-    if encoder.lm.device.type == "cpu":
-        most = min(most, _BATCHES_A_PIECE * encoder.batch_tokens)
-    start = time.perf_counter()
-    encoder.encode_prompts(Prompts(prompts.fields[:1], prompts.ids[:1]))
-    rate = lengths[0] / (time.perf_counter() - start)
-    return max(1, int(rate * seconds)) if most / rate > _PATIENCE * seconds else most
+    return texts, sum(own_lengths(encoder, piece.ids[:texts])), end - start
 
 
 def _pieces(
-    encoder: PromptedEncoder, shards: Iterable[Sequence[str]], most: int
+    encoder: PromptedEncoder, shards: Iterable[Sequence[str]], seconds: float
 ) -> Iterator[Prompts]:
-    rng = random.Random(_SEED)
+    """Cut each shard, sorted as the encoder does, into runs of about equal tokens.
+
+    On a CPU a run is a few batches, on a GPU the whole shard; less where that would take far too
+    long. Many texts at once are read faster than one alone, so only a gross excess tells.
+    """
+    rng, most = random.Random(_SEED), 0
     for texts in shards:
-        fields = [encoder.prompt.template.passage_fields(text) for text in texts]
-        prompts = encoder.tokenize(fields)
+        prompts = encoder.tokenize([encoder.prompt.template.passage_fields(t) for t in texts])
         lengths = own_lengths(encoder, prompts.ids)
-        runs = _cut(_order(lengths, prompts.ids), lengths, most)
+        total = sum(lengths)
+        if not most:
+            is_cpu = encoder.lm.device.type == "cpu"
+            most = min(total, _BATCHES_A_PIECE * encoder.batch_tokens) if is_cpu else total
+            start = time.perf_counter()
+            encoder.encode_prompts(Prompts(prompts.fields[:1], prompts.ids[:1]))
+            rate = lengths[0] / (time.perf_counter() - start)
+            if most / rate > _PATIENCE * seconds:
+                most = max(1, int(rate * seconds))
+        # Longest first, and last those that must be read whole.
+        is_whole = [own == len(ids) for own, ids in zip(lengths, prompts.ids, strict=True)]
+        order = sorted(range(len(lengths)), key=lambda i: (is_whole[i], -lengths[i], i))
+        count = max(1, -(-total // most))
+        runs: list[list[int]] = [[] for _ in range(count)]
+        done = 0
+        for i in order:
+            runs[min(count - 1, done * count // total)].append(i)
+            done += lengths[i]
+        runs = [run for run in runs if run]
         for run in rng.sample(runs, len(runs)):
             yield Prompts([prompts.fields[i] for i in run], [prompts.ids[i] for i in run])
 
 
-def _order(lengths: Sequence[int], prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Sort as the encoder does: longest first, and last those that must be read whole."""
-    is_whole = [own == len(ids) for own, ids in zip(lengths, prompts, strict=True)]
-    return sorted(range(len(lengths)), key=lambda i: (is_whole[i], -lengths[i], i))
-
-
-def _cut(order: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Cut a sorted shard into runs of about equal tokens, `most` or fewer each."""
-    count = max(1, -(-sum(lengths) // most))
-    goal = sum(lengths) / count
-    runs: list[list[int]] = [[] for _ in range(count)]
-    done = 0
-    for i in order:
-        runs[min(count - 1, int(done / goal))].append(i)
-        done += lengths[i]
-    return [run for run in runs if run]
-
-
-# What reading costs an LM, from its configuration alone: operations and bytes. Loads no weights.
+# What reading costs a model, from its configuration alone: operations and bytes.
 #
 # A token that looks at c keys (its own among them) costs 2 N + 4 L W c operations: a
 # multiplication and an addition for each of the N weights that stand in matrices, and the same
@@ -187,6 +190,7 @@ class LmShape:
         middle: Widest inner matrix: the MLP's, mostly.
         weights: All parameters of the base model.
         matrices: N, those that stand in matrices and are multiplied.
+        is_causal: Whether a token looks at those before it only.
     """
 
     layers: int
@@ -197,9 +201,10 @@ class LmShape:
     middle: int
     weights: int
     matrices: int
+    is_causal: bool = True
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: Any, *, is_causal: bool = True) -> Self:
         """Read the sizes off a base model's configuration.
 
         Raises:
@@ -228,6 +233,7 @@ class LmShape:
             middle=max((max(p.shape) for p in inner), default=0),
             weights=sum(p.numel() for p in model.parameters()),
             matrices=sum(p.numel() for p in inner),
+            is_causal=is_causal,
         )
 
     def flops(self, lengths: Iterable[int], *, behind: int = 0) -> float:
@@ -240,7 +246,8 @@ class LmShape:
         tokens, looks = 0, 0
         for length in lengths:
             tokens += length
-            looks += length * behind + length * (length + 1) // 2
+            own = length * (length + 1) // 2 if self.is_causal else length * length
+            looks += length * behind + own
         return 2.0 * self.matrices * tokens + 4.0 * self.layers * self.attended * looks
 
     def weight_bytes(self, itemsize: int, quantization: str = "none") -> int:
@@ -256,3 +263,113 @@ class LmShape:
         """Estimate the memory of one batch: its keys and values, and one layer's activations."""
         live = _LIVE_WIDTHS * self.hidden + _LIVE_MIDDLES * self.middle
         return self.cache_bytes(tokens, itemsize) + live * tokens * itemsize
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """Texts of one kind that a model will read, by a sample of them.
+
+    Attributes:
+        count: How many there are.
+        own: Tokens of each sampled one that are read for it alone.
+        whole: The same, with what it shares with others.
+    """
+
+    count: int
+    own: Sequence[int]
+    whole: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reading texts costs.
+
+    Attributes:
+        prefix: Tokens that prompts share; with a prefix a query those of one, on average.
+        num_prefixes: How many prefixes there are: none, one, several that scores are averaged
+            over, or one a query.
+        own_mean: Own tokens of a text, on average.
+        sampled: Texts tokenised to find that.
+        cut: Share of them that are cut to fit the model's window.
+        tokens: With the prefix run once, or as often as the arguments say.
+        tokens_whole: With the prefix run for every text.
+        flops: As `tokens`.
+        flops_whole: As `tokens_whole`.
+        weights: Bytes on the device.
+        cache: Bytes on the device: keys and values of the shared tokens.
+        batch: Bytes on the device: one batch, estimated.
+    """
+
+    prefix: int
+    num_prefixes: int
+    own_mean: float
+    sampled: int
+    cut: float
+    tokens: int
+    tokens_whole: int
+    flops: float
+    flops_whole: float
+    weights: int
+    cache: int
+    batch: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether running the prefix once saves anything; with `--prefix_sharing none` not."""
+        return self.tokens < self.tokens_whole
+
+    @property
+    def device_bytes(self) -> int:
+        """All that lies on the device."""
+        return self.weights + self.cache + self.batch
+
+
+def estimate_reading(
+    shape: LmShape,
+    kinds: Sequence[TextSample],
+    *,
+    prefix: int = 0,
+    num_prefixes: int = 0,
+    is_shared: bool = False,
+    num_cut: int = 0,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    batch_tokens: int,
+) -> Reading:
+    """Add up what texts cost; each sampled one stands for its share of its kind.
+
+    Args:
+        shape: The model's.
+        kinds: The texts.
+        prefix: Tokens that stand before each text.
+        num_prefixes: How many prefixes there are.
+        is_shared: Whether each prefix is read once; else it is in the samples' `own` tokens.
+        num_cut: How many sampled texts were cut.
+        dtype: The model's.
+        quantization: Its `--lm_quantization`.
+        batch_tokens: Own tokens in one batch.
+    """
+    behind, item = prefix if is_shared else 0, dtype.itemsize
+    sampled, count = sum(len(kind.own) for kind in kinds), sum(kind.count for kind in kinds)
+    once = num_prefixes if is_shared and sampled else 0
+    own = whole = flops = flops_whole = 0.0
+    for kind in kinds:
+        times = kind.count / max(1, len(kind.own))
+        own += times * sum(kind.own)
+        whole += times * sum(kind.whole)
+        flops += times * shape.flops(kind.own, behind=behind)
+        flops_whole += times * shape.flops(kind.whole)
+    return Reading(
+        prefix=prefix,
+        num_prefixes=num_prefixes,
+        own_mean=own / max(1, count),
+        sampled=sampled,
+        cut=num_cut / max(1, sampled),
+        tokens=round(own) + once * behind,
+        tokens_whole=round(whole),
+        flops=flops + once * shape.flops([behind]),
+        flops_whole=flops_whole,
+        weights=shape.weight_bytes(item, quantization),
+        cache=shape.cache_bytes(behind, item),
+        batch=shape.batch_bytes(batch_tokens, item),
+    )

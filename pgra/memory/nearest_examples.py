@@ -6,19 +6,17 @@ prompts of two questions then begin differently, so nothing of them is read once
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from pgra.config import LEAK_JACCARD
-from pgra.core import Candidates, Example, Json, Rows
+from pgra.core import Example
 from pgra.data.read import check_file, read_records
 from pgra.errors import ConfigError, DataError
-from pgra.exemplars.choice import Choice
-from pgra.exemplars.selection import ExemplarPool, Likeness
+from pgra.exemplars import SelectionArguments
+from pgra.exemplars.selection import ExemplarPool, Nearest
+from pgra.exemplars.similarity import Similarity
 from pgra.memory.lookup import strip_slot
 from pgra.memory.prompts import FewShot, Shown
 
@@ -51,34 +49,6 @@ def read_pool(path: Path) -> list[Shown]:
     return pool
 
 
-@dataclass(frozen=True)
-class SlotlessLikeness:
-    """Compares questions without the word that each is about; see `strip_slot`.
-
-    Attributes:
-        of_keys: Compares what is left; its pool was made by `without_slots`.
-    """
-
-    of_keys: Likeness
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what decides; see `Likeness`."""
-        return {**self.of_keys.fingerprint, "key_form": "slotless"}
-
-    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Give each question's most alike; see `Likeness`."""
-        return self.of_keys.nearest(without_slots(queries), rows, depth)
-
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Give each question's least alike; see `Likeness`."""
-        return self.of_keys.farthest(without_slots(queries), rows, depth)
-
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Compare the pool with itself; see `Likeness`."""
-        return self.of_keys.among(rows)
-
-
 def as_examples(questions: Sequence[str], answers: Sequence[str] | None = None) -> list[Example]:
     """Give questions as what the leak guard and the look-up of neighbors take."""
     labels = [None] * len(questions) if answers is None else answers
@@ -97,7 +67,7 @@ def choose_examples(
     few_shot: FewShot,
     pool: Sequence[Shown],
     questions: Sequence[str],
-    likeness: Likeness,
+    similarity: Similarity,
     *,
     count: int,
     root: Path,
@@ -111,7 +81,7 @@ def choose_examples(
         few_shot: The prompt; its own examples stand before any other question.
         pool: To choose from.
         questions: All that will be asked.
-        likeness: Compares questions with the pool's.
+        similarity: Compares questions with the pool's.
         count: Examples before each, the paper's k.
         root: Folder of the neighbors, which are kept.
 
@@ -127,7 +97,8 @@ def choose_examples(
             "give another number, or more examples with --prefix_pool"
         )
     asked = list(dict.fromkeys(questions))
-    chosen = exemplars.choose(as_examples(asked), Choice(count=count), likeness)
+    selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
+    chosen = selector.choose(as_examples(asked))
     logger.info(
         "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
         "nothing; %d examples were left out, being nearly a question itself",

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
 from pgra.lm.base import Advance, LanguageModel
-from pgra.prompts.formats import PromptFormat, answer_words
+from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.predict import decide
+from pgra.reader.calibrate import decide
 
 # Contextual calibration: what an LM would answer to nothing is taken off its answers.
 #
@@ -176,7 +176,7 @@ class WordScorer:
         if self.length_normalize:
             scores /= np.array(self._lengths, dtype=np.float32)
         final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
-        decided = decide([q.id for q in queries], final, Verbalizer(self.words, template=""))
+        decided = decide([q.id for q in queries], final, list(self.words))
         return [Answered(prediction, {}) for prediction in decided]
 
 

@@ -22,22 +22,17 @@ from pgra.methods.pgra import (
     task_verbalizer,
 )
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.fid import FusionReader, check_adapters
+from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
+from pgra.reader.calibrate import Calibration, decide, fit_temperature
+from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import TokenizedInputs
-from pgra.reader.predict import (
-    Calibration,
-    Decision,
-    batch_tokens_on,
-    decide,
-    fit_temperature,
-    score_inputs,
-    score_with_attention,
-)
-from pgra.reader.rag import PooledInputs, RagReader, choose_evidence
+from pgra.reader.module import check_adapters
+from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evidence
 from pgra.reader.record import ReaderRecord
-from pgra.reader.train import check_batches, check_classes, check_trainer
+from pgra.reader.train import check_batches, check_classes
 from pgra.report.metrics import BINS, LABEL_METRICS, measure_reliability
+from pgra.rerank import find_reranker
 from pgra.run_folder import (
     Found,
     check_same_checkpoint,
@@ -75,9 +70,12 @@ class Trained:
         return self.decision.decode == "verbalizer"
 
     @property
-    def batch_tokens(self) -> int:
-        """Give the most tokens of a batch on its device."""
-        return batch_tokens_on(self.reader.device)
+    def classifier(self) -> T5Classifier:
+        """Return what scores the labels."""
+        parts = (self.tokenizer, self.verbalizer, self.decision)
+        if isinstance(self.reader, RagReader):
+            return RagClassifier(self.reader, *parts)
+        return T5Classifier(self.reader, *parts)
 
     @property
     def notes(self) -> list[str]:
@@ -93,16 +91,7 @@ class Trained:
         """Fit the temperature on the dev examples; without probabilities leave it as it is."""
         if not self.is_scoring:
             return self
-        scores = score_inputs(
-            self.reader,
-            self.tokenizer,
-            dev,
-            self.verbalizer,
-            decision=self.decision,
-            batch_tokens=self.batch_tokens,
-            progress=False,
-            worker=context.worker,
-        )
+        scores = self.classifier.score(dev, replace(context, progress=False))
         return self.with_calibration(fit_temperature(scores, self._columns(dev.labels)))
 
     def decide(self, inputs: TokenizedInputs, context: Context, *, attention: bool) -> "Decided":
@@ -113,25 +102,18 @@ class Trained:
             context: Who shares the work.
             attention: Whether to say what the reader looked at.
         """
-        how: dict[str, Any] = {
-            "decision": self.decision,
-            "batch_tokens": self.batch_tokens,
-            "progress": context.worker.is_main,
-            "worker": context.worker,
-        }
         best = None
         if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
             chosen = choose_evidence(self.reader, inputs)
             inputs, best = chosen.inputs, chosen.evidence
-        parts = (self.reader, self.tokenizer, inputs, self.verbalizer)
         shares = None
         if attention:
-            attended = score_with_attention(*parts, **how)
+            attended = self.classifier.attend(inputs, context)
             scores, shares = attended.scores, attended.shares
         else:
-            scores = score_inputs(*parts, **how)
-        temperature = self.decision.temperature
-        predictions = decide(inputs.example_ids, scores, self.verbalizer, temperature=temperature)
+            scores = self.classifier.score(inputs, context)
+        labels, temperature = self.verbalizer.labels, self.decision.temperature
+        predictions = decide(inputs.example_ids, scores, labels, temperature=temperature)
         return Decided(predictions, self._reliability(scores, inputs), shares, best)
 
     def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
@@ -329,10 +311,10 @@ def evidence_models(args: PgraArguments) -> list[str]:
     if args.rerank.num_evidence == 0:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    if args.rerank.reranker != "prompted":
-        return models
-    models += [neighbor_model(args)] if args.rerank.exemplars == "knn" else []
-    return list(dict.fromkeys([*models, args.rerank.lm]))
+    reads = find_reranker(args.rerank.reranker).models(args.rerank)
+    if reads and args.rerank.exemplars == "knn":
+        models.append(neighbor_model(args))
+    return list(dict.fromkeys([*models, *reads]))
 
 
 def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:

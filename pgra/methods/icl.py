@@ -20,13 +20,12 @@ from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.lm.score import AnswerWords, LMHead
-from pgra.methods.pgra import neighbor_model, read_task
+from pgra.methods.pgra import neighbor_model, read_task, stage_context
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.predict import decide
-from pgra.rerank import bank_name, open_prompted_encoder
+from pgra.reader.calibrate import decide
 from pgra.rerank.bank import Bank, query_key
-from pgra.rerank.prompted import fill_queries, open_query_bank
+from pgra.rerank.states import bank_name, fill_queries, open_prompted_encoder, open_query_bank
 from pgra.run_folder import Found, timed
 from pgra.runs import Decisions, Outcome, run_untrained
 
@@ -92,7 +91,6 @@ def read_queries(
     shard_rows: int,
     tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
     context: Context = ALONE,
-    progress: bool = False,
 ) -> int:
     """Let the LM read queries, and queries with the beginning of an answer, once each.
 
@@ -104,7 +102,6 @@ def read_queries(
         shard_rows: Texts in one shard of the bank.
         tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
         context: Who shares the work.
-        progress: Whether to show bars.
 
     Returns:
         How many texts were read: 0 where all states were in the bank.
@@ -114,11 +111,10 @@ def read_queries(
             bank,
             encoder,
             examples,
+            context,
             shard_rows=shard_rows,
             written=beginning,
             tokenize=tokenize,
-            context=context,
-            progress=progress,
         )
         for beginning in words.beginnings
     )
@@ -150,9 +146,8 @@ def run(
         PgraError: As `read_task`, `open_prompted_encoder` and `AnswerWords.of`.
     """
     found = read_task(args)
-    encoder = open_prompted_encoder(
-        args.rerank, found.prompt, device=args.runtime.device, with_head=True
-    )
+    context = stage_context(args, context)
+    encoder = open_prompted_encoder(args.rerank, found.prompt, context, with_head=True)
     words = AnswerWords.of(encoder, found.task.prompt_words)
     settings: Mapping[str, Json] = {
         "lm": dict(encoder.fingerprint),
@@ -181,7 +176,7 @@ def _decide(
 ) -> Decisions:
     examples, exemplars = found.examples("test"), found.exemplars
     made_of = {} if exemplars is None else exemplars.fingerprint
-    bank = open_query_bank(encoder, args.artifacts, bank_name(args.rerank), made_of)
+    bank = open_query_bank(encoder, context, bank_name(args.rerank.lm), made_of)
     tokenize = None if exemplars is None else partial(exemplars.tokenize, encoder)
     with timed(found, "states"):
         if exemplars is not None:
@@ -194,10 +189,9 @@ def _decide(
             shard_rows=batch_budget(args.rerank.bank_shard_rows, encoder.lm.device),
             tokenize=tokenize,
             context=context,
-            progress=context.worker.is_main,
         )
     if exemplars is not None:
-        exemplars.tell_shortened()
+        exemplars.warn_shortened()
     logger.info("icl: %d LM forwards for %d queries", num_read, len(examples))
     normalize = args.reader.length_normalize
     with timed(found, "evaluation"):
@@ -205,4 +199,4 @@ def _decide(
     verbalizer = Verbalizer(found.task.prompt_words, template="")
     ids = [example.id for example in examples]
     note = _SEED_NOTE if exemplars is None else _KATE_NOTE
-    return Decisions(decide(ids, scores, verbalizer), [note])
+    return Decisions(decide(ids, scores, verbalizer.labels), [note])

@@ -20,16 +20,16 @@ from pgra.artifacts import check_fingerprint, lock_folder, write_json, write_tex
 from pgra.config import DataArguments
 from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
-from pgra.exemplars.choice import Choice
-from pgra.exemplars.fitting import Fit, fit_prompts
-from pgra.exemplars.selection import Chosen, arrange
+from pgra.exemplars import SelectionArguments
+from pgra.exemplars.selection import Chosen, Selector, arrange
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.lm.cache import CachedLM
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.methods.answers import Answered, Decider
-from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.kate_inputs import Icl, IclRun, OpenLm, open_icl, open_lm, read_inputs
 from pgra.methods.kate_results import Shown, vote_all, write_run
+from pgra.prompts.fitting import Fit, fit_prompts
 from pgra.reader.inputs import Query, read_queries
 from pgra.report.results import METRICS_FILE, damaged, read_object
 from pgra.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, check_same_run, check_writable
@@ -97,8 +97,8 @@ def run_icl_seeds(
 
 
 def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
-    choice = icl.run.selection.choice(icl.fixed, seed)
-    identity = icl.identity(choice)
+    selector = icl.selector(seed)
+    identity = icl.identity(selector)
     check_writable(folder)
     is_main = icl.context.worker.is_main
     with lock_folder(folder) if is_main else nullcontext():
@@ -108,7 +108,7 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
         if is_finished:
             logger.info("run: %s is finished (reused)", folder)
             return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
-        shown, answered = answer(icl, choice, seed, prompt_folder=folder if is_main else None)
+        shown, answered = answer(icl, selector, seed, prompt_folder=folder if is_main else None)
         if is_main:
             write_json(folder / IDENTITY_FILE, identity)
             write_json(folder / ARGUMENTS_FILE, icl.run.sections())
@@ -123,18 +123,18 @@ def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
 
 
 def answer(
-    icl: Icl, choice: Choice, seed: int, *, prompt_folder: Path | None = None
+    icl: Icl, selector: Selector, seed: int, *, prompt_folder: Path | None = None
 ) -> tuple[Shown, list[Answered]]:
     """Choose each query's exemplars, write the prompts and ask.
 
     Args:
         icl: All that is needed, with its queries.
-        choice: How exemplars are chosen.
+        selector: Chooses exemplars.
         seed: Of a random order.
         prompt_folder: Where the first query's prompt is written, before the LM is asked.
     """
     with _timed(icl, "exemplars"):
-        chosen = icl.pool.choose(icl.queries, choice, icl.likeness, icl.context)
+        chosen = selector.choose(icl.queries)
     _tell_leaks(chosen)
     if icl.decider is None or icl.completer is None:
         return Shown.whole(chosen), vote_all(icl.inputs, chosen)
@@ -172,10 +172,11 @@ def _fit(icl: Icl, completer: LanguageModel, decider: Decider, chosen: Chosen, s
         return decider.prompts(_examples(icl, shown(place, count)), asked)
 
     fit: Fit = fit_prompts(
-        completer,
+        completer.count_tokens,
         write,
         [len(rows) for rows in wanted],
         names=[query.id for query in queries],
+        window=completer.window,
         num_new_tokens=decider.num_new_tokens,
     )
     if fit.num_dropped.any():
@@ -316,9 +317,9 @@ def answer_queries(
     examples = read_queries(queries, task=inputs.task.name, inputs=inputs.task.inputs)
     icl = open_icl(run, replace(inputs, queries=examples, references=(), shared=0))
     seed = int(str(read_object(folder / IDENTITY_FILE).get("seed", 0)))
-    choice = run.selection.choice(icl.fixed, seed)
-    _check(folder, icl.identity(choice))
-    shown, answered = answer(icl, choice, seed)
+    selector = icl.selector(seed)
+    _check(folder, icl.identity(selector))
+    shown, answered = answer(icl, selector, seed)
     return [
         PromptedAnswer(
             query,

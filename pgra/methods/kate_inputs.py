@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from tqdm import tqdm
@@ -20,28 +20,22 @@ from pgra.data.tasks import (
     load_task,
     task_names,
 )
-from pgra.encoders.encoder import load_encoder
-from pgra.errors import ConfigError, DataError
-from pgra.exemplars.choice import Choice
-from pgra.exemplars.selection import (
-    ExemplarPool,
-    Likeness,
-    PromptedStates,
-    VectorLikeness,
-    WordLikeness,
-)
+from pgra.errors import ConfigError
+from pgra.exemplars import PROMPTED, SelectionArguments
+from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selection import ExemplarPool, Selector, open_selector
+from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.lm.base import open_lm as open_named_lm
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import Decider, TextWriter, WordScorer, WordWriter
-from pgra.methods.kate_arguments import BM25, PROMPTED, IclArguments, SelectionArguments
+from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.pgra import prompt_template
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
-from pgra.prompts.formats import LineFormat, task_format
+from pgra.prompts.fewshot import FewShotPrompt, line_format, task_format
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import open_prompted_encoder
-from pgra.retrieval.neighbors import LEAK_RULE, Neighbors, text_key
+from pgra.rerank.states import open_prompted_encoder
+from pgra.retrieval.neighbors import LEAK_RULE, text_key
 from pgra.retrieval.shards import examples_digest
 
 # Of these sections, what decides no prediction: where, how fast, how often.
@@ -180,24 +174,24 @@ def read_inputs(run: IclRun) -> IclInputs:
     return IclInputs(task, pool, queries, shared, found.queries)
 
 
-def open_likeness(run: IclRun, inputs: IclInputs) -> Likeness | None:
+def open_likeness(run: IclRun, inputs: IclInputs) -> Similarity | None:
     """Open what compares queries with the pool; None where nothing is compared.
 
     Raises:
         ConfigError: If the encoder is a prompted LM and that LM is behind an endpoint.
         ModelError: If the encoder cannot be found or loaded.
     """
-    args, pool, device = run.selection, inputs.pool, run.icl.device
+    args = run.selection
     if not args.compares:
         return None
-    if args.encoder == BM25:
-        return WordLikeness(pool)
-    root = run.artifacts / "neighbors" / inputs.task.name
-    if args.encoder.partition(":")[0] == PROMPTED:
-        states = _open_states(run, inputs)
-        return VectorLikeness(Neighbors(lambda: states, pool, root), args.likeness)
-    load = partial(load_encoder, args.encoder_arguments(), device)
-    return VectorLikeness(Neighbors(load, pool, root), args.likeness)
+    states = _open_states(run, inputs) if args.encoder.partition(":")[0] == PROMPTED else None
+    return open_similarity(
+        args,
+        inputs.pool,
+        run.artifacts / "neighbors" / inputs.task.name,
+        device=run.icl.device,
+        open_encoder=None if states is None else lambda: states,
+    )
 
 
 def _open_states(run: IclRun, inputs: IclInputs) -> PromptedStates:
@@ -209,7 +203,7 @@ def _open_states(run: IclRun, inputs: IclInputs) -> PromptedStates:
         )
     prompt = _encoder_prompt(inputs, run.selection.prompt_exemplars)
     args = RerankArguments(lm=name, lm_dtype=run.completer.lm_dtype)
-    return PromptedStates(open_prompted_encoder(args, prompt, device=run.icl.device))
+    return PromptedStates(open_prompted_encoder(args, prompt, Context(device=run.icl.device)))
 
 
 def _encoder_prompt(inputs: IclInputs, count: int) -> FewShotPrompt:
@@ -222,42 +216,6 @@ def _encoder_prompt(inputs: IclInputs, count: int) -> FewShotPrompt:
     template = PromptTemplate(f"{body}}}", answer.strip(), task.inputs)
     words = {str(example.label): str(example.label) for example in pool}
     return build_prompt(template, pool, words, num_exemplars=count, method="random")
-
-
-def read_fixed(path: Path, inputs: IclInputs, count: int) -> tuple[int, ...]:
-    """Read which examples all queries get: an example a line, by row or by id.
-
-    Args:
-        path: The file.
-        inputs: The pool.
-        count: How many are wanted: the first so many lines.
-
-    Raises:
-        DataError: If the file cannot be read, has too few lines, or names no example of the pool,
-            or one twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read exemplar_file {path}: {error}") from None
-    if len(lines) < count:
-        raise DataError(
-            f"{path} names {len(lines)} exemplars, and num_exemplars is {count}: lower it, or add "
-            "some"
-        )
-    row_of = {example.id: row for row, example in enumerate(inputs.pool)}
-    rows: list[int] = []
-    for number, word in enumerate(lines[:count], 1):
-        row = row_of.get(word, int(word) if word.isdecimal() else -1)
-        if not 0 <= row < len(inputs.pool):
-            raise DataError(
-                f"{path}, line {number}: '{word}' is no example of the pool: give a row from 0 to "
-                f"{len(inputs.pool) - 1}, or an id such as {inputs.pool[0].id}"
-            )
-        if row in rows:
-            raise DataError(f"{path}, line {number}: '{word}' stands there twice: leave one out")
-        rows.append(row)
-    return tuple(rows)
 
 
 # What a memory of corrections adds to prompts: KATE with memory.
@@ -425,7 +383,6 @@ class Icl:
         recalled: What a memory gave the queries; nothing where none is named.
         completer: The LM; None with `--decide_by vote`.
         decider: What asks it; None likewise.
-        fixed: Rows of the pool that a file names.
         seconds: Wall-clock time by stage.
         context: Who share the prompts out; the main one writes.
     """
@@ -433,11 +390,10 @@ class Icl:
     run: IclRun
     inputs: IclInputs
     pool: ExemplarPool
-    likeness: Likeness | None
+    likeness: Similarity | None
     recalled: Recalled
     completer: LanguageModel | None = None
     decider: Decider | None = None
-    fixed: tuple[int, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     context: Context = ALONE
 
@@ -446,7 +402,12 @@ class Icl:
         """Give the queries."""
         return self.inputs.queries
 
-    def identity(self, choice: Choice) -> dict[str, Json]:
+    def selector(self, seed: int) -> Selector:
+        """Return what chooses exemplars, with a seed."""
+        args = replace(self.run.selection, exemplar_seed=seed)
+        return open_selector(args, self.pool, self.likeness)
+
+    def identity(self, selector: Selector) -> dict[str, Json]:
         """Give all that decides a run's predictions."""
         asked = self.run.selection
         named: dict[str, Json] = {
@@ -454,11 +415,11 @@ class Icl:
             "task": self.inputs.task.name,
             "labels": list(self.inputs.labels),
             "metric": self.inputs.metric,
-            **choice.fingerprint,
+            **selector.fingerprint,
             "order": asked.order,
             "leak_jaccard": asked.leak_jaccard,
             "leak_rule": LEAK_RULE,
-            "seed": choice.seed,
+            "seed": selector.args.exemplar_seed,
             **self.inputs.fingerprint,
         }
         if self.likeness is not None:
@@ -503,13 +464,10 @@ def open_icl(
     inputs = read_inputs(run) if inputs is None else inputs
     run = _settle(run, inputs)
     root = run.artifacts / "neighbors" / inputs.task.name
-    pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root)
-    pool.check(run.selection.count)
+    pool = ExemplarPool(inputs.pool, jaccard=run.selection.leak_jaccard, root=root, context=context)
     likeness, recalled = open_likeness(run, inputs), recall_all(run, inputs)
     icl = Icl(run, inputs, pool, likeness, recalled, context=context)
-    if run.selection.exemplar_file is not None:
-        path = Path(run.selection.exemplar_file).expanduser()
-        icl = replace(icl, fixed=read_fixed(path, inputs, run.selection.count))
+    icl.selector(run.selection.exemplar_seed)  # refuses what the pool does not have
     if run.icl.decide_by == "vote":
         return icl
     completer = lm(run, context)
@@ -560,7 +518,7 @@ def _open_decider(
     if isinstance(task, GenerationTask):
         return TextWriter(
             completer,
-            LineFormat(task.frame, {}),
+            line_format(task.frame, task.inputs),
             max_new_tokens=args.max_new_tokens or task.max_new_tokens,
             stop=task.stop,
             progress=progress,

@@ -11,12 +11,12 @@ import numpy as np
 from pgra.artifacts import digest, write_json, write_lines
 from pgra.core import UNDECIDED, Json, Prediction
 from pgra.data.tasks import Task
-from pgra.exemplars.fitting import Fit
 from pgra.exemplars.selection import Chosen, majority, vote_shares
 from pgra.methods.answers import Answered
 from pgra.methods.base import bundled_notes
 from pgra.methods.kate_arguments import no_number
 from pgra.methods.kate_inputs import IclInputs, IclRun, Recalled
+from pgra.prompts.fitting import Fit
 from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
 from pgra.report.results import (
     METRICS_FILE,

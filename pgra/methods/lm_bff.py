@@ -25,9 +25,15 @@ from pgra.methods.base import Prepared, check_run, check_training
 from pgra.methods.pgra import prompt_template, segment_layout
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.fid import check_adapters
-from pgra.reader.inputs import Support, TokenizedInputs, Vectors, build_demonstrated, repeat_sets
-from pgra.reader.rag import SeparateInputs
+from pgra.reader.inputs import (
+    SeparateInputs,
+    Support,
+    TokenizedInputs,
+    Vectors,
+    build_demonstrated,
+    repeat_sets,
+)
+from pgra.reader.module import check_adapters
 from pgra.reader.train import check_batches
 from pgra.retrieval.shards import examples_digest
 from pgra.run_folder import SPLITS, Found, check_writable, run_identity

@@ -12,7 +12,7 @@ is made once.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,13 +25,14 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import Splits, load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.lm.load import tokenizer_identity
-from pgra.prompts.fewshot import FewShotPrompt, build_prompt
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate, check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
 from pgra.reader.predict import Decision
-from pgra.rerank import NearestExemplars, Reference, Reranker, Work, open_reranker
+from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
@@ -133,7 +134,7 @@ def find_evidence(
     Raises:
         PgraError: As each stage says.
     """
-    open_stages(found, args)
+    open_stages(found, args, context)
     if found.corpus is None or found.reranker is None:
         return
     if args.is_exhaustive:
@@ -153,12 +154,17 @@ def find_evidence(
         _retrieve(found, retriever, args, context, splits)
     del retriever  # the LM may need the memory of index and encoder
     with timed(found, "states"):
-        _read(found, found.reranker, context, splits)
+        _read(found, found.reranker, splits)
     with timed(found, "evidence"):
         _rerank(found, found.reranker, args, context, splits)
 
 
-def open_stages(found: Found, args: PgraArguments) -> None:
+def stage_context(args: PgraArguments, context: Context) -> Context:
+    """Return a job's context, with the device and the artifacts folder of its arguments."""
+    return replace(context, artifacts=args.artifacts, device=args.runtime.device)
+
+
+def open_stages(found: Found, args: PgraArguments, context: Context = ALONE) -> None:
     """Open what is quick to open, so that what can be refused is refused before the long stages.
 
     Adds the corpus, the reranker (with its prompt checked against the LM's window; the weights are
@@ -177,13 +183,14 @@ def open_stages(found: Found, args: PgraArguments) -> None:
     else:
         check_num_candidates(args.retriever.num_candidates, len(found.corpus))
     found.reranker = open_reranker(
-        args.rerank,
-        found.prompt,
-        found.corpus,
-        args.artifacts,
-        exemplars=found.exemplars,
-        device=args.runtime.device,
-        reference=found.reference,
+        RerankRequest(
+            args=args.rerank,
+            prompt=found.prompt,
+            corpus=found.corpus,
+            context=stage_context(args, context),
+            exemplars=found.exemplars,
+            reference=found.reference,
+        )
     )
     found.fingerprints["corpus"] = found.corpus.fingerprint["corpus_sha256"]
     found.fingerprints["reranker"] = dict(found.reranker.fingerprint)
@@ -240,14 +247,14 @@ def _retrieve(
     )
 
 
-def _read(found: Found, reranker: Reranker, context: Context, splits: Sequence[str]) -> None:
+def _read(found: Found, reranker: Reranker, splits: Sequence[str]) -> None:
     """Let the LM read the union of all splits' candidates, each passage once.
 
     Where each query has a prefix of its own, a passage is read once with each.
     """
     examples = [example for split in splits for example in found.examples(split)]
     rows = np.concatenate([found.candidates[split].candidates.rows for split in splits])
-    work = reranker.prepare(examples, rows, context=context, progress=context.worker.is_main)
+    work = reranker.prepare(examples, rows)
     if work.num_passages:
         pairs = int((rows != MISSING_ROW).sum())
         logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
@@ -297,14 +304,12 @@ def _find_in_all(
     """Find evidence among all passages; it stands in for the first stage's candidates too."""
     search = open_exhaustive(
         reranker,
-        args.artifacts,
         factory=args.retriever.index_factory,
         memory_gb=args.retriever.index_memory_gb,
     )
     examples = [example for split in splits for example in found.examples(split)]
     with timed(found, "states"):
-        progress = context.worker.is_main
-        work = search.prepare(examples, context=context, progress=progress)
+        work = search.prepare(examples)
         pairs = len(examples) * work.num_passages
         logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
     with timed(found, "evidence"):
@@ -395,13 +400,14 @@ class EvidenceSearch:
         self.args, self._context = args, context
         self.corpus: Corpus = open_corpus(args.corpus, args.artifacts)
         self.reranker: Reranker = open_reranker(
-            args.rerank,
-            prompt,
-            self.corpus,
-            args.artifacts,
-            exemplars=exemplars,
-            device=args.runtime.device,
-            reference=reference,
+            RerankRequest(
+                args=args.rerank,
+                prompt=prompt,
+                corpus=self.corpus,
+                context=stage_context(args, context),
+                exemplars=exemplars,
+                reference=reference,
+            )
         )
 
     @cached_property
@@ -421,7 +427,6 @@ class EvidenceSearch:
         """Open the search without a first stage."""
         return open_exhaustive(
             self.reranker,
-            self.args.artifacts,
             factory=self.args.retriever.index_factory,
             memory_gb=self.args.retriever.index_memory_gb,
         )
@@ -436,16 +441,15 @@ class EvidenceSearch:
         Raises:
             PgraError: As each stage says.
         """
-        progress = self._context.worker.is_main
         if self.args.is_exhaustive:
             search = self.exhaustive
             wanted = self.args.rerank.num_evidence if depth is None else depth
-            search.prepare(queries, context=self._context, progress=progress)
+            search.prepare(queries)
             best = search.search(queries, min(wanted, search.num_rows))
             return Ranked(best, best)
         texts = [query.text for query in queries]
         first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
-        self.reranker.prepare(queries, first.rows, context=self._context, progress=progress)
+        self.reranker.prepare(queries, first.rows)
         return Ranked(first, self.reranker.rerank(queries, first))
 
 
@@ -527,10 +531,8 @@ def read_inputs(
         args.artifacts / "inputs" / found.task.name,
         split,
         fields,
-        lambda: (
-            build_inputs(
-                examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
-            ).inputs
+        lambda: build_inputs(
+            examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
         ),
         examples=examples,
         tokenizer=tokenizer,

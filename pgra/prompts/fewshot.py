@@ -1,22 +1,24 @@
-"""Few-shot prefixes: which labelled examples stand before every text of a task, and in what order.
+"""Few-shot prompts: labelled examples, then a query whose answer is left open.
 
-One draw serves all splits and the corpus, so that all states live in one space. (Prefixes that
-differ by query are another thing: `pgra.exemplars.nearest`.)
+Two formats. "task" is PGRA's: an instruction, then texts under the task's template. "kate" is that
+of Liu et al. 2022, Table 11: `Sentence: ... Label: Positive`, `Table: ... Sentence: ...`, `Q: ...`
+and `A: ...` on two lines; a blank line between exemplars, no instruction before them.
 """
 
-import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pgra.core import Example, Json
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError
-from pgra.prompts.template import INSTRUCTION, SEPARATOR, PromptTemplate
+from pgra.prompts.template import SEPARATOR, PromptTemplate
+
+FORMATS = ("kate", "task")
 
 
 @dataclass(frozen=True)
 class FewShotPrompt:
-    """A task's prompt: everything of h*(x) = LM(prefix + P(x)) but the LM and x.
+    """A prompt up to its query: everything of h*(x) = LM(prefix + P(x)) but the LM and x.
 
     Attributes:
         template: How a text is shown.
@@ -32,8 +34,8 @@ class FewShotPrompt:
 
     @property
     def shown_ids(self) -> set[str]:
-        """Give all training examples that stand in any of the prefixes."""
-        return {name for one in (self, *self.others) for name in one.exemplar_ids}
+        """All training examples that stand in any of the prefixes."""
+        return {name for prompt in (self, *self.others) for name in prompt.exemplar_ids}
 
     def suffix(self, fields: Mapping[str, str]) -> str:
         """Render one text; `prefix + suffix` is the whole prompt."""
@@ -41,7 +43,7 @@ class FewShotPrompt:
 
     @property
     def fingerprint(self) -> dict[str, Json]:
-        """Give what a state depends on, besides the LM."""
+        """What a state depends on, besides the LM."""
         return {
             "prefix": self.prefix,
             "template": self.template.body,
@@ -50,116 +52,80 @@ class FewShotPrompt:
         }
 
 
-def build_prompt(
-    template: PromptTemplate,
-    examples: Sequence[Example],
-    words: Mapping[str, str],
-    *,
-    num_exemplars: int,
-    method: str = "balanced",
-    seed: int = 0,
-    num_prefixes: int = 1,
-) -> FewShotPrompt:
-    """Choose exemplars from a training set and write the prefix, or several.
+@dataclass(frozen=True)
+class PromptFormat:
+    """Writes prompts that end where the LM's answer begins, but for a space.
+
+    Attributes:
+        template: How a text is shown.
+        words: The word that answers, by label; empty where an example's label is its answer.
+    """
+
+    template: PromptTemplate
+    words: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Everything that a prompt depends on, besides exemplars and query."""
+        shown = self.prompt(()).fingerprint
+        return {**shown, "instruction": self.template.instruction, "words": dict(self.words)}
+
+    def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
+        """Write the prefix of labelled examples, in their order; of none it is empty."""
+        if not exemplars:
+            return FewShotPrompt(self.template)
+        words = [self.words[e.label or ""] if self.words else e.label or "" for e in exemplars]
+        pairs = zip(exemplars, words, strict=True)
+        shown = [self.template.render_exemplar(example.fields, word) for example, word in pairs]
+        prefix = self.template.instruction + SEPARATOR.join(shown)
+        return FewShotPrompt(self.template, prefix, tuple(e.id for e in exemplars))
+
+    def write(self, exemplars: Sequence[Example], fields: Mapping[str, str]) -> str:
+        """Write a query behind exemplars, in their order."""
+        prompt = self.prompt(exemplars)
+        return prompt.prefix + prompt.suffix(fields)
+
+
+def line_format(
+    frame: str, inputs: Sequence[str], words: Mapping[str, str] | None = None
+) -> PromptFormat:
+    r"""Return KATE's format: one frame for exemplars and query, and the answer behind it.
 
     Args:
-        template: How a text is shown.
-        examples: The training set, in file order, labelled.
-        words: The word that answers, by label, in the task's order of labels.
-        num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
-        method: A name in `EXEMPLAR_METHODS`.
-        seed: Seed of choice and order; further prefixes have the seeds after it.
-        num_prefixes: How many draws; those after the first are the prompt's `others`.
+        frame: How fields are shown, up to where the answer begins, such as "Q: {question}\nA:".
+        inputs: The fields.
+        words: The answer by label; None where an example's label is its answer.
+    """
+    template = PromptTemplate(frame, "", tuple(inputs), instruction="", one_line=True)
+    return PromptFormat(template, words or {})
+
+
+def task_format(task: Task, name: str) -> PromptFormat:
+    """Return the format of a classification task.
+
+    Args:
+        task: The task; KATE's format shows all its inputs as one sentence.
+        name: One of `FORMATS`. With "kate" labels answer by their own names, capitalised.
+    """
+    if name == "task":
+        template = PromptTemplate(task.prompt, task.answer, task.inputs)
+        return PromptFormat(template, task.prompt_words)
+    slots = " ".join(f"{{{field}}}" for field in task.inputs)
+    words = {label: label.replace("_", " ").capitalize() for label in task.labels}
+    return line_format(f"Sentence: {slots} Label:", task.inputs, words)
+
+
+def answer_words(words: Mapping[str, str]) -> list[str]:
+    """Return words as they follow a prompt, in the order of labels.
 
     Raises:
-        ConfigError: If there are fewer training examples than asked for.
+        ConfigError: If one begins another, which would then always win.
     """
-    if num_exemplars == 0:
-        return FewShotPrompt(template)
-    if len(examples) < num_exemplars:
-        raise ConfigError(
-            f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
-            "examples: ask for fewer"
-        )
-    choose = EXEMPLAR_METHODS[method]
-    first, *others = (
-        write_prompt(
-            template, choose(examples, list(words), num_exemplars, random.Random(one)), words
-        )
-        for one in range(seed, seed + num_prefixes)
-    )
-    return replace(first, others=tuple(others))
-
-
-def write_prompt(
-    template: PromptTemplate, exemplars: Sequence[Example], words: Mapping[str, str]
-) -> FewShotPrompt:
-    """Write the prefix of exemplars that are chosen; without any there is none.
-
-    Args:
-        template: How a text is shown.
-        exemplars: Labelled, in the order in which they are shown.
-        words: The word that answers, by label.
-    """
-    if not exemplars:
-        return FewShotPrompt(template)
-    shown = [template.render_exemplar(e.fields, words[e.label or ""]) for e in exemplars]
-    prefix = INSTRUCTION + SEPARATOR.join(shown)
-    return FewShotPrompt(template, prefix, tuple(e.id for e in exemplars))
-
-
-def _by_label(examples: Sequence[Example]) -> dict[str, list[Example]]:
-    groups: dict[str, list[Example]] = defaultdict(list)
-    for example in examples:
-        groups[example.label or ""].append(example)
-    return groups
-
-
-def _choose_random(
-    examples: Sequence[Example], _labels: list[str], count: int, rng: random.Random
-) -> list[Example]:
-    return rng.sample(list(examples), count)
-
-
-def _choose_balanced(
-    examples: Sequence[Example], labels: list[str], count: int, rng: random.Random
-) -> list[Example]:
-    """Take the labels in turn, so that their numbers differ by at most one while they last."""
-    groups = _by_label(examples)
-    for label in labels:
-        rng.shuffle(groups[label])
-    order = rng.sample(labels, len(labels))  # which label is one ahead must not depend on the YAML
-    chosen: list[Example] = []
-    while len(chosen) < count:
-        for label in order:
-            if groups[label] and len(chosen) < count:
-                chosen.append(groups[label].pop())
-    rng.shuffle(chosen)
-    return chosen
-
-
-def _choose_official(
-    examples: Sequence[Example], labels: list[str], count: int, rng: random.Random
-) -> list[Example]:
-    """Do as the released code: in file order under a cap a class, until all classes are there.
-
-    It shuffles unseeded, differently for each split; here one seeded order serves all.
-    """
-    cap = count // len(labels) + 1
-    groups: dict[str, list[Example]] = {label: [] for label in labels}
-    for example in examples:
-        group = groups[example.label or ""]
-        if len(group) < cap:
-            group.append(example)
-        if sum(map(len, groups.values())) >= count and all(groups.values()):
-            break
-    chosen = [example for group in groups.values() for example in group]
-    rng.shuffle(chosen)
-    return chosen
-
-
-EXEMPLAR_METHODS = {
-    "balanced": _choose_balanced,
-    "official": _choose_official,
-    "random": _choose_random,
-}
+    for label, mine in words.items():
+        for other, longer in words.items():
+            if label != other and longer.startswith(mine):
+                raise ConfigError(
+                    f"prompt word '{mine}' ({label}) begins '{longer}' ({other}), so it would "
+                    "always win: choose another in the task's prompt_words"
+                )
+    return [f" {word}" for word in words.values()]

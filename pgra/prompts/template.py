@@ -18,7 +18,7 @@ _BREAKS = re.compile(r"\n{2,}")
 
 
 def template_fields(template: str) -> list[str]:
-    """Give the names of a template's slots, in order.
+    """Return the names of a template's slots, in order.
 
     Raises:
         ConfigError: If the braces do not pair or a slot has no name.
@@ -55,32 +55,40 @@ class PromptTemplate:
 
     Attributes:
         body: P(x), with a slot for each input of the task.
-        answer: What the LM completes, on a line of its own after P(x).
+        answer: What the LM completes, on a line of its own after P(x); "" where P(x) ends with it.
         inputs: The task's inputs. A passage fills the first one, the others stay empty, and a line
             that holds nothing else is left out: so a passage has one state, whatever query it is
             compared with, and its prompt has no hole where the other inputs stand alone on theirs.
+        instruction: What stands before the first exemplar.
+        one_line: Whether the line breaks of a text become spaces, as in KATE's prompts.
     """
 
     body: str
     answer: str = "The answer is"
     inputs: tuple[str, ...] = ("text",)
+    instruction: str = INSTRUCTION
+    one_line: bool = False
 
     def __post_init__(self) -> None:
         check_template(self.body, self.inputs)
 
     def passage_fields(self, text: str) -> dict[str, str]:
-        """Give the fields under which a passage is shown."""
+        """Return the fields under which a passage is shown."""
         return {name: text if i == 0 else "" for i, name in enumerate(self.inputs)}
 
     def render(self, fields: Mapping[str, str]) -> str:
         """Fill P(x). Blank lines would look like the border between exemplars: they are closed."""
+        if self.one_line:
+            return self.body.format_map({n: " ".join(v.split()) for n, v in fields.items()})
         values = {name: value.strip() for name, value in fields.items()}
         return _BREAKS.sub("\n", self.body.format_map(values)).strip("\n")
 
     def render_exemplar(self, fields: Mapping[str, str], word: str) -> str:
         """Fill P(x) and say its answer."""
-        return f"{self.render(fields)}\n{self.answer} {word}"
+        word = " ".join(word.split()) if self.one_line else word
+        return f"{self.render_query(fields, after_prefix=False)} {word}"
 
     def render_query(self, fields: Mapping[str, str], *, after_prefix: bool) -> str:
         """Fill P(x) and leave the answer open: the suffix of a prompt."""
-        return f"{SEPARATOR if after_prefix else ''}{self.render(fields)}\n{self.answer}"
+        answer = f"\n{self.answer}" if self.answer else ""
+        return f"{SEPARATOR if after_prefix else ''}{self.render(fields)}{answer}"

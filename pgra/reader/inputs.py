@@ -8,10 +8,9 @@ template around it: a reader that loses its slot guesses.
 
 import logging
 import random
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,27 +20,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.artifacts import (
-    artifact_dir,
-    is_finished,
-    read_array,
-    read_manifest,
-    write_array,
-    write_manifest,
-)
+from pgra.artifacts import artifact_dir, build_once, read_array, write_array
 from pgra.config import at_least, choose
-from pgra.core import ALONE, Context, Example, Json
+from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
-from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
+from pgra.lm.batching import GroupCost, TokenIds, pack_segments
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.fid import IGNORED
 
+logger = logging.getLogger(__name__)
+
+SEGMENT_ORDERS = ("evidence_first", "query_first")
+_CHUNK = 4096  # texts tokenised at once
+
 # Tokenised inputs of the reader: a few arrays for a whole split, made once and kept on disk.
-
-
-STAGE = "inputs"
 
 
 @dataclass(frozen=True)
@@ -98,45 +92,29 @@ class TokenizedInputs:
         Raises:
             DataError: If an example has a label that the verbalizer does not know.
         """
+        return cls.pack(*_describe(examples, tokenizer, verbalizer), segments)
+
+    @classmethod
+    def pack(
+        cls,
+        example_ids: Sequence[str],
+        labels: Sequence[str | None],
+        targets: Mapping[str, TokenIds],
+        segments: Sequence[Sequence[TokenIds]],
+    ) -> "TokenizedInputs":
+        """Put segments into arrays; the rest as it stands."""
         flat = [segment for found in segments for segment in found]
         tokens = np.concatenate(flat) if flat else np.empty(0, np.int32)
         ends = np.cumsum([len(segment) for segment in flat], dtype=np.int64)
         owners = np.cumsum([len(found) for found in segments], dtype=np.int64)
-        return cls.from_arrays((tokens, ends, owners), examples, tokenizer, verbalizer)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        arrays: Sequence[npt.NDArray[Any]],
-        examples: Sequence[Example],
-        tokenizer: Any,
-        verbalizer: Verbalizer,
-    ) -> "TokenizedInputs":
-        """Name the rows of `tokens`, `segment_ends` and `example_ends`; the rest as in `of`."""
-        for example in examples:
-            if example.label is not None and example.label not in verbalizer.labels:
-                raise DataError(
-                    f"example '{example.id}' has label {example.label!r}, "
-                    f"the task knows: {', '.join(verbalizer.labels)}"
-                )
-        ids = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
-        targets = {label: np.array(target, dtype=np.int32) for label, target in ids}
-        tokens, segment_ends, example_ends = arrays
-        return cls(
-            [example.id for example in examples],
-            [example.label for example in examples],
-            targets,
-            tokens,
-            segment_ends,
-            example_ends,
-        )
+        return cls(example_ids, labels, targets, tokens, ends, owners)
 
     def __len__(self) -> int:
         """Count the examples."""
         return len(self.example_ids)
 
     def __getitem__(self, row: int) -> TokenizedInput:
-        """Give one example."""
+        """Return one example."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         first = int(self.example_ends[row - 1]) if row else 0
@@ -150,16 +128,103 @@ class TokenizedInputs:
         )
 
     def __iter__(self) -> Iterator[TokenizedInput]:
-        """Give all examples in order."""
+        """Iterate over the examples in order."""
         return (self[row] for row in range(len(self)))
 
     def sizes(self) -> list[int]:
         """Count each example's tokens over all its segments."""
         if not len(self):
             return []
-        ends = self.segment_ends[self.example_ends - 1]
-        sizes: list[int] = np.diff(ends, prepend=0).tolist()
+        sizes: list[int] = np.diff(self.segment_ends[self.example_ends - 1], prepend=0).tolist()
         return sizes
+
+
+def _describe(
+    examples: Sequence[Example], tokenizer: Any, verbalizer: Verbalizer
+) -> tuple[list[str], list[str | None], dict[str, TokenIds]]:
+    """Return the examples' ids and labels, and the labels' targets."""
+    labelled = [example for example in examples if example.label is not None]
+    check_labels([e.id for e in labelled], [e.label for e in labelled], verbalizer.labels)
+    targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
+    return (
+        [example.id for example in examples],
+        [example.label for example in examples],
+        {label: np.array(target, dtype=np.int32) for label, target in targets},
+    )
+
+
+def check_labels(
+    example_ids: Sequence[str], labels: Sequence[str | None], known: Sequence[str]
+) -> None:
+    """Refuse examples without a known label.
+
+    Raises:
+        DataError: If one has none, or one that the task does not know.
+    """
+    for name, label in zip(example_ids, labels, strict=True):
+        if label not in known:
+            raise DataError(
+                f"example '{name}' has label {label!r}, the task knows: {', '.join(known)}"
+            )
+
+
+@dataclass(frozen=True)
+class SeparateInputs(TokenizedInputs):
+    """A split's examples, each of whose segments is read alone; its scores are made of all theirs.
+
+    Where Fusion-in-Decoder reads an example's segments together, LM-BFF asks about each and
+    averages (Gao et al. 2021, section 6.1), and RAG sums over them (Lewis et al. 2020, section
+    2.1).
+
+    Attributes:
+        log_weights: log p(segment | example), (S,) float64, for a sum of chances; None for the mean
+            of log-probabilities.
+    """
+
+    log_weights: npt.NDArray[np.float64] | None = None
+
+    @classmethod
+    def over(
+        cls, inputs: TokenizedInputs, log_weights: npt.NDArray[np.float64] | None = None
+    ) -> "SeparateInputs":
+        """Take inputs that would be read together.
+
+        Raises:
+            ValueError: If there are not as many weights as segments.
+        """
+        if log_weights is not None and len(log_weights) != len(inputs.segment_ends):
+            raise ValueError(f"{len(log_weights)} weights, {len(inputs.segment_ends)} segments")
+        return cls(**vars(inputs), log_weights=log_weights)
+
+    def alone(self) -> TokenizedInputs:
+        """Return each segment as an example of its own, under its example's name."""
+        counts = np.diff(self.example_ends, prepend=0)
+        owners = np.repeat(np.arange(len(self)), counts).tolist()
+        return TokenizedInputs(
+            [self.example_ids[owner] for owner in owners],
+            [self.labels[owner] for owner in owners],
+            self.targets,
+            self.tokens,
+            self.segment_ends,
+            np.arange(1, len(self.segment_ends) + 1),
+        )
+
+    def combine(self, scores: Scores) -> Scores:
+        """Make each example's scores of its segments'.
+
+        Args:
+            scores: Log-probability of each label given each segment alone, (S, C).
+
+        Returns:
+            (B, C): their mean, the log of their geometric mean up to what all labels share; or with
+            weights the log of the sum of weight times probability.
+        """
+        counts = np.diff(self.example_ends, prepend=0)
+        starts, values = self.example_ends - counts, scores.astype(np.float64)
+        if self.log_weights is None:
+            return (np.add.reduceat(values, starts) / counts[:, None]).astype(np.float32)
+        summed = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
+        return summed.astype(np.float32)
 
 
 def store_inputs(
@@ -173,13 +238,13 @@ def store_inputs(
     verbalizer: Verbalizer,
     context: Context = ALONE,
 ) -> TokenizedInputs:
-    """Read a split's tokenised inputs, or make and write them.
+    """Read a split's tokenised inputs, or make and write them; of several processes one does.
 
     Args:
         root: Folder of the tokenised inputs of a task.
         split: Name of the split.
         fingerprint: All that determines the tokens.
-        make: Makes them; called in the main process only.
+        make: Makes them.
         examples: The split's examples.
         tokenizer: The reader's.
         verbalizer: Gives each label its target.
@@ -190,31 +255,20 @@ def store_inputs(
     """
     folder = artifact_dir(root, split, fingerprint)
     names = ("tokens", "segment_ends", "example_ends")
-    reused = is_finished(folder)
-    context.barrier()  # all have looked before the main process writes
-    if not reused and context.worker.is_main:
-        start = time.perf_counter()
+
+    def build(aside: Path) -> dict[str, Json]:
         made = make()
         for name in names:
-            write_array(folder / f"{name}.npy", getattr(made, name))
+            write_array(aside / f"{name}.npy", getattr(made, name))
         counts = {"examples": len(made), "segments": len(made.segment_ends)}
-        write_manifest(
-            folder,
-            stage=STAGE,
-            fingerprint=fingerprint,
-            counts={**counts, "tokens": len(made.tokens)},
-            seconds=time.perf_counter() - start,
-        )
-    context.barrier()
-    read_manifest(folder, stage=STAGE, fingerprint=fingerprint)
+        return {**counts, "tokens": len(made.tokens)}
+
+    build_once(folder, stage="inputs", fingerprint=fingerprint, build=build, context=context)
     arrays = [read_array(folder / f"{name}.npy") for name in names]
-    return TokenizedInputs.from_arrays(arrays, examples, tokenizer, verbalizer)
+    return TokenizedInputs(*_describe(examples, tokenizer, verbalizer), *arrays)
 
 
-logger = logging.getLogger(__name__)
-
-SEGMENT_ORDERS = ("evidence_first", "query_first")
-_CHUNK = 4096
+# Segments: a query and one evidence within the limit.
 
 
 @dataclass(frozen=True)
@@ -237,21 +291,6 @@ class SegmentLayout:
         at_least("max_segment_tokens", self.max_tokens, 1)
 
 
-@dataclass(frozen=True)
-class BuiltInputs:
-    """Reader inputs, and what did not fit.
-
-    Attributes:
-        inputs: One for each example, in order.
-        queries_cut: Examples whose own text was shortened.
-        evidence_cut: Evidence texts that were shortened, of all examples.
-    """
-
-    inputs: TokenizedInputs
-    queries_cut: int
-    evidence_cut: int
-
-
 def build_inputs(
     examples: Sequence[Example],
     evidence: Sequence[Sequence[str]],
@@ -259,8 +298,8 @@ def build_inputs(
     verbalizer: Verbalizer,
     *,
     layout: SegmentLayout,
-) -> BuiltInputs:
-    """Put examples and their evidence into segments that fit, as tokens.
+) -> TokenizedInputs:
+    """Put examples and their evidence into segments that fit, as tokens, in the order given.
 
     Args:
         examples: The queries.
@@ -268,9 +307,6 @@ def build_inputs(
         tokenizer: The reader's.
         verbalizer: Gives each label its target.
         layout: Template, order and limit.
-
-    Returns:
-        Inputs in the order given, and how many texts were shortened.
 
     Raises:
         ConfigError: If the template asks for a field that an example lacks, or leaves no room.
@@ -303,32 +339,27 @@ def build_inputs(
             join.num_cut,
             sum(map(len, evidence)),
         )
-    return BuiltInputs(
-        TokenizedInputs.of(examples, segments, tokenizer, verbalizer), queries_cut, join.num_cut
-    )
+    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
 
 
 class Join:
     """Puts a query and one evidence into one segment, and counts the evidence that it cut."""
 
     def __init__(self, end: int, layout: SegmentLayout) -> None:
-        """Take the end's token and the limit."""
         self._end = np.array([end], dtype=np.int32)
         self._is_first = layout.order == "query_first"
         self._room = layout.max_tokens - 1
         self.num_cut = 0
 
     def __call__(self, query: TokenIds, evidence: TokenIds) -> TokenIds:
-        """Give both, the evidence cut to the room that the query leaves."""
+        """Join both, the evidence cut to the room that the query leaves."""
         room = self._room - len(query)
-        if len(evidence) > room:
-            evidence = evidence[:room]
-            self.num_cut += 1
-        parts = (query, evidence) if self._is_first else (evidence, query)
+        self.num_cut += len(evidence) > room
+        parts = (query, evidence[:room]) if self._is_first else (evidence[:room], query)
         return np.concatenate([*parts, self._end])
 
     def close(self, query: TokenIds) -> TokenIds:
-        """Give the query alone."""
+        """Return the query alone."""
         return np.concatenate([query, self._end])
 
 
@@ -386,19 +417,6 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
     return layout.template.format_map(fields)
 
 
-def check_labels(inputs: TokenizedInputs, labels: Sequence[str]) -> None:
-    """Refuse inputs to learn from that lack a known label.
-
-    Raises:
-        DataError: If one has none, or one that the task does not know.
-    """
-    for name, label in zip(inputs.example_ids, inputs.labels, strict=True):
-        if label not in labels:
-            raise DataError(
-                f"example '{name}' has label {label!r}, the task knows: {', '.join(labels)}"
-            )
-
-
 # Inputs with demonstrations: a query, then one answered example of each label (LM-BFF).
 #
 # Gao et al. 2021, section 6 and eq. 5: T(x) and then, for each label, the template of a training
@@ -444,30 +462,22 @@ class Support:
         Returns:
             Places among the support's examples, (B, num_sets, C), the labels in order.
         """
-        near = [self._near(query, vectors, row, labels) for row, query in enumerate(queries)]
         drawn = np.empty((len(queries), self.num_sets, len(labels)), dtype=np.int64)
         for row, query in enumerate(queries):
+            near = []
+            for label in labels:
+                places = [
+                    place
+                    for place, example in enumerate(self.examples)
+                    if example.label == label and example.id != query.id
+                ]
+                if self.vectors is not None and vectors is not None:
+                    order = np.argsort(-(self.vectors[places] @ vectors[row]), kind="stable")
+                    places = [places[i] for i in order]
+                near.append(places[: max(1, int(len(places) * self.share))])
             draw = random.Random(f"{self.seed}/{query.id}")
-            for number in range(self.num_sets):
-                drawn[row, number] = [draw.choice(places) for places in near[row]]
+            drawn[row] = [[draw.choice(places) for places in near] for _ in range(self.num_sets)]
         return drawn
-
-    def _near(
-        self, query: Example, vectors: Vectors | None, row: int, labels: Sequence[str]
-    ) -> list[list[int]]:
-        """Give the places of each label's nearest examples, ties by place."""
-        found = []
-        for label in labels:
-            places = [
-                place
-                for place, example in enumerate(self.examples)
-                if example.label == label and example.id != query.id
-            ]
-            if self.vectors is not None and vectors is not None:
-                nearness = self.vectors[places] @ vectors[row]
-                places = [places[i] for i in np.argsort(-nearness, kind="stable")]
-            found.append(places[: max(1, int(len(places) * self.share))])
-        return found
 
 
 def build_demonstrated(
@@ -498,120 +508,68 @@ def build_demonstrated(
         DataError: If a query has a label that the verbalizer does not know.
     """
     texts, _ = fit_queries(queries, tokenizer, layout)
-    asked = tokenize_parts(texts, tokenizer, is_first=True)
     room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
-    try:
-        shown = _demonstrations(support, tokenizer, verbalizer, room=room, template=layout.template)
-    except ConfigError:
-        raise ConfigError(
-            f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
-            f"demonstrations {room - 1} tokens, too few for the template itself "
-            f"({layout.template!r}): raise it"
-        ) from None
-    end = np.array([tokenizer.eos_token_id], dtype=np.int32)
+    shown: list[TokenIds] = []
+    for example in support:
+        word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
+        template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
+        filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
+        try:
+            text, _ = fit_queries([example], tokenizer, filled)
+        except ConfigError:
+            raise ConfigError(
+                f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
+                f"demonstrations {room - 1} tokens, too few for the template itself "
+                f"({layout.template!r}): raise it"
+            ) from None
+        shown += tokenize_parts(text, tokenizer, is_first=False)
+    join = Join(tokenizer.eos_token_id, layout)
     segments = [
-        [np.concatenate([query, *(shown[place] for place in places), end]) for places in sets]
-        for query, sets in zip(asked, drawn.tolist(), strict=True)
+        [
+            join.close(np.concatenate([query, *(shown[place] for place in places)]))
+            for places in sets
+        ]
+        for query, sets in zip(
+            tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
+        )
     ]
     return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)
 
 
-def _demonstrations(
-    support: Sequence[Example],
-    tokenizer: Any,
-    verbalizer: Verbalizer,
-    *,
-    room: int,
-    template: str,
-) -> list[TokenIds]:
-    """Tokenise each support example with its word in the slot, as it follows other text."""
-    shown: dict[str, TokenIds] = {}
-    for label, word in verbalizer.words.items():
-        mine = [example for example in support if example.label == label]
-        filled = SegmentLayout(_fill(template, word), max_tokens=room)
-        texts, _ = fit_queries(mine, tokenizer, filled)
-        ids = tokenize_parts(texts, tokenizer, is_first=False)
-        shown |= {example.id: tokens for example, tokens in zip(mine, ids, strict=True)}
-    return [shown[example.id] for example in support]
-
-
-def _fill(template: str, word: str) -> str:
-    """Put a word into a template's slot, or behind a template without one."""
-    plain = word.replace("{", "{{").replace("}", "}}")  # it stays a template for the fields
-    return template.replace(SLOT, plain) if SLOT in template else f"{template} {plain}"
-
-
 def repeat_sets(inputs: TokenizedInputs) -> TokenizedInputs:
-    """Give each set as an example to train on, all examples' first sets first.
+    """Return each set as an example to train on, all examples' first sets first.
 
     Its name tells the set: "train-7/2".
     """
     num_sets = len(inputs.segment_ends) // max(len(inputs), 1)
-    order = np.arange(len(inputs.segment_ends)).reshape(len(inputs), num_sets).T.ravel()
-    rows = [(place // num_sets, place % num_sets) for place in order.tolist()]
-    segments = [inputs[row].segments[number] for row, number in rows]
-    return TokenizedInputs(
+    rows = [(row, number) for number in range(num_sets) for row in range(len(inputs))]
+    return TokenizedInputs.pack(
         [f"{inputs.example_ids[row]}/{number}" for row, number in rows],
         [inputs.labels[row] for row, _ in rows],
         inputs.targets,
-        np.concatenate(segments),
-        np.cumsum([len(segment) for segment in segments], dtype=np.int64),
-        np.arange(1, len(segments) + 1),
+        [[inputs[row].segments[number]] for row, number in rows],
     )
 
 
 # Batches of tokenised inputs: segments in groups of like length, targets padded.
 
 
-@dataclass(frozen=True)
-class ReaderBatch:
-    """A batch of B examples.
+def collate(
+    rows: Sequence[TokenizedInput], *, pad_token_id: int, cost: GroupCost
+) -> dict[str, Any]:
+    """Make a batch: the arguments of `FusionReader.forward`, and the examples' ids.
 
-    Attributes:
-        packed: Their segments.
-        labels: (B, T) int64, -100 where padded; None if an example has no label.
-        example_ids: Which examples they are.
-    """
+    The ids are for whoever has to name a batch; the reader does not take them.
 
-    packed: PackedSegments
-    labels: Tensor | None
-    example_ids: tuple[str, ...]
-
-    def to(self, device: torch.device) -> "ReaderBatch":
-        """Copy to a device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        return replace(self, packed=self.packed.to(device), labels=labels)
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Makes batches of tokenised inputs.
-
-    Attributes:
+    Args:
+        rows: Labelled examples; their number of segments may differ.
         pad_token_id: The tokenizer's.
         cost: What decides how segments are grouped.
     """
-
-    pad_token_id: int
-    cost: GroupCost
-
-    def __call__(self, rows: Sequence[TokenizedInput]) -> ReaderBatch:
-        """Group the segments and pad the targets; N and L may differ from row to row."""
-        packed = pack_segments(
-            [row.segments for row in rows], pad_token_id=self.pad_token_id, cost=self.cost
-        )
-        targets = [row.target for row in rows if row.target is not None]
-        labels = pad_targets(targets) if len(targets) == len(rows) else None
-        return ReaderBatch(packed, labels, tuple(row.example_id for row in rows))
-
-    def as_inputs(self, rows: Sequence[TokenizedInput]) -> dict[str, Any]:
-        """Give a batch as the Trainer passes it on: the reader's arguments, and the examples' ids.
-
-        The ids are for whoever has to name a batch; the reader does not take them.
-        """
-        batch = self(rows)
-        named = {**batch.packed.as_inputs(), "example_ids": batch.example_ids}
-        return named if batch.labels is None else {**named, "labels": batch.labels}
+    packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
+    targets = [row.target for row in rows if row.target is not None]
+    ids = tuple(row.example_id for row in rows)
+    return {**packed.as_inputs(), "labels": pad_targets(targets), "example_ids": ids}
 
 
 def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:

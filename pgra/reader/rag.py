@@ -5,7 +5,7 @@ p(z|x) in proportion to exp(d(z)'q(x)). Passages' vectors d(z) stay as the index
 2.4); the query encoder q gets gradients through p(z|x).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.functional import normalize as unit_length
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from pgra.core import MISSING_ROW, Candidates, Example, Rows, Scores
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
 from pgra.encoders.encoder import Encoder, pool
 from pgra.errors import ModelError
 from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
@@ -29,6 +29,7 @@ from pgra.reader.fid import IGNORED, FusionReader
 from pgra.reader.inputs import (
     Join,
     SegmentLayout,
+    SeparateInputs,
     TokenizedInput,
     TokenizedInputs,
     build_inputs,
@@ -36,9 +37,9 @@ from pgra.reader.inputs import (
     pad_targets,
     tokenize_parts,
 )
+from pgra.reader.predict import T5Classifier
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
-_PREFIX = "query_encoder."
 
 
 class QueryEncoder(nn.Module):
@@ -125,7 +126,7 @@ class RagReader(FusionReader):
         Raises:
             ModelError: As `FusionReader.from_name`.
         """
-        reader = cls(FusionReader.from_name(name).t5, QueryEncoder(encoder), num_evidence)
+        reader = cls(FusionReader.from_name(name).model, QueryEncoder(encoder), num_evidence)
         path = Path(name) / QUERY_ENCODER_FILE
         if path.is_file():
             reader.query_encoder.model.load_state_dict(load_file(path))
@@ -160,8 +161,8 @@ class RagReader(FusionReader):
             query_mask: Which of these are real tokens.
             vectors: The candidates'.
             known: Which candidates there are.
-            read: Gives the segments of chosen candidates, (B, N), each packed as an example of its
-                own, query after query.
+            read: Packs the segments of chosen candidates, (B, N), each as an example of its own,
+                query after query.
             labels: (B, T) int64, `IGNORED` where padded.
             num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
 
@@ -170,45 +171,11 @@ class RagReader(FusionReader):
             a target token.
         """
         chosen, log_weights = self.weigh(Pools(query_ids, query_mask, vectors, known))
-        encoded, mask = self.fuse(read(chosen.cpu().numpy()).to(chosen.device))
-        rows = labels.repeat_interleave(self.num_evidence, dim=0)  # (B * N, T)
-        logits = self.t5(
-            encoder_outputs=encoded,
-            attention_mask=mask[:, None, None],
-            decoder_input_ids=self.t5.prepare_decoder_input_ids_from_labels(rows),
-            use_cache=False,
-        ).logits.float()  # (B * N, T, V)
-        losses = cross_entropy(
-            logits.transpose(1, 2), rows, ignore_index=IGNORED, reduction="none"
-        ).sum(dim=1)  # -log p(y|x,z), (B * N,)
-        marginal = torch.logsumexp(log_weights - losses.view_as(log_weights), dim=1)  # (B,)
+        fused = self.fuse(read(chosen.cpu().numpy()).to(chosen.device))
+        scores = self.score_targets(fused, labels.repeat_interleave(self.num_evidence, dim=0))
+        marginal = torch.logsumexp(log_weights + scores.view_as(log_weights), dim=1)  # (B,)
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return Seq2SeqLMOutput(loss=-marginal.sum() / count)
-
-    def state_dict(
-        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
-    ) -> Any:
-        """Give the T5's weights under the T5's names, and the query encoder's."""
-        weights = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        mine = self.query_encoder.model.state_dict(keep_vars=keep_vars)
-        weights.update({f"{prefix}{_PREFIX}{name}": tensor for name, tensor in mine.items()})
-        return weights
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        strict: bool = True,  # noqa: FBT001, FBT002  torch's own signature
-        assign: bool = False,  # noqa: FBT001, FBT002
-    ) -> Any:
-        """Load both models' weights.
-
-        Raises:
-            RuntimeError: If strict and a weight is missing or unknown.
-        """
-        mine = {n.removeprefix(_PREFIX): t for n, t in state_dict.items() if n.startswith(_PREFIX)}
-        self.query_encoder.model.load_state_dict(mine, strict=strict, assign=assign)
-        theirs = {name: t for name, t in state_dict.items() if not name.startswith(_PREFIX)}
-        return super().load_state_dict(theirs, strict=strict, assign=assign)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write a plain T5 folder, and the query encoder's weights in a file of their own."""
@@ -217,68 +184,6 @@ class RagReader(FusionReader):
         save_file(
             {n: t.contiguous().cpu() for n, t in weights.items()}, folder / QUERY_ENCODER_FILE
         )
-
-
-# Inputs whose segments the reader reads each alone; an example's score is made of all of theirs.
-#
-# Where Fusion-in-Decoder reads an example's segments together, LM-BFF asks about each and averages
-# (Gao et al. 2021, section 6.1), and RAG sums over them (Lewis et al. 2020, section 2.1).
-
-
-@dataclass(frozen=True)
-class SeparateInputs(TokenizedInputs):
-    """A split's examples, each of whose segments is read alone.
-
-    Attributes:
-        log_weights: log p(segment | example), (S,) float64, for a sum of chances; None for the mean
-            of log-probabilities.
-    """
-
-    log_weights: npt.NDArray[np.float64] | None = None
-
-    @classmethod
-    def over(
-        cls, inputs: TokenizedInputs, log_weights: npt.NDArray[np.float64] | None = None
-    ) -> "SeparateInputs":
-        """Take inputs that would be read together.
-
-        Raises:
-            ValueError: If there are not as many weights as segments.
-        """
-        if log_weights is not None and len(log_weights) != len(inputs.segment_ends):
-            raise ValueError(f"{len(log_weights)} weights, {len(inputs.segment_ends)} segments")
-        return cls(**vars(inputs), log_weights=log_weights)
-
-    def alone(self) -> TokenizedInputs:
-        """Give each segment as an example of its own, under its example's name."""
-        counts = np.diff(self.example_ends, prepend=0)
-        owners = np.repeat(np.arange(len(self)), counts).tolist()
-        return TokenizedInputs(
-            [self.example_ids[owner] for owner in owners],
-            [self.labels[owner] for owner in owners],
-            self.targets,
-            self.tokens,
-            self.segment_ends,
-            np.arange(1, len(self.segment_ends) + 1),
-        )
-
-    def combine(self, scores: Scores) -> Scores:
-        """Make each example's scores of its segments'.
-
-        Args:
-            scores: Log-probability of each label given each segment alone, (S, C).
-
-        Returns:
-            (B, C): their mean, the log of their geometric mean up to what all labels share; or with
-            weights the log of the sum of weight times probability.
-        """
-        starts = self.example_ends - np.diff(self.example_ends, prepend=0)
-        values = scores.astype(np.float64)
-        if self.log_weights is None:
-            counts = np.diff(self.example_ends, prepend=0)[:, None]
-            return (np.add.reduceat(values, starts) / counts).astype(np.float32)
-        summed = np.logaddexp.reduceat(values + self.log_weights[:, None], starts)
-        return summed.astype(np.float32)
 
 
 # Inputs whose evidence the reader itself chooses among an example's candidates, as RAG's does.
@@ -333,7 +238,7 @@ class PooledInputs(TokenizedInputs):
         places: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
     """
 
-    queries: Sequence[TokenIds]
+    queries: Sequence[npt.NDArray[np.int64]]
     encoder_pad: int
     asked: Sequence[TokenIds]
     shown: Sequence[TokenIds]
@@ -356,13 +261,30 @@ class PooledInputs(TokenizedInputs):
             return super().__getitem__(row).segments[0]
         return self.join(self.asked[row], self.shown[place])
 
+    def pack_chosen(
+        self,
+        rows: Sequence[int],
+        chosen: npt.NDArray[np.int64],
+        *,
+        pad_token_id: int,
+        cost: GroupCost,
+    ) -> PackedSegments:
+        """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
+        places = np.take_along_axis(self.places[list(rows)], chosen, axis=1)
+        lines = zip(rows, places.tolist(), strict=True)
+        segments = [[self.segment(row, place)] for row, line in lines for place in line]
+        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+
     def pool(self, rows: Sequence[int]) -> Pools:
         """Give some examples as the reader weighs their candidates."""
-        ids, mask = _pad([self.queries[row] for row in rows], self.encoder_pad)
+        queries = [torch.from_numpy(self.queries[row]) for row in rows]
+        ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
+        lengths = torch.tensor([len(query) for query in queries])
         places = self.places[list(rows)]  # (B, K)
         known = places != MISSING_ROW
         known[:, 0] = True  # a query without candidates is read alone
         vectors = torch.from_numpy(self.passages.vectors[places])
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
         return Pools(ids, mask, vectors, torch.from_numpy(known))
 
 
@@ -390,9 +312,7 @@ def build_pooled(
     Raises:
         PgraError: As `build_inputs`.
     """
-    alone = build_inputs(
-        examples, [[] for _ in examples], tokenizer, verbalizer, layout=layout
-    ).inputs
+    alone = build_inputs(examples, [[] for _ in examples], tokenizer, verbalizer, layout=layout)
     is_first = layout.order == "query_first"
     texts, _ = fit_queries(examples, tokenizer, layout)
     places = np.searchsorted(passages.rows, candidates)
@@ -403,7 +323,7 @@ def build_pooled(
     ).input_ids
     return PooledInputs(
         **vars(alone),
-        queries=[np.array(ids, dtype=np.int32) for ids in read],
+        queries=[np.array(ids) for ids in read],
         encoder_pad=encoder.tokenizer.pad_token_id,
         asked=tokenize_parts(texts, tokenizer, is_first=is_first),
         shown=tokenize_parts(passages.texts, tokenizer, is_first=not is_first),
@@ -424,30 +344,12 @@ def collate_pooled(
         cost: How segments are grouped.
     """
     inputs, numbers = rows[0].pools, [row.row for row in rows]
-    targets = [row.target for row in rows if row.target is not None]
     return {
         **vars(inputs.pool(numbers)),
-        "read": partial(_pack, inputs, numbers, pad_token_id, cost),
-        "labels": pad_targets(targets),
+        "read": partial(inputs.pack_chosen, numbers, pad_token_id=pad_token_id, cost=cost),
+        "labels": pad_targets([row.target for row in rows if row.target is not None]),
         "example_ids": tuple(row.example_id for row in rows),
     }
-
-
-def _pack(
-    inputs: PooledInputs,
-    numbers: Sequence[int],
-    pad_token_id: int,
-    cost: GroupCost,
-    chosen: npt.NDArray[np.int64],
-) -> PackedSegments:
-    """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
-    places = np.take_along_axis(inputs.places[list(numbers)], chosen, axis=1)
-    segments = [
-        [inputs.segment(number, place)]
-        for number, line in zip(numbers, places.tolist(), strict=True)
-        for place in line
-    ]
-    return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -486,23 +388,25 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> Chosen:
     segments = [
         [inputs.segment(row, place) for place in line] for row, line in enumerate(places.tolist())
     ]
-    joined = TokenizedInputs(
-        inputs.example_ids,
-        inputs.labels,
-        inputs.targets,
-        np.concatenate([segment for found in segments for segment in found]),
-        np.cumsum([len(s) for found in segments for s in found], dtype=np.int64),
-        np.arange(1, len(inputs) + 1) * N,
-    )
+    joined = TokenizedInputs.pack(inputs.example_ids, inputs.labels, inputs.targets, segments)
     rows = np.where(places == MISSING_ROW, MISSING_ROW, inputs.passages.rows[places])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
     return Chosen(SeparateInputs.over(joined, weights.ravel()), evidence)
 
 
-def _pad(lines: Sequence[TokenIds], pad: int) -> tuple[Tensor, Tensor]:
-    """Pad tokens to the longest, (B, L) int64, and say which are real, (B, L) bool."""
-    lengths = np.array([len(line) for line in lines])
-    ids = np.full((len(lines), lengths.max()), pad, dtype=np.int64)
-    for row, line in enumerate(lines):
-        ids[row, : len(line)] = line
-    return torch.from_numpy(ids), torch.from_numpy(np.arange(ids.shape[1]) < lengths[:, None])
+@dataclass(frozen=True)
+class RagClassifier(T5Classifier):
+    """A RAG reader that decides a task's labels."""
+
+    module: RagReader
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Make batches of `PooledInput`."""
+        cost = GroupCost.on(device, is_training=True)
+        return partial(collate_pooled, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
+
+    def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
+        """Score examples; the evidence of those that have candidates is chosen first."""
+        if isinstance(inputs, PooledInputs):
+            inputs = choose_evidence(self.module, inputs).inputs
+        return super().score(inputs, context)

@@ -12,8 +12,8 @@ from typing import Any, Self
 import torch
 
 from pgra import __version__
-from pgra.artifacts import file_checksum, package_versions, write_json
-from pgra.core import Example, Json, Prediction
+from pgra.artifacts import find_damage, package_versions, record_file, write_json
+from pgra.core import Context, Example, Json, Prediction
 from pgra.data.read import is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.lm.batching import PackedSegments
@@ -21,16 +21,10 @@ from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import Query, SegmentLayout, TokenizedInputs, build_inputs, read_queries
-from pgra.reader.predict import (
-    Calibration,
-    Decision,
-    batch_tokens_on,
-    map_batches,
-    predict,
-    score_with_attention,
-)
+from pgra.reader.predict import Decision, T5Classifier
 
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
@@ -38,6 +32,7 @@ FORMAT = 1
 OWN_INPUTS = ("lm-bff", "rag")
 """Systems whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
+_AGAIN = "copy the folder again, or train again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +75,24 @@ class ReaderRecord:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Give the labels in the task's order."""
+        """The labels in the task's order."""
         return tuple(self.words)
 
     @property
     def verbalizer(self) -> Verbalizer:
-        """Give the reader's words."""
+        """The reader's words."""
         return Verbalizer(self.words, self.layout.template)
 
     @property
     def decision(self) -> Decision:
-        """Give how labels are decided, with the fitted temperature."""
+        """How labels are decided, with the fitted temperature."""
         return Decision(self.decode, self.length_normalize, self.calibration.temperature)
 
 
 def write_record(folder: Path, record: ReaderRecord) -> None:
     """Finish a reader's folder: say what it is, with the checksums of its files."""
     files = {
-        path.name: {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
+        path.name: record_file(path)
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name not in _OTHERS and not path.name.startswith(".")
     }
@@ -110,7 +105,7 @@ def find_reader(folder: Path) -> Path:
     """Find the reader's folder in a run, or take it as it is.
 
     Raises:
-        ArtifactError: If there is no whole one; it is said how to go on.
+        ArtifactError: If there is no whole one, with how to go on.
     """
     for place in (folder, folder / READER_FOLDER):
         if (place / RECORD_FILE).is_file():
@@ -144,81 +139,48 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
     path = home / RECORD_FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(values, dict) or "format" not in values:
-        raise _damaged(path, "it does not say its format")
-    if values["format"] != FORMAT:
-        raise ArtifactError(
-            f"{path} has format {values['format']}, this pgra ({__version__}) reads {FORMAT}: "
-            "update pgra, or train again"
-        )
-    try:
+        made_as = values["format"]
+        if made_as != FORMAT:
+            raise ArtifactError(
+                f"{path} has format {made_as}, this pgra ({__version__}) reads {FORMAT}: "
+                "update pgra, or train again"
+            )
         record = _parse(values)
-        if verify:
-            _check_files(home, values["files"])
+        for name, what in find_damage(home, values["files"]) if verify else ():
+            raise ArtifactError(f"{home / name} {what}: {_AGAIN}")
     except ArtifactError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, PgraError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path} is damaged ({why}): {_AGAIN}") from None
     return record
 
 
 def _parse(values: Mapping[str, Any]) -> ReaderRecord:
-    prompt, words = values["prompt"], values["words"]
-    if list(words) != values["labels"]:
+    fields = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
+    if list(fields["words"]) != values["labels"]:
         raise ValueError("words and labels differ")
+    calibration = Calibration(**fields["calibration"])
+    if not calibration.temperature > 0:
+        raise ValueError(f"temperature is {calibration.temperature}")
+    prompt = fields["prompt"]
     if prompt is not None:
         template = prompt["template"]
         body = PromptTemplate(template["body"], template["answer"], tuple(template["inputs"]))
         first, *others = (
-            FewShotPrompt(body, one["prefix"], tuple(one["exemplar_ids"]))
-            for one in (prompt, *prompt.get("others", ()))
+            FewShotPrompt(body, draw["prefix"], tuple(draw["exemplar_ids"]))
+            for draw in (prompt, *prompt.get("others", ()))
         )
         prompt = replace(first, others=tuple(others))
-    calibration = Calibration(**values["calibration"])
-    if not calibration.temperature > 0:
-        raise ValueError(f"temperature is {calibration.temperature}")
-    return ReaderRecord(
-        task=values["task"],
-        inputs=tuple(values["inputs"]),
-        metric=values["metric"],
-        words=words,
-        layout=SegmentLayout(**values["layout"]),
-        decode=values["decode"],
-        length_normalize=values["length_normalize"],
-        calibration=calibration,
-        num_evidence=int(values["num_evidence"]),
-        method=values["method"],
-        prompt=prompt,
-        base_model=values["base_model"],
-        seed=int(values["seed"]),
-        arguments=values["arguments"],
-        fingerprints=values["fingerprints"],
-    )
-
-
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, known in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactError(f"{path} is missing: copy the folder again, or train again")
-        if path.stat().st_size != known["bytes"] or file_checksum(path) != known["checksum"]:
-            raise ArtifactError(
-                f"{path} is damaged (it is not what was written): copy the folder again, or train "
-                "again"
-            )
-
-
-def _damaged(path: Path, why: str) -> ArtifactError:
-    return ArtifactError(f"{path} is damaged ({why}): copy the folder again, or train again")
+    fields |= {"layout": SegmentLayout(**fields["layout"]), "calibration": calibration}
+    return ReaderRecord(**{**fields, "inputs": tuple(fields["inputs"]), "prompt": prompt})
 
 
 def check_reads_any(record: ReaderRecord) -> None:
     """Refuse a reader whose inputs only its own system makes.
 
     Raises:
-        ConfigError: If it is one; the way to measure it is named.
+        ConfigError: If it is one, with how to measure it.
     """
     system = record.arguments.get("runtime", {}).get("system", "pgra")
     if system in OWN_INPUTS:
@@ -229,25 +191,21 @@ def check_reads_any(record: ReaderRecord) -> None:
         )
 
 
-# A trained reader, used: queries and evidence in, labels out. It needs its folder and no more.
-
-
 Evidence = Sequence[Sequence[str]]
 """Texts for each query."""
 
 
 class Reader:
-    """A trained reader.
+    """A trained reader, used: queries and evidence in, labels out.
 
     Attributes:
         record: What it was trained for and with.
-        model: The T5 that reads.
-        tokenizer: Its tokenizer.
+        classifier: What scores its labels.
     """
 
     def __init__(self, record: ReaderRecord, model: FusionReader, tokenizer: Any) -> None:
-        self.record, self.model, self.tokenizer = record, model, tokenizer
-        self._batch_tokens = batch_tokens_on(model.device)
+        self.record = record
+        self.classifier = T5Classifier(model, tokenizer, record.verbalizer, record.decision)
 
     @classmethod
     def load(cls, folder: str | Path, *, device: str = "auto") -> Self:
@@ -271,17 +229,17 @@ class Reader:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Give the task's labels, in its order."""
+        """The task's labels, in its order."""
         return self.record.labels
 
     @property
     def temperature(self) -> float:
-        """Give what scores are divided by before the softmax over labels."""
+        """What scores are divided by before the softmax over labels."""
         return self.record.calibration.temperature
 
     @property
     def num_evidence(self) -> int:
-        """Give how much evidence a query had in training; 0 for a plain T5."""
+        """How much evidence a query had in training; 0 for a plain T5."""
         return self.record.num_evidence
 
     def predict(
@@ -303,15 +261,7 @@ class Reader:
             ConfigError: If a query is not what the task takes, or a reader that was trained with
                 evidence is given none and `[]` does not say that this is meant.
         """
-        return predict(
-            self.model,
-            self.tokenizer,
-            self._inputs(queries, evidence),
-            self.record.verbalizer,
-            decision=self.record.decision,
-            batch_tokens=self._batch_tokens,
-            progress=progress,
-        )
+        return self.classifier.predict(self._inputs(queries, evidence), Context(progress=progress))
 
     def attention(
         self, queries: Sequence[Query], evidence: Evidence | None = None
@@ -326,14 +276,8 @@ class Reader:
             For each query a share of the cross-attention for each evidence; they add up to 1. A
             query without evidence has none.
         """
-        shares = score_with_attention(
-            self.model,
-            self.tokenizer,
-            self._inputs(queries, evidence),
-            self.record.verbalizer,
-            decision=self.record.decision,
-            batch_tokens=self._batch_tokens,
-        ).shares
+        inputs = self._inputs(queries, evidence)
+        shares = self.classifier.attend(inputs, Context(progress=False)).shares
         found = evidence or [[] for _ in queries]
         return [part if texts else [] for part, texts in zip(shares, found, strict=True)]
 
@@ -354,20 +298,16 @@ class Reader:
             **options: As `transformers.GenerationMixin.generate` takes them (`num_beams`,
                 `do_sample`, ...).
         """
+        model, tokenizer = self.classifier.module, self.classifier.tokenizer
 
         def work(_: list[int], packed: PackedSegments) -> list[str]:
-            written = self.model.generate(packed, max_new_tokens=max_new_tokens, **options)
-            texts = self.tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
+            written = model.generate(packed, max_new_tokens=max_new_tokens, **options)
+            texts = tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
             return [text.strip() for text in texts]
 
+        inputs = self._inputs(queries, evidence)
         with torch.inference_mode():
-            return map_batches(
-                self.model,
-                self._inputs(queries, evidence),
-                work,
-                pad_token_id=self.tokenizer.pad_token_id,
-                batch_tokens=self._batch_tokens,
-            )
+            return self.classifier.map_batches(inputs, work, Context(progress=False))
 
     def examples(self, queries: Sequence[Query]) -> list[Example]:
         """Give queries the task's fields.
@@ -378,29 +318,22 @@ class Reader:
         return read_queries(queries, task=self.record.task, inputs=self.record.inputs)
 
     def _inputs(self, queries: Sequence[Query], evidence: Evidence | None) -> TokenizedInputs:
-        examples = self.examples(queries)
-        found = self._evidence(len(examples), evidence)
-        record = self.record
-        return build_inputs(
-            examples, found, self.tokenizer, record.verbalizer, layout=record.layout
-        ).inputs
-
-    def _evidence(self, num_queries: int, evidence: Evidence | None) -> Evidence:
+        examples, record = self.examples(queries), self.record
         if evidence is None and self.num_evidence:
             raise ConfigError(
                 f"this reader was trained with {self.num_evidence} evidence texts a query, and "
                 "none are given: give evidence=[[...], ...], a list of texts for each query (pgra "
                 "predict finds them), or evidence=[] to read without on purpose"
             )
-        if not evidence:
-            return [[] for _ in range(num_queries)]
-        if len(evidence) != num_queries:
+        evidence = evidence or [[] for _ in examples]
+        if len(evidence) != len(examples):
             raise ConfigError(
-                f"evidence holds {len(evidence)} lists, there are {num_queries} queries: give one "
-                "list of texts for each"
+                f"evidence holds {len(evidence)} lists, there are {len(examples)} queries: give "
+                "one list of texts for each"
             )
-        for place, texts in enumerate(evidence):
+        for row, texts in enumerate(evidence):
             is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
             if not is_list or not all(isinstance(text, str) and is_utf8(text) for text in texts):
-                raise ConfigError(f"evidence {place} is {texts!a}: give a list of clean texts")
-        return evidence
+                raise ConfigError(f"evidence {row} is {texts!a}: give a list of clean texts")
+        tokenizer, layout = self.classifier.tokenizer, record.layout
+        return build_inputs(examples, evidence, tokenizer, record.verbalizer, layout=layout)

@@ -4,11 +4,9 @@ import fnmatch
 import json
 import logging
 import os
-import shutil
 import signal
 import threading
 import time
-import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +21,10 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
-from pgra.artifacts import sync_folder
 from pgra.core import cpu_group
 from pgra.errors import ArtifactError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.fid import FusionReader
+from pgra.reader.module import ReaderModule
 
 # Stops a training so that the same command goes on: at a signal, or when its time is up.
 #
@@ -183,21 +180,6 @@ def early_stopping_count(saved: Any) -> int:
 _STATE_FILE = "trainer_state.json"
 
 
-def save_reader(reader: FusionReader, tokenizer: Any, folder: Path) -> None:
-    """Write a plain T5 folder with its tokenizer, aside and renamed; an older one is replaced."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{uuid.uuid4().hex[:8]}.partial")
-    try:
-        reader.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Path | None:
     """Find the last whole checkpoint; one that was being written when a run died is passed over.
 
@@ -250,59 +232,56 @@ def _reads_to_its_end(path: Path) -> bool:
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find what `resume_from_checkpoint` names: a folder, "true" for the last whole one, or none.
+    """Find what `resume_from_checkpoint` names: see `train.fit`.
 
     A folder of another run is where this one began: its own checkpoints then come first.
 
     Raises:
-        ArtifactError: If there is no such checkpoint, or if none is asked for and the output folder
-            holds another run's.
+        ArtifactError: If there is no such checkpoint, if the output folder holds some and "false"
+            wants none, or if the best weights of its run are lost.
     """
     output_dir = Path(str(arguments.output_dir))
     last = last_checkpoint(output_dir, num_processes=arguments.world_size)
-    asked = str(arguments.resume_from_checkpoint or "")
-    if asked.lower() in ("", "false"):
-        if last is not None:
-            raise ArtifactError(
-                f"{output_dir} holds checkpoints ({last.name}): go on from there with "
-                "--resume_from_checkpoint true, or choose another output_dir"
-            )
-        return None
-    if asked.lower() == "true":
-        if last is None:
-            raise ArtifactError(
-                f"{output_dir} holds no whole checkpoint to resume from{_faults(output_dir)}: "
-                "leave --resume_from_checkpoint out"
-            )
-        return _with_best(last, arguments)
-    folder = Path(asked)
-    if last is not None and folder.resolve().parent != output_dir.resolve():
+    requested = str(arguments.resume_from_checkpoint or "")
+    folder = Path(requested)
+    if requested.lower() == "false" and last is not None:
+        raise ArtifactError(
+            f"{output_dir} holds checkpoints ({last.name}): go on from there with "
+            "--resume_from_checkpoint true, or choose another output_dir"
+        )
+    if requested.lower() == "true" and last is None:
+        raise ArtifactError(
+            f"{output_dir} holds no whole checkpoint to resume from{_faults(output_dir)}: "
+            "leave --resume_from_checkpoint out"
+        )
+    if requested.lower() in ("", "true", "false"):
+        checkpoint = last
+    elif last is not None and folder.resolve().parent != output_dir.resolve():
         logger.info("going on from %s, which this run made after %s", last, folder)
-        return _with_best(last, arguments)
-    fault = _fault(folder, arguments.world_size)
-    if fault:
+        checkpoint = last
+    elif fault := _fault(folder, arguments.world_size):
         raise ArtifactError(
             f"{folder} is no whole checkpoint ({fault}): give a checkpoint-STEP folder, or true "
             "for the last one"
         )
-    return _with_best(folder, arguments)
+    else:
+        checkpoint = folder
+    if checkpoint is None:
+        return None
+    logger.info("run: going on from %s", checkpoint)
+    best = read_state(checkpoint).best_model_checkpoint
+    if arguments.load_best_model_at_end and best and best_checkpoint(checkpoint) is None:
+        raise ArtifactError(
+            f"{checkpoint} tells of a better one, {best}, that is gone or "
+            "damaged: bring it back, or choose another output_dir"
+        )
+    return checkpoint
 
 
 def _faults(output_dir: Path) -> str:
     """Say what is wrong with the checkpoints that there are, in brackets."""
     folders = sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
     return "".join(f" ({folder.name}: {_fault(folder)})" for folder in folders[:1])
-
-
-def _with_best(checkpoint: Path, arguments: ReaderTrainingArguments) -> Path:
-    """Refuse a checkpoint whose run could not end with its best weights."""
-    told = read_state(checkpoint).best_model_checkpoint
-    if arguments.load_best_model_at_end and told and best_checkpoint(checkpoint) is None:
-        raise ArtifactError(
-            f"{checkpoint} tells of a better one, {told}, that is gone or "
-            "damaged: bring it back, or choose another output_dir"
-        )
-    return checkpoint
 
 
 def read_state(checkpoint: Path) -> Any:
@@ -340,9 +319,9 @@ def is_finished(checkpoint: Path, arguments: ReaderTrainingArguments) -> bool:
     return state.global_step >= state.max_steps or (patience is not None and waited >= patience)
 
 
-def load_weights(reader: FusionReader, checkpoint: Path) -> None:
-    """Put a checkpoint's weights into a reader."""
+def load_weights(module: ReaderModule, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into a module."""
     weights: dict[str, Any] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         weights.update(load_file(path))
-    reader.load_state_dict(weights)
+    module.load_state_dict(weights)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.core import Scores
-from pgra.reader.predict import label_chances, negative_log_likelihood
+from pgra.reader.calibrate import label_chances, negative_log_likelihood
 
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 _Counts = npt.NDArray[np.int64]

@@ -22,6 +22,7 @@ from pgra.artifacts import (
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.errors import ArtifactError
+from pgra.reader.fields import NOT_DECIDING
 from pgra.report.metrics import METRICS, RIGHT, WRONG, Discordant, Gaps, bootstrap_interval, measure
 from pgra.report.text_metrics import SUBSETS, bleu_of_counts
 
@@ -720,34 +721,6 @@ _UNUSED = {
     "random": ("rerank",),
 }
 _STILL_USED = (*_EXEMPLARS, "num_evidence")
-TRAINING_NOT_DECIDING = frozenset(
-    {
-        # Where: folders, names, the Hub.
-        *("output_dir", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),
-        *("trackio_static_space_id", "push_to_hub", "hub_token", "hub_private_repo"),
-        *("hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
-        # On which machine. How many processes train together is compared by itself.
-        *("use_cpu", "local_rank", "ddp_backend", "ddp_timeout"),
-        # How much is logged, how often, how loud. (A missing eval_steps is resolved before.)
-        *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
-        *("log_on_each_node", "log_level", "log_level_replica", "disable_tqdm", "report_to"),
-        *("include_num_input_tokens_seen", "skip_memory_metrics"),
-        # How often a run is saved, when it pauses, where it goes on: going on is bit-exact, and the
-        # best checkpoint is always kept (with it, save_steps is eval_steps, which decides).
-        *("save_steps", "save_total_limit", "save_on_each_node", "resume_from_checkpoint"),
-        "max_train_minutes",
-        # Memory and speed of the same computation: what is computed twice, who reads batches.
-        *("activation_checkpointing", "gradient_checkpointing", "torch_empty_cache_steps"),
-        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
-        "dataloader_multiprocessing_context",
-        # Asked by nobody: a run always trains, measures and predicts.
-        *("do_train", "do_eval", "do_predict"),
-        # Of lm-bff, in the fingerprints of its examples and demonstrations.
-        *("num_shots", "exemplar_sets", "exemplar_share"),
-    }
-)
-"""The Trainer's arguments that change no weight and no prediction. All others decide a run, so a
-new one of a later `transformers` does too, until it is declared here."""
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PLACES = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
@@ -931,7 +904,7 @@ def _decides(system: str, section: str, name: str) -> bool:
         return False
     if section == "training" and name in _SHOTS:
         return system == "lm-bff"
-    return section != "training" or name not in {*TRAINING_NOT_DECIDING, *_SEEDS}
+    return section != "training" or name not in {*NOT_DECIDING, *_SEEDS}
 
 
 def _listed(names: Sequence[str]) -> str:

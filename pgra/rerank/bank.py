@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -280,7 +281,9 @@ def run_overlapped(
     """Take units in order through three steps that run side by side.
 
     At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
-    ends all three: what is being kept then is kept whole, later units are not begun.
+    ends all three: what is being kept then is kept whole, later units are not begun. The first
+    unit runs through all alone: a model sets itself up with it, and may need the tokenizer for
+    that, which must not serve two threads at once.
 
     Args:
         units: What to do, in this order.
@@ -289,12 +292,16 @@ def run_overlapped(
         keep: Writes a unit's result, in a thread of its own; in order, never two at once.
 
     Returns:
-        What `keep` gave, in order.
+        What `keep` returned, in order.
     """
     kept: list[R] = []
+    ahead: Future[T] | None = None
     behind: Future[R] | None = None
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-        for unit, ready in zip(units, _prepared(units, prepare, reader), strict=True):
+        for number, unit in enumerate(units):
+            ready = prepare(unit) if ahead is None else ahead.result()
+            if 0 < number < len(units) - 1:
+                ahead = reader.submit(prepare, units[number + 1])
             value = compute(ready)
             if behind is not None:
                 kept.append(behind.result())
@@ -304,30 +311,10 @@ def run_overlapped(
     return kept
 
 
-def _prepared(
-    units: Sequence[U], prepare: Callable[[U], T], reader: ThreadPoolExecutor
-) -> Iterator[T]:
-    """Give prepared units, one ahead of what is asked for; the first runs through all alone.
-
-    A model sets itself up with its first batch, and may need the tokeniser for that, which must
-    not serve two threads at once.
-    """
-    ahead: Future[T] | None = None
-    for number, unit in enumerate(units):
-        ready = prepare(unit) if ahead is None else ahead.result()
-        if 0 < number < len(units) - 1:
-            ahead = reader.submit(prepare, units[number + 1])
-        yield ready
-
-
 logger = logging.getLogger(__name__)
 
 STAGE = "bank"
 Advance = Callable[[int], object]
-Prepare = Callable[[Rows], T]
-"""Reads what is to be encoded, ahead and in another thread: keys to tokenised prompts."""
-Encode = Callable[[T, Advance], Tensor]
-"""Gives the states (n, H) of n prepared keys, and tells how many more are done as it goes."""
 
 
 @dataclass(frozen=True)
@@ -401,13 +388,12 @@ class Bank:
     def fill(
         self,
         keys: npt.ArrayLike,
-        prepare: Prepare[T],
-        encode: Encode[T],
+        prepare: Callable[[Rows], T],
+        encode: Callable[[T, Advance], Tensor],
         *,
         shard_rows: int,
-        cut: Callable[[Rows], Sequence[Rows]] | None = None,
         context: Context = ALONE,
-        progress: bool = False,
+        cut: Callable[[Rows], Sequence[Rows]] | None = None,
         title: str = "states",
     ) -> int:
         """Compute the states that are missing, shard by shard.
@@ -417,11 +403,11 @@ class Bank:
         Args:
             keys: What must be there afterwards; repeated ones count once.
             prepare: Reads a shard's keys; called in another thread, one shard ahead.
-            encode: Computes states from what `prepare` gave; called in this thread.
+            encode: Computes states (n, H) from what `prepare` returned, and tells how many more
+                are done as it goes; called in this thread.
             shard_rows: Keys in one shard, the unit that a stopped job does not repeat.
-            cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
             context: Who shares the shards.
-            progress: Whether to show a bar.
+            cut: Makes shards of the missing keys, each rising; None takes `shard_rows` at a time.
             title: What the bar says.
 
         Returns:
@@ -432,38 +418,34 @@ class Bank:
             ConfigError: If a state is too large for the bank's dtype.
             ModelError: If a state is not finite.
         """
-        worker, barrier = context.worker, context.barrier
         self._look()
         missing = self.missing(keys)
-        barrier()  # all have looked before anyone writes
+        context.barrier()  # all have looked before anyone writes
         if not len(missing):
             return 0
         if cut is None:
             shards = [missing[i : i + shard_rows] for i in range(0, len(missing), shard_rows)]
         else:
             shards = list(cut(missing))
-        share, show = worker.share(shards), progress and worker.is_main
-        with tqdm(total=sum(map(len, share)), unit="text", desc=title, disable=not show) as bar:
+        share = context.worker.share(shards)
 
-            def work() -> None:
-                self._fill_shards(share, prepare, lambda ready: encode(ready, bar.update))
+        def keep(keys: Rows, states: Tensor) -> OpenShard:
+            return write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
-            self._fill_together(work, context)
+        # The main process holds the lock for all, and tidies before any of them writes.
+        with lock_folder(self.folder) if context.is_main else nullcontext():
+            if context.is_main:
+                self._begin()
+            context.barrier()
+            total, hidden = sum(map(len, share)), not context.shows_progress
+            with tqdm(total=total, unit="text", desc=title, disable=hidden) as bar:
+                done = run_overlapped(
+                    share, prepare, lambda ready: encode(ready, bar.update), keep=keep
+                )
+            self._take_up(done)
+            context.barrier()
         self._look()  # at the other processes' shards
         return len(missing)
-
-    def _fill_together(self, work: Callable[[], None], context: Context) -> None:
-        """Fill in all processes at once, under one lock, once the folder is tidied."""
-        if not context.worker.is_main:
-            context.barrier()  # tidied by the main process
-            work()
-            context.barrier()
-            return
-        with lock_folder(self.folder):
-            self._begin()
-            context.barrier()
-            work()
-            context.barrier()
 
     def _begin(self) -> None:
         for path in self.folder.glob(".*.partial*"):  # of a killed job: the lock is ours now
@@ -472,14 +454,6 @@ class Bank:
             write_manifest(
                 self.folder, stage=STAGE, fingerprint=self.fingerprint, counts={}, seconds=0.0
             )
-
-    def _fill_shards(
-        self, shards: Sequence[Rows], prepare: Prepare[T], encode: Callable[[T], Tensor]
-    ) -> None:
-        def keep(keys: Rows, states: Tensor) -> OpenShard:
-            return write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
-
-        self._take_up(run_overlapped(shards, prepare, encode, keep=keep))
 
     def states(self, keys: npt.ArrayLike) -> Floats:
         """Give the states of keys, (n, H) float32, in the order given.

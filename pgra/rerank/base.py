@@ -1,10 +1,88 @@
-"""The second stage's contract: candidates in, the same candidates in another order out."""
+"""The second stage's contract: candidates in, the same candidates in another order out.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+A reranker of your own is one class and no line of ours:
 
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+    class Longest(Reranker):
+        def __init__(self, corpus): self.corpus = corpus
+
+        @classmethod
+        def open(cls, request): return cls(request.corpus)
+
+        @property
+        def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
+
+        def rerank(self, examples, candidates):
+            lengths = [[len(text) for text in self.corpus.texts(row)] for row in candidates.rows]
+            scores = np.array(lengths, np.float32)
+            return Candidates.best(candidates.rows, scores, scores.shape[1])
+
+    pgra rerank --reranker my_module:Longest ...
+
+What `Reranker` implements has sensible defaults and may be left out.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
+from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
+
+if TYPE_CHECKING:
+    from pgra.data.corpus import Corpus
+    from pgra.exemplars.prompt import NearestExemplars
+    from pgra.lm.cost import Reading, Speed
+    from pgra.prompts.fewshot import FewShotPrompt
+    from pgra.retrieval.survey import FirstStage
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a task gives a reranker that is fitted to it.
+
+    Attributes:
+        queries: The training queries, those in the prompt left out.
+        words: The word that answers, by label.
+        made: The reranker's fingerprint of an earlier run that is taken up, without its training
+            queries; None for a new one.
+    """
+
+    queries: Sequence[Example] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    made: Mapping[str, Json] | None = None
+
+    def of_prefix(self, index: int, count: int) -> "Reference":
+        """Return the reference of one of several prefixes."""
+        if self.made is None or count == 1:
+            return self
+        made: Any = self.made
+        return replace(self, made=made["prefixes"][index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankRequest:
+    """Which second stage is wanted, and for what.
+
+    Attributes:
+        args: The second stage's arguments.
+        prompt: The task's prompt.
+        corpus: What rows stand for.
+        context: Where models run, where products go, and who shares the work.
+        options: The reranker's own `Arguments`; None where it declares none.
+        exemplars: Each query's own, with exemplars "knn"; the prompt has none then.
+        reference: What the task gives a reranker that is fitted to it.
+    """
+
+    args: RerankArguments
+    prompt: "FewShotPrompt"
+    corpus: "Corpus"
+    context: Context = ALONE
+    options: _Arguments | None = None
+    exemplars: "NearestExemplars | None" = None
+    reference: Reference = Reference()
 
 
 @dataclass(frozen=True)
@@ -14,9 +92,9 @@ class Work:
     Attributes:
         num_passages: Distinct passages asked for: the candidates and what a similarity is fitted
             to, or the whole corpus.
-        num_new: Of them and of the queries, how many the LM read now, in all processes.
-        num_tokens: Tokens the LM read now in this process, padding not counted.
-        num_cut: Texts cut to fit the LM's window, in this process.
+        num_new: Texts (or pairs) that the model read now, in all processes.
+        num_tokens: Tokens that it read now in this process, padding not counted.
+        num_cut: Texts cut to fit its window, in this process.
         seconds: Wall-clock time.
     """
 
@@ -27,49 +105,163 @@ class Work:
     seconds: float = 0.0
 
 
-class Reranker(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a reranker will have to read, before it does.
+
+    Attributes:
+        model: What reads, as the user wrote it.
+        device: Where it runs, and in which dtype.
+        basis: How `passages` was found: a basis of `pgra.retrieval.survey`, `PAIRS`, or
+            `MOST_PAIRS`.
+        queries: Different queries.
+        passages: Different passages; where each is read with its query, the pairs.
+        most_passages: No more than this, whatever is found.
+        banked: Texts that were read before.
+        to_read: Texts that are yet to be read: forwards.
+        shards: Units of work that processes share.
+        bank_bytes: On disk, that the bank grows by.
+        reading: What reading them costs; None where nothing is known of the model.
+        trial: Reads for about so many seconds and says how fast that was.
+    """
+
+    model: str
+    device: str
+    basis: str
+    queries: int
+    passages: int
+    most_passages: int
+    banked: int
+    to_read: int
+    shards: int
+    bank_bytes: int
+    reading: "Reading"
+    trial: "Callable[[float], Speed]"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the numbers are counts, not estimates."""
+        return self.basis in ("stored", "searched", "whole corpus", PAIRS)
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether a passage is read anew with each query."""
+        return self.basis in (PAIRS, MOST_PAIRS)
+
+
+PAIRS, MOST_PAIRS = "every pair", "at most every pair"
+
+
+class Reranker(ABC):
     """Orders each query's candidates."""
 
+    Arguments: ClassVar[type[_Arguments] | None] = None
+    """Its own flags; an instance comes as `RerankRequest.options`."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, request: RerankRequest) -> "Reranker":
+        """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
+
     @property
+    @abstractmethod
     def fingerprint(self) -> Mapping[str, Json]:
         """All that the order depends on, besides queries and candidates."""
-        ...
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
-        """Do what is worth doing once for all splits, over all processes."""
-        ...
-
+    @abstractmethod
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
-        """Give each query the same rows in a new order: (B, K), best first, ties by row."""
-        ...
+        """Return the same rows in a new order: (B, K), best first, ties by row."""
+
+    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:  # noqa: ARG002
+        """Do what is worth doing once for all splits, over all processes.
+
+        Args:
+            examples: The queries of all splits.
+            rows: Their candidates, (B, K) or fewer lines for more queries; missing ones are -1.
+        """
+        return Work()
+
+    def cost(self, examples: Sequence[Example], first: "FirstStage") -> Cost | None:  # noqa: ARG002
+        """Foresee what `prepare` will read; None where that is not known. No model runs."""
+        return None
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        """Name the models that it uses, as the user wrote them."""
+        return []
+
+    @property
+    def store(self) -> str:
+        """What names the place where states or scores are kept: equal if they are shared."""
+        return ""
+
+    def check(self) -> None:  # noqa: B027 (most have nothing to refuse)
+        """Refuse what only shows when work begins, such as a lost part of an earlier run."""
+
+    def prompts(self, query: Example) -> list[str]:  # noqa: ARG002
+        """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
+        return []
 
 
-class FirstStageOrder:
+class FirstStageOrder(Reranker):
     """Keeps the first stage's order: FiD on its best hits, the paper's main baseline."""
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> Self:  # noqa: ARG003
+        """Open nothing."""
+        return cls()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give the name; nothing else matters."""
+        """The name; nothing else matters."""
         return {"reranker": "none"}
 
-    def prepare(
-        self,
-        examples: Sequence[Example],  # noqa: ARG002 (the contract's)
-        rows: Rows,  # noqa: ARG002
-        *,
-        context: Context = ALONE,  # noqa: ARG002
-        progress: bool = False,  # noqa: ARG002
-    ) -> Work:
-        """Do nothing."""
-        return Work()
-
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:  # noqa: ARG002
-        """Give the candidates as they are."""
+        """Return the candidates as they are."""
         return candidates
+
+
+class Counter(Protocol):
+    """A model that counts what it reads: tokens, and texts that were cut."""
+
+    num_tokens: int
+    num_cut: int
+
+
+class ScoringReranker(Reranker):
+    """Orders candidates by scores of what a model reads once and keeps in banks.
+
+    Attributes:
+        counter: The model.
+    """
+
+    counter: Counter
+
+    @abstractmethod
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Let the model read what it has not read yet.
+
+        Returns:
+            Distinct passages asked for, and how many texts were read.
+        """
+
+    @abstractmethod
+    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Return candidates' scores (B, K), -inf where a row is missing.
+
+        Raises:
+            KeyError: If `prepare` has not seen a query or passage.
+        """
+
+    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
+        """Let the model read queries and passages, as far as it has not yet."""
+        model, start = self.counter, time.perf_counter()
+        tokens, cut = model.num_tokens, model.num_cut
+        num_passages, num_new = self.fill(examples, rows)
+        seconds = time.perf_counter() - start
+        return Work(num_passages, num_new, model.num_tokens - tokens, model.num_cut - cut, seconds)
+
+    def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
+        """Order each query's candidates by their scores; `prepare` must have seen them."""
+        scores = self.score(examples, candidates.rows)
+        return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])

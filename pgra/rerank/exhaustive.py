@@ -8,15 +8,15 @@ they stop at 150 and see the metric still rising.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pgra.artifacts import artifact_dir, build_once
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+from pgra.core import Candidates, Example, Json, Rows
 from pgra.errors import ConfigError
+from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
@@ -61,34 +61,40 @@ class ExhaustiveSearch:
             of the states, which is faster in a large corpus and may miss some.
     """
 
-    def __init__(
-        self, reranker: PromptedReranker, artifacts: Path, *, factory: str = EXACT
-    ) -> None:
+    def __init__(self, reranker: PromptedReranker, *, factory: str = EXACT) -> None:
         self.reranker, self.factory = reranker, factory
-        self._artifacts = artifacts
         self._device = str(reranker.encoder.lm.device)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the evidence of a query depends on."""
+        """Return all that the evidence of a query depends on."""
         how = {"retriever": "exhaustive", "index_factory": self.factory}
         return {**self.reranker.fingerprint, **how}
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
+    def prepare(self, examples: Sequence[Example]) -> Work:
         """Let the LM read all passages and these queries, as far as it has not yet.
 
         Raises:
             ConfigError: If the factory cannot work, before anything is read.
         """
-        self._check_factory()
-        rows = np.arange(self.num_rows)
-        return self.reranker.prepare(examples, rows, context=context, progress=progress)
+        self.check()
+        return self.reranker.prepare(examples, np.arange(self.num_rows))
+
+    def check(self) -> None:
+        """Refuse what would only show when the LM has read everything.
+
+        Raises:
+            ConfigError: If FAISS is missing, or the factory cannot work.
+        """
+        if self._device == "cpu":
+            import_faiss()
+        if not self.is_exact:
+            empty_index(self.factory, self._num_columns, self.num_rows)
+
+    @property
+    def index_bytes(self) -> int:
+        """The bytes of an index of the states, about; 0 where they are compared themselves."""
+        return 0 if self.is_exact else self.num_rows * self._num_columns * 4
 
     def search(self, examples: Sequence[Example], depth: int) -> Candidates:
         """Find each query's evidence; `prepare` must have seen the queries.
@@ -116,7 +122,7 @@ class ExhaustiveSearch:
         return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
 
     def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:
-        """Give the share of the true evidence that was found, by depth, on a sample of queries.
+        """Return the share of the true evidence that was found, by depth, on a sample of queries.
 
         Args:
             examples: The queries.
@@ -129,15 +135,14 @@ class ExhaustiveSearch:
         size = min(SAMPLE, len(examples))
         sample = np.linspace(0, len(examples) - 1, size).astype(int).tolist()
         true = self._in_chunks([examples[i] for i in sample], depth, self._best_of_all).rows
-        ours = found.rows[sample]
+        pairs = list(zip(found.rows[sample], true, strict=True))
         return {
-            str(d): round(float(np.mean([_share(*pair) for pair in _pairs(ours, true, d)])), 4)
-            for d in depths
+            str(d): round(float(np.mean([_share(*pair, d) for pair in pairs])), 4) for d in depths
         }
 
     @property
     def is_exact(self) -> bool:
-        """Say whether every passage is compared."""
+        """Whether every passage is compared."""
         return self.factory == EXACT
 
     @property
@@ -145,20 +150,14 @@ class ExhaustiveSearch:
         """Count the passages."""
         return len(self.reranker.corpus)
 
-    @property
+    @cached_property
     def _width(self) -> int:
-        return self.reranker.bank.width or self.reranker.encoder.lm.width
+        return _state_width(self.reranker)
 
     @property
     def _num_columns(self) -> int:
-        """Give D, of what is compared."""
+        """Return D, of what is compared."""
         return self.reranker.fitting.num_columns(self._width)
-
-    def _check_factory(self) -> None:
-        if self._device == "cpu":
-            import_faiss()  # or it would be missed only when the LM has read everything
-        if not self.is_exact:
-            empty_index(self.factory, self._num_columns, self.num_rows)
 
     def _in_chunks(
         self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
@@ -223,21 +222,21 @@ class ExhaustiveSearch:
         bank = self.reranker.bank
         fields = {**self.reranker.fingerprint, "factory": self.factory, "metric": "ip"}
         name = bank.folder.name.rpartition("-")[0]
-        folder = artifact_dir(self._artifacts / "indexes", f"{name}-states", fields)
+        root = self.reranker.context.artifacts / "indexes"
+        folder = artifact_dir(root, f"{name}-states", fields)
         plan = IndexPlan(factory=self.factory)  # the reranker itself scores what is found
         source = VectorSource(self.num_rows, self._num_columns, self._states, self._in_order)
-        manifest = build_once(
+        built = build_once(
             folder,
             stage=STAGE,
             fingerprint=fields,
             build=lambda aside: build_faiss(source, plan, aside / INDEX_FILE),
-            verify=True,
         )
-        logger.info("exhaustive: index %s, recall %s", folder, manifest.counts["recall"])
+        logger.info("exhaustive: index %s, recall %s", folder, built.manifest.counts["recall"])
         return load_faiss(folder, self._device)
 
     def _queries(self, examples: Sequence[Example]) -> Vectors:
-        """Give queries so that their inner products with what is indexed are the scores."""
+        """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
         return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
@@ -247,12 +246,12 @@ class ExhaustiveSearch:
         return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
-        """Give all states by row: an index must not depend on the order the bank was filled in."""
+        """Return all states by row: an index must not depend on how the bank was filled."""
         for start in range(0, self.num_rows, self._block_rows):
             yield self._states(np.arange(start, min(start + self._block_rows, self.num_rows)))
 
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
-        """Give all states as they lie on disk."""
+        """Return all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
             yield block.keys, self._similarity.of_passages(block.states, block.norms)
 
@@ -266,13 +265,12 @@ class ExhaustiveSearch:
 
 
 def open_exhaustive(
-    reranker: Reranker, artifacts: Path, *, factory: str, memory_gb: float | None = None
+    reranker: Reranker, *, factory: str, memory_gb: float | None = None
 ) -> ExhaustiveSearch:
     """Open the search without a first stage.
 
     Args:
         reranker: The second stage.
-        artifacts: Root of all products.
         factory: FAISS factory string for the states, or auto; "Flat" compares them all.
         memory_gb: Memory that an index may take, for auto; None: half of the machine's.
 
@@ -283,24 +281,24 @@ def open_exhaustive(
         raise ConfigError(
             "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
         )
-    if factory == AUTO:  # only then: to know the width of its states, an LM is loaded
-        width = reranker.fitting.num_columns(reranker.encoder.lm.width)
+    if factory == AUTO:
+        width = reranker.fitting.num_columns(_state_width(reranker))
         memory = memory_limit(memory_gb)
         factory = choose_factory(factory, len(reranker.corpus), width, memory=memory).factory
-    return ExhaustiveSearch(reranker, artifacts, factory=factory)
+    return ExhaustiveSearch(reranker, factory=factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:
-    """Give how much evidence is kept on disk: the next multiple of 150, at most the corpus.
+    """Return how much evidence is kept on disk: the next multiple of 150, at most the corpus.
 
     So all settings of d up to the paper's k share one product.
     """
     return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
 
 
-def _pairs(ours: Rows, true: Rows, depth: int) -> Iterator[tuple[Rows, Rows]]:
-    return zip(ours[:, :depth], true[:, :depth], strict=True)
+def _state_width(reranker: PromptedReranker) -> int:
+    return reranker.bank.width or LmShape.of(reranker.encoder.lm.config).state
 
 
-def _share(ours: Rows, true: Rows) -> float:
-    return len(np.intersect1d(ours, true)) / len(true)
+def _share(ours: Rows, true: Rows, depth: int) -> float:
+    return len(np.intersect1d(ours[:depth], true[:depth])) / depth

@@ -3,53 +3,74 @@
 A query and its candidates are read under the query's nearest training examples (Liu et al. 2022,
 section 2.3) and compared as in Guo et al. 2023, eq. 3. A passage then has another state for every
 query, so states are not kept: k + 1 texts are read a query, and its prefix once. What is kept is
-each pair's dot product and cosine, by a hash of prefix, query and passage: a stopped job goes on
-with the queries that are missing, fewer candidates or the other similarity cost nothing.
+each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity costs nothing.
 """
 
-import time
+import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 from torch import Tensor
 
-from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
+from pgra.core import Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
-from pgra.exemplars.nearest import NearestExemplars
+from pgra.errors import ConfigError
+from pgra.exemplars.prompt import NearestExemplars
+from pgra.lm.cost import (
+    LmShape,
+    Speed,
+    TextSample,
+    describe_device,
+    estimate_reading,
+    measure_speed,
+)
+from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
-from pgra.rerank.bank import Advance, Bank
-from pgra.rerank.base import Work
+from pgra.rerank.bank import Advance, query_key
+from pgra.rerank.base import Cost, Reranker, RerankRequest
+from pgra.rerank.pairs import PairReranker, Pairs
+from pgra.rerank.states import bank_name, open_prompted_encoder
+from pgra.retrieval.survey import FirstStage
 
 KEPT = ("dot", "cosine")
 """What a pair's entry in the bank holds, in this order."""
+_PREFIXES = 64  # are written to see how long they are
+_TEXTS = 1000  # passages, and queries, likewise
+_SEED = 0
+_PAIR_BYTES = 4 * len(KEPT) + 12  # what is kept, a key and a norm
 
 
-class NeighborReranker:
+@dataclass(frozen=True)
+class _Unit:
+    """A query with candidates, tokenised; the query's prompt comes first."""
+
+    encoder: PromptedEncoder
+    prompts: Prompts
+    indices: npt.NDArray[np.intp]  # of the candidates in the shard
+
+
+class NeighborReranker(PairReranker):
     """Orders candidates by the likeness of states under the query's own exemplars.
 
     Attributes:
         encoder: The LM, without exemplars.
         exemplars: Chooses each query's.
         similarity: "dot" (the paper) or "cosine" (its code).
-        shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
-        bank: Products and cosines of pairs.
     """
+
+    reads_queries = True
 
     def __init__(
         self,
         encoder: PromptedEncoder,
         exemplars: NearestExemplars,
         corpus: Corpus,
-        artifacts: Path,
+        context: Context,
         *,
         similarity: str = "dot",
         shard_rows: int = 512,
@@ -61,7 +82,7 @@ class NeighborReranker:
             encoder: The LM, without exemplars.
             exemplars: Chooses each query's.
             corpus: What rows stand for.
-            artifacts: Root of all products.
+            context: Where the bank is kept, and who shares the work.
             similarity: "dot" or "cosine".
             shard_rows: Pairs in one shard of the bank.
             name: How the bank's folder begins.
@@ -69,14 +90,41 @@ class NeighborReranker:
         Raises:
             ArtifactError: If the bank is damaged.
         """
-        self.encoder, self.exemplars, self.corpus = encoder, exemplars, corpus
-        self.similarity, self.shard_rows = similarity, shard_rows
-        fields = {**encoder.fingerprint, **corpus.fingerprint, "kept of a pair": list(KEPT)}
-        self.bank = Bank(artifact_dir(artifacts / "banks", f"{name}-pairs", fields), fields)
+        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
+        super().__init__(corpus, context, name=name, fields=fields, shard_rows=shard_rows)
+        self.encoder = self.counter = encoder
+        self.exemplars, self.similarity = exemplars, similarity
+        self.column = KEPT.index(similarity)
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> Reranker:
+        """Open an LM under each query's own prompt.
+
+        Raises:
+            ConfigError: If the exemplars are not given, or leave no room for a text.
+            ArtifactError: If the bank is damaged.
+            ModelError: If the LM cannot be used.
+        """
+        args, exemplars = request.args, request.exemplars
+        if exemplars is None:
+            raise ConfigError(
+                "exemplars 'knn' are chosen from training examples: give the request a "
+                "NearestExemplars, or use other exemplars"
+            )
+        encoder = open_prompted_encoder(args, exemplars.prompt(()), request.context)
+        return cls(
+            encoder,
+            exemplars,
+            request.corpus,
+            request.context,
+            similarity=args.similarity,
+            shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
+            name=bank_name(args.lm),
+        )
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the order of candidates depends on, besides the candidates."""
+        """All that the order depends on: LM, template, corpus, exemplars and similarity."""
         return {
             **self.bank.fingerprint,
             **self.exemplars.fingerprint,
@@ -84,178 +132,129 @@ class NeighborReranker:
             "similarity": self.similarity,
         }
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
-        """Let the LM read the queries with those candidates that it has not read with them yet.
+    @property
+    def store(self) -> str:
+        """The bank's folder, and the exemplars: pairs of others lie in it too."""
+        return f"{self.bank.folder} {self.exemplars.fingerprint}"
 
-        Args:
-            examples: B queries, of all splits at once.
-            rows: Their candidates, (B, K); missing ones are passed over.
-            context: Who shares the work.
-            progress: Whether to show a bar.
-        """
-        start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        pairs = self.pairs(examples, rows, context)
-        num_queries = self.count_queries(pairs)
-        new = self.bank.fill(
-            pairs.keys,
-            partial(self._read, pairs),
-            self._score,
-            shard_rows=self.shard_rows,
-            cut=partial(pairs.cut, shard_rows=self.shard_rows),
-            context=context,
-            progress=progress,
-            title="LM reads candidates",
-        )
-        self.exemplars.tell_shortened()
-        return Work(
-            len(np.unique(pairs.rows)),
-            new + num_queries,
-            self.encoder.num_tokens - tokens,
-            self.encoder.num_cut - cut,
-            time.perf_counter() - start,
-        )
+    def prompts(self, query: Example) -> list[str]:
+        """Return the query's prompt as it is read, where not all exemplars fit."""
+        prompt = self.exemplars.encoder_for(self.encoder, query).prompt
+        return [prompt.prefix + prompt.suffix(query.fields)]
 
-    def pairs(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        context: Context = ALONE,
-    ) -> "Pairs":
+    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """Name the pairs of queries and candidates, (B, K); finds the queries' exemplars."""
-        self.exemplars.look_up(examples, context)
-        return Pairs.of(examples, self._keys(examples, rows), rows)
+        self.exemplars.look_up(examples, self.context)
+        return super().pairs(examples, rows)
 
-    def count_queries(self, pairs: "Pairs") -> int:
-        """Count the queries with a pair that was not read yet: each is read once more."""
-        return len(np.unique(pairs.queries[pairs.places(self.bank.missing(pairs.keys))]))
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        """Return the query's prefix and fields."""
+        prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix
+        return {"prefix": prefix, "fields": dict(example.fields)}
 
-    def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
-        """Give the keys of pairs, (B, K): hashes of prefix, query and passage."""
-        keys = np.empty(rows.shape, dtype=np.uint64)
-        for place, example in enumerate(examples):
-            prefix = self.exemplars.prompt(self.exemplars.of(example)).prefix
-            asked = canonical_json({"prefix": prefix, "fields": dict(example.fields)})
-            seed = xxhash.xxh3_64_intdigest(asked.encode())
-            keys[place] = [xxhash.xxh3_64_intdigest(row.tobytes(), seed) for row in rows[place]]
-        return keys.astype(np.int64)
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Let the LM read the queries with those candidates that it has not read with them yet."""
+        counts = super().fill(examples, rows)
+        self.exemplars.warn_shortened()
+        return counts
 
-    def _read(self, pairs: "Pairs", keys: Rows) -> "_Shard":
+    def read(self, pairs: Pairs, keys: Rows) -> deque[_Unit]:
         """Write and tokenise a shard's prompts, query by query."""
-        places = pairs.places(keys)
-        queries = pairs.queries[places]
+        at = pairs.find(keys)
+        queries = pairs.queries[at]
         units: deque[_Unit] = deque()
         for query in np.unique(queries):
             example, mine = pairs.examples[query], np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
             template = encoder.prompt.template
-            texts = self.corpus.texts(pairs.rows[places[mine]])
+            texts = self.corpus.texts(pairs.rows[at[mine]])
             fields = [example.fields, *(template.passage_fields(text) for text in texts)]
             _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
             units.append(_Unit(encoder, encoder.tokenize(fields), mine))
-        return _Shard(units, len(keys))
+        return units
 
-    def _score(self, shard: "_Shard", advance: Advance) -> Tensor:
+    def compute(self, shard: deque[_Unit], advance: Advance) -> Tensor:
         """Read a shard's queries, each under its own prefix: (n, 2) float32, as `KEPT` says."""
-        found = torch.empty(shard.num_pairs, len(KEPT))
-        while shard.units:  # a prefix's keys and values are gone with its query
-            unit = shard.units.popleft()
+        found = torch.empty(sum(len(unit.indices) for unit in shard), len(KEPT))
+        while shard:  # a prefix's keys and values are gone with its query
+            unit = shard.popleft()
             states = unit.encoder.encode_prompts(unit.prompts).float()  # (1 + n, H)
             query, passages = states[0], states[1:]
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
-            found[unit.places] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
+            found[unit.indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
             self.encoder.num_tokens += unit.encoder.num_tokens
             self.encoder.num_cut += unit.encoder.num_cut
             advance(len(passages))
         return found
 
-    def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
-        """Order each query's candidates by eq. 3; `prepare` must have seen them.
+    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+        """Foresee with exemplars by chance, as long as others on average.
 
-        Args:
-            examples: B queries.
-            candidates: (B, K).
-
-        Returns:
-            The same rows (B, K) with the states' products (or cosines), best first, ties by row.
-
-        Raises:
-            KeyError: If a pair was not read.
+        Which are the nearest is not looked up for that, nor does the LM run.
         """
-        rows, column = candidates.rows, KEPT.index(self.similarity)
-        scores = np.full(rows.shape, -np.inf, dtype=np.float32)
-        present = rows != MISSING_ROW
-        if present.any():
-            scores[present] = self.bank.states(self._keys(examples, rows)[present])[:, column]
-        return Candidates.best(rows, scores, rows.shape[1])
+        lm, count = self.encoder.lm, self.count(examples, first)
+        queries = list({query_key(example): example for example in examples}.values())
+        rng, pool = random.Random(_SEED), list(self.exemplars.neighbors.examples)
+        encoders = [  # where a prefix is too long, the run leaves exemplars out
+            self.exemplars.encoder_under(self.encoder, chosen, query)
+            for chosen, query in [
+                (rng.sample(pool, self.exemplars.count), query)
+                for query in rng.sample(queries, min(_PREFIXES, len(queries)))
+            ]
+        ]
+        encoder = encoders[0]
+        prefix = round(float(np.mean([len(one.shared_ids) for one in encoders])))
+        asked = random.Random(_SEED).sample(queries, min(_TEXTS, len(queries)))
+        passages = self._draw(first, _TEXTS, _SEED)
+        template, cut, skip = encoder.prompt.template, encoder.num_cut, len(encoder.shared_ids)
+        is_shared, kinds = self.encoder.sharing != "none", []
+        for number, fields in (
+            (count.new_queries, [query.fields for query in asked]),
+            (count.new_pairs, [template.passage_fields(text) for text in passages]),
+        ):
+            own = [max(1, len(ids) - skip) for ids in encoder.tokenize(fields).ids]
+            whole = [prefix + length for length in own]
+            kinds.append(TextSample(number, own if is_shared else whole, whole))
+        to_read = count.new_pairs + count.new_queries
+        return Cost(
+            model=lm.source.name,
+            device=describe_device(lm.device, lm.dtype),
+            basis=count.basis,
+            queries=count.queries,
+            passages=count.pairs,
+            most_passages=count.pairs,
+            banked=count.pairs + count.queries - to_read,
+            to_read=to_read,
+            shards=max(1, -(-count.new_pairs // self.shard_rows)),
+            bank_bytes=count.new_pairs * _PAIR_BYTES,
+            reading=estimate_reading(
+                LmShape.of(lm.config),
+                kinds,
+                prefix=prefix,
+                num_prefixes=count.new_queries,
+                is_shared=is_shared,
+                num_cut=encoder.num_cut - cut,
+                dtype=lm.dtype,
+                quantization=lm.quantization,
+                batch_tokens=batch_budget(encoder.batch_tokens, lm.device),
+            ),
+            trial=partial(self._measure, encoder, first, len(queries)),
+        )
 
+    def _draw(self, first: FirstStage, count: int, seed: int) -> list[str]:
+        rows: Rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
+        if len(rows) > count:
+            rows = np.random.default_rng(seed).choice(rows, count, replace=False)
+        return self.corpus.texts(rows)
 
-@dataclass(frozen=True)
-class _Unit:
-    """A query with candidates, tokenised; the query's prompt comes first."""
+    def _measure(
+        self, encoder: PromptedEncoder, first: FirstStage, num_queries: int, seconds: float
+    ) -> Speed:
+        """Time the LM on passages as a query meets them: k behind one prefix."""
 
-    encoder: PromptedEncoder
-    prompts: Prompts
-    places: npt.NDArray[np.intp]  # of the candidates in the shard
+        def shards() -> Iterator[list[str]]:
+            for seed in range(1, num_queries + 1):
+                yield self._draw(first, first.num_candidates, seed)
 
-
-@dataclass(frozen=True)
-class _Shard:
-    """What is read and written at once."""
-
-    units: deque[_Unit]
-    num_pairs: int
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Distinct pairs of queries and passages.
-
-    Attributes:
-        examples: The queries.
-        keys: (n,) int64, rising.
-        queries: Places of the queries in `examples`, (n,).
-        rows: Passages, (n,).
-    """
-
-    examples: Sequence[Example]
-    keys: Rows
-    queries: Rows
-    rows: Rows
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], keys: Rows, rows: Rows) -> Self:
-        """Gather pairs.
-
-        Args:
-            examples: B queries.
-            keys: (B, K).
-            rows: Candidates, (B, K), `MISSING_ROW` where missing.
-        """
-        present = rows != MISSING_ROW
-        distinct, first = np.unique(keys[present], return_index=True)
-        queries = np.nonzero(present)[0].astype(np.int64)
-        return cls(examples, distinct, queries[first], rows[present][first])
-
-    def places(self, keys: Rows) -> npt.NDArray[np.intp]:
-        """Give where keys that are there stand, (n,)."""
-        return np.searchsorted(self.keys, keys)
-
-    def cut(self, keys: Rows, *, shard_rows: int) -> list[Rows]:
-        """Make shards of keys: whole queries, until there are `shard_rows` keys or more."""
-        queries = self.queries[self.places(keys)]
-        order = np.argsort(queries, kind="stable")
-        ends = [*np.flatnonzero(np.diff(queries[order])) + 1, len(order)]
-        shards, begin = [], 0
-        for end in ends:
-            if end - begin >= shard_rows or end == len(order):
-                shards.append(np.sort(keys[order[begin:end]]))
-                begin = end
-        return shards
+        return measure_speed(encoder, shards(), seconds=seconds)

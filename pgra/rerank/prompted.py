@@ -1,35 +1,58 @@
 """The prompted reranker: an LM reads query and candidates under one prompt, or several.
 
 Guo et al. 2023, section 2.2: states by eq. 2, similarity by eq. 3. The softmax of eq. 3 does not
-change the order, so scores are the plain products; other ways are in `pgra.rerank.similarity`.
+change the order, so scores are the plain products; others are in `pgra.rerank.similarity`. A prefix
+a query is in `pgra.rerank.neighbors`.
 """
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from pgra.artifacts import artifact_dir
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
+from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
-from pgra.lm.load import dtype_name
-from pgra.lm.prefix import PromptedEncoder, Prompts
-from pgra.rerank.bank import Advance, Bank, query_key
-from pgra.rerank.base import Work
-from pgra.rerank.similarity import Fitting, Reference, score_candidates
+from pgra.lm.cost import (
+    LmShape,
+    Speed,
+    TextSample,
+    describe_device,
+    estimate_reading,
+    measure_speed,
+    own_lengths,
+)
+from pgra.lm.load import batch_budget, dtype_name
+from pgra.lm.prefix import PromptedEncoder
+from pgra.rerank.bank import Bank, query_key
+from pgra.rerank.base import Cost, Reference, Reranker, RerankRequest, ScoringReranker, Work
+from pgra.rerank.neighbors import NeighborReranker
+from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
+from pgra.rerank.states import bank_name, fill_queries, open_prompted_encoder, open_query_bank
+from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
 
+_SAMPLE = 2000  # passages, and queries, that are tokenised to foresee all
+_SEED = 0
+_STATE_BYTES = {"float16": 2, "int8": 1}
+_ROW_BYTES = 12  # a key and a norm
+_SCALE_BYTES = 8  # of a shard's column: its middle and its step
 
-class PromptedReranker:
+
+class PromptedReranker(ScoringReranker):
     """Orders candidates by the likeness of their prompted states to the query's.
 
     Attributes:
         encoder: Gives the states.
+        bank: States of passages.
+        query_bank: States of queries.
         fitting: Gives the similarity, and fits it where it needs that.
         shard_rows: Texts in one shard of a bank.
     """
@@ -38,7 +61,7 @@ class PromptedReranker:
         self,
         encoder: PromptedEncoder,
         corpus: Corpus,
-        artifacts: Path,
+        context: Context,
         *,
         similarity: str = "dot",
         shard_rows: int = 512,
@@ -52,8 +75,8 @@ class PromptedReranker:
         Args:
             encoder: Gives the states.
             corpus: What rows stand for.
-            artifacts: Root of all products.
-            similarity: A name of `pgra.rerank.similarity.WAYS`.
+            context: Where banks are kept, and who shares the work.
+            similarity: A name of `pgra.rerank.similarity.SIMILARITIES`, or `module:Class`.
             shard_rows: Texts in one shard of a bank.
             name: How the banks' folders begin.
             full: Whether `prepare` reads the whole corpus, not only the candidates.
@@ -65,276 +88,272 @@ class PromptedReranker:
             ArtifactError: If a bank is damaged.
             ConfigError: If the similarity cannot be fitted.
         """
-        self.encoder, self.corpus = encoder, corpus
+        self.encoder = self.counter = encoder
+        self.corpus, self.context = corpus, context
         self.shard_rows, self._full = shard_rows, full
         as_they_come = bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
-        dtype = "auto" if as_they_come else bank_dtype
-        fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": dtype}
-        self.bank = _open_bank(artifacts, name, fields, dtype=dtype)
-        self.query_bank = open_query_bank(encoder, artifacts, name)
+        self._dtype = "auto" if as_they_come else bank_dtype
+        fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": self._dtype}
+        folder = artifact_dir(context.artifacts / "banks", name, fields)
+        self.bank = Bank(folder, fields, dtype=self._dtype)
+        self.query_bank = open_query_bank(encoder, context, name)
         self.fitting = Fitting(
             similarity,
             encoder,
             reference,
             num_rows=len(corpus),
             made_of={**self.bank.fingerprint, "reranker": "prompted"},
-            home=artifacts / "similarities" / name,
+            home=context.artifacts / "similarities" / name,
         )
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> Reranker:
+        """Open an LM under the task's prompt, its several prompts, or each query's own.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
+                or exemplars "knn" are asked for and not given.
+            ArtifactError: If a bank is damaged.
+            ModelError: If the LM cannot be used.
+        """
+        args, corpus, context = request.args, request.corpus, request.context
+        if args.exemplars == "knn":
+            return NeighborReranker.open(request)
+        name = bank_name(args.lm)
+        with_head = find_similarity(args.similarity).reads_words
+        first = open_prompted_encoder(args, request.prompt, context, with_head=with_head)
+        encoders = [first, *(first.under(other) for other in request.prompt.others)]
+        members = [
+            cls(
+                encoder,
+                corpus,
+                context,
+                similarity=args.similarity,
+                shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
+                name=name,
+                full=args.bank == "full",
+                bank_dtype=args.bank_dtype,
+                reference=request.reference.of_prefix(index, len(encoders)),
+            )
+            for index, encoder in enumerate(encoders)
+        ]
+        return members[0] if len(members) == 1 else AveragedReranker(members)
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        """Name the LM."""
+        return [args.lm]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the order of candidates depends on, besides the candidates."""
+        """All that the order depends on: LM, prompt, corpus, similarity and its fit."""
         return self.fitting.fingerprint
 
-    def wanted(self, rows: Rows) -> Rows:
-        """Give the passages to read for candidates: also those that the similarity is fitted to."""
-        if self._full:
-            return np.arange(len(self.corpus))
-        return np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
+    @property
+    def store(self) -> str:
+        """The folder of the passages' bank."""
+        return str(self.bank.folder)
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
-        """Let the LM read the queries and passages that it has not read yet; fit the similarity.
+    def check(self) -> None:
+        """Refuse a similarity that an earlier run fitted, and that is missing.
 
-        Args:
-            examples: The queries, of all splits at once.
-            rows: Their candidates, any shape; missing ones are passed over.
-            context: Who shares the work.
-            progress: Whether to show a bar.
+        Raises:
+            ArtifactError: If it is so.
+        """
+        self.fitting.check()
+
+    def prompts(self, query: Example) -> list[str]:
+        """Return the query's one prompt."""
+        prompt = self.encoder.prompt
+        return [prompt.prefix + prompt.suffix(query.fields)]
+
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Let the LM read queries, candidates and what the similarity is fitted to; fit it.
 
         Raises:
             ArtifactError: If the similarity was fitted by an earlier run, and that is missing.
         """
-        self.fitting.check()
-        start, tokens, cut = time.perf_counter(), self.encoder.num_tokens, self.encoder.num_cut
-        wanted = self.wanted(rows)
+        self.check()
+        if self._full:
+            wanted = np.arange(len(self.corpus))
+        else:
+            wanted = np.union1d(rows[rows != MISSING_ROW], self.fitting.rows())
         logger.info(
             "reranker: %d distinct passages of %d in the corpus, %d for the LM to read",
             len(wanted),
             len(self.corpus),
             len(self.bank.missing(wanted)),
         )
+        template = self.encoder.prompt.template
         new = fill_queries(
             self.query_bank,
             self.encoder,
             [*examples, *self.fitting.queries()],
+            self.context,
             shard_rows=self.shard_rows,
-            context=context,
-            progress=progress,
         )
-        new += self._fill_passages(wanted, context, progress=progress)
-        self.fitting.fit(self.bank, self.query_bank)
-        return Work(
-            len(wanted),
-            new,
-            self.encoder.num_tokens - tokens,
-            self.encoder.num_cut - cut,
-            time.perf_counter() - start,
-        )
-
-    def _fill_passages(self, rows: Rows, context: Context, *, progress: bool) -> int:
-        template = self.encoder.prompt.template
-
-        def read(keys: Rows) -> Prompts:
-            texts = self.corpus.texts(keys)
-            return self.encoder.tokenize([template.passage_fields(text) for text in texts])
-
-        return self.bank.fill(
-            rows,
-            read,
-            self._encode,
+        new += self.bank.fill(
+            wanted,
+            lambda keys: self.encoder.tokenize(
+                [template.passage_fields(text) for text in self.corpus.texts(keys)]
+            ),
+            lambda prompts, advance: self.encoder.encode_prompts(prompts, advance=advance),
             shard_rows=self.shard_rows,
-            context=context,
-            progress=progress,
+            context=self.context,
             title="LM reads passages",
         )
-
-    def _encode(self, prompts: Prompts, advance: Advance) -> Tensor:
-        return self.encoder.encode_prompts(prompts, advance=advance)
-
-    def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
-        """Order each query's candidates by eq. 3; `prepare` must have seen them.
-
-        Args:
-            examples: B queries.
-            candidates: (B, K).
-
-        Returns:
-            The same rows (B, K) with the similarity's scores, best first, ties by row.
-
-        Raises:
-            KeyError: If a state is missing.
-        """
-        scores = self.score(examples, candidates.rows)
-        return Candidates.best(candidates.rows, scores, candidates.rows.shape[1])
+        self.fitting.fit(self.bank, self.query_bank)
+        return len(wanted), new
 
     def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
-        """Give the similarity's scores of candidates, (B, K), -inf where a row is missing.
-
-        Raises:
-            KeyError: If a state is missing.
-        """
-        keys = np.array([query_key(example) for example in examples], np.int64)
+        """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
         return score_candidates(
             self.bank,
             rows,
             query_bank=self.query_bank,
-            query_keys=keys,
+            query_keys=np.array([query_key(example) for example in examples], np.int64),
             similarity=self.fitting.similarity,
         )
 
+    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+        """Count what the LM has yet to read, and tokenise a sample of it."""
+        encoder, lm, num_rows = self.encoder, self.encoder.lm, len(self.corpus)
+        queries = {query_key(example): example for example in examples}
+        new = [queries[key] for key in self.query_bank.missing(list(queries)).tolist()]
+        if self._full:
+            first = replace(first, rows=np.arange(num_rows), num_texts=num_rows, basis=WHOLE)
+        drawn = self.fitting.rows()  # read beside the candidates
+        most = min(num_rows, len(examples) * first.num_candidates + len(drawn))
+        if first.is_exact:
+            rows = np.union1d(first.rows, drawn)
+            missing = self.bank.missing(rows)
+            count, to_read = len(rows), len(missing)
+        else:  # where nothing was searched, any passage may be a candidate
+            rows = first.rows if len(first.rows) else np.arange(num_rows)
+            missing, more = self.bank.missing(rows), self.bank.missing(drawn)
+            others = 1 - first.num_texts / num_rows  # of those drawn, the share that is none
+            count = first.num_texts + round(others * len(drawn))
+            to_read = round(first.num_texts * len(missing) / len(rows) + others * len(more))
+            missing = np.union1d(missing, more)
+        shape, cut = LmShape.of(lm.config), encoder.num_cut
+        passages = [
+            encoder.prompt.template.passage_fields(t) for t in self._draw(missing, _SEED, _SAMPLE)
+        ]
+        asked = random.Random(_SEED).sample(new, min(_SAMPLE, len(new)))
+        kinds = []
+        for number, fields in (
+            (to_read, passages),
+            (len(new), [query.fields for query in asked]),
+        ):
+            ids = encoder.tokenize(fields).ids
+            kinds.append(TextSample(number, own_lengths(encoder, ids), [len(i) for i in ids]))
+        kept = to_read * shape.state * _STATE_BYTES.get(self._dtype, lm.dtype.itemsize)
+        if self._dtype == "int8":
+            kept += -(-to_read // self.shard_rows) * shape.state * _SCALE_BYTES
+        total = to_read + len(new)
+        return Cost(
+            model=lm.source.name,
+            device=describe_device(lm.device, lm.dtype),
+            basis=first.basis,
+            queries=len(queries),
+            passages=count,
+            most_passages=most if first.basis != WHOLE else num_rows,
+            banked=count - to_read + len(queries) - len(new),
+            to_read=total,
+            shards=max(1, -(-total // self.shard_rows)),
+            bank_bytes=kept + len(new) * shape.state * lm.dtype.itemsize + total * _ROW_BYTES,
+            reading=estimate_reading(
+                shape,
+                kinds,
+                prefix=len(encoder.shared_ids),
+                num_prefixes=1,
+                is_shared=encoder.sharing != "none",
+                num_cut=encoder.num_cut - cut,
+                dtype=lm.dtype,
+                quantization=lm.quantization,
+                batch_tokens=batch_budget(encoder.batch_tokens, lm.device),
+            ),
+            trial=partial(self._measure, missing, new),
+        )
 
-def open_query_bank(
-    encoder: PromptedEncoder,
-    artifacts: Path,
-    name: str,
-    made_of: Mapping[str, Json] = MappingProxyType({}),
-) -> Bank:
-    """Open the bank of an LM's states of queries, whatever the corpus.
+    def _draw(self, rows: Rows, seed: int, count: int) -> list[str]:
+        if len(rows) > count:
+            rows = np.random.default_rng(seed).choice(rows, count, replace=False)
+        return self.corpus.texts(rows)
 
-    Args:
-        encoder: Gives the states.
-        artifacts: Root of all products.
-        name: How the folders of the LM's banks begin.
-        made_of: What else a query's prompt depends on, besides its fields.
+    def _measure(self, rows: Rows, queries: Sequence[Example], seconds: float) -> Speed:
+        """Time the LM on texts as the fill will meet them, a shard at a time."""
 
-    Raises:
-        ArtifactError: If it is damaged.
-    """
-    fields = {**encoder.fingerprint, **made_of, "bank_dtype": "auto"}
-    return _open_bank(artifacts, f"{name}-queries", fields)
+        def shards() -> Iterator[list[str]]:
+            size = self.shard_rows
+            for seed in range(max(1, -(-len(rows) // size))):
+                yield self._draw(rows, seed + 1, size) or [query.text for query in queries][:size]
 
-
-def fill_queries(
-    bank: Bank,
-    encoder: PromptedEncoder,
-    examples: Sequence[Example],
-    *,
-    shard_rows: int,
-    written: Sequence[int] = (),
-    tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
-    context: Context = ALONE,
-    progress: bool = False,
-) -> int:
-    """Let the LM read the queries that it has not read yet.
-
-    Args:
-        bank: As `open_query_bank` gives it.
-        encoder: Gives the states.
-        examples: The queries; equal ones are read once.
-        shard_rows: Texts in one shard.
-        written: Token ids that follow each prompt.
-        tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
-        context: Who shares the work.
-        progress: Whether to show a bar.
-
-    Returns:
-        How many were read.
-
-    Raises:
-        ConfigError: If a prompt with what follows it is longer than the LM's window.
-    """
-    by_key = {query_key(example, written): example for example in examples}
-
-    def read(keys: Rows) -> Prompts:
-        asked = [by_key[int(key)] for key in keys]
-        if tokenize is None:
-            prompts = encoder.tokenize([example.fields for example in asked])
-        else:
-            prompts = tokenize(asked)
-        return encoder.continued(prompts, written) if written else prompts
-
-    return bank.fill(
-        np.array(list(by_key), np.int64),
-        read,
-        lambda prompts, advance: encoder.encode_prompts(prompts, advance=advance),
-        shard_rows=shard_rows,
-        context=context,
-        progress=progress,
-        title="LM reads queries",
-    )
-
-
-def _open_bank(
-    artifacts: Path, name: str, fingerprint: Mapping[str, Json], *, dtype: str = "auto"
-) -> Bank:
-    folder = artifact_dir(artifacts / "banks", name, fingerprint)
-    return Bank(folder, fingerprint, dtype=dtype)
+        return measure_speed(self.encoder, shards(), seconds=seconds)
 
 
-# One LM under several prefixes: a candidate's score is the mean over them.
-#
-# What an LM makes of few shots depends much on which shots they are (Lu et al. 2022,
-# "Fantastically Ordered Prompts"). Each draw of exemplars has banks of its own, so that the LM
-# reads all texts once a prefix; products of one prefix are computed as `PromptedReranker` does,
-# and averaged.
+class AveragedReranker(Reranker):
+    """Orders candidates by the mean of their scores under several prefixes of one LM.
 
-
-class AveragedReranker:
-    """Orders candidates by the mean of their scores under several prefixes.
+    What an LM makes of few shots depends much on which shots they are (Lu et al. 2022,
+    "Fantastically Ordered Prompts"). Each draw of exemplars has banks of its own, so that the LM
+    reads all texts once a prefix.
 
     Attributes:
-        members: One reranker a prefix, of the same LM.
+        members: One reranker a prefix.
     """
+
+    open = PromptedReranker.open
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the order of candidates depends on, besides the candidates."""
+        """Those of the prefixes."""
         return {"prefixes": [dict(member.fingerprint) for member in self.members]}
 
-    def prepare(
-        self,
-        examples: Sequence[Example],
-        rows: Rows,
-        *,
-        context: Context = ALONE,
-        progress: bool = False,
-    ) -> Work:
-        """Let the LM read queries and passages under each prefix, as far as it has not yet.
+    @property
+    def store(self) -> str:
+        """The folders of all banks."""
+        return " ".join(member.store for member in self.members)
 
-        Args:
-            examples: The queries, of all splits at once.
-            rows: Their candidates, any shape; missing ones are passed over.
-            context: Who shares the work.
-            progress: Whether to show bars.
+    def check(self) -> None:
+        """Refuse what any prefix refuses."""
+        for member in self.members:
+            member.check()
 
-        Returns:
-            Sums over prefixes; passages are counted once.
-        """
-        done = [
-            member.prepare(examples, rows, context=context, progress=progress)
-            for member in self.members
-        ]
-        return Work(
-            done[0].num_passages,
-            sum(work.num_new for work in done),
-            sum(work.num_tokens for work in done),
-            sum(work.num_cut for work in done),
-            sum(work.seconds for work in done),
-        )
+    def prompts(self, query: Example) -> list[str]:
+        """Return the query's prompt under each prefix."""
+        return [prompt for member in self.members for prompt in member.prompts(query)]
+
+    def prepare(self, examples: Sequence[Example], rows: Rows) -> Work:
+        """Let the LM read under each prefix what it has not read yet; passages count once."""
+        done = [member.prepare(examples, rows) for member in self.members]
+        return replace(done[0], **_sums(done, "num_new", "num_tokens", "num_cut", "seconds"))
 
     def rerank(self, examples: Sequence[Example], candidates: Candidates) -> Candidates:
-        """Order each query's candidates by the mean score; `prepare` must have seen them.
-
-        Args:
-            examples: B queries.
-            candidates: (B, K).
-
-        Returns:
-            The same rows (B, K) with the means, best first, ties by row.
-
-        Raises:
-            KeyError: If a state is missing.
-        """
+        """Order each query's candidates by the mean score; `prepare` must have seen them."""
         rows = candidates.rows
         scores = np.mean([member.score(examples, rows) for member in self.members], axis=0)
         return Candidates.best(rows, scores, rows.shape[1])
+
+    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+        """Add up the prefixes' costs; queries and passages count once."""
+        costs = [member.cost(examples, first) for member in self.members]
+        most = max(costs, key=lambda cost: cost.to_read)
+
+        readings = [cost.reading for cost in costs]
+        return replace(
+            most,
+            **_sums(costs, "banked", "to_read", "shards", "bank_bytes"),
+            reading=replace(
+                most.reading,
+                num_prefixes=len(costs),
+                **_sums(readings, "tokens", "tokens_whole", "flops", "flops_whole"),
+            ),
+        )
+
+
+def _sums(values: Sequence[object], *names: str) -> dict[str, Any]:
+    return {name: sum(getattr(value, name) for value in values) for name in names}

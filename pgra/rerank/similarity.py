@@ -1,4 +1,4 @@
-"""How alike two states are, what a fitted similarity is fitted to, and candidates' scores.
+"""How alike two states are, what a similarity is fitted to, and candidates' scores.
 
     dot              the states as they are (Guo et al. 2023, eq. 3)
     cosine           states of length 1 (their code)
@@ -14,13 +14,16 @@ is usual tells them apart (akin to Zhao et al. 2021, "Calibrate before use").
 
 Passages have the means of passages, and queries those of queries: the two are of different kinds
 of text, and what all queries have in common says nothing of which passage is like one of them.
+
+A similarity of your own (`--similarity module:Class`) derives from `Similarity` and overrides
+`change`, or `of_passages` and `of_queries`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,42 +37,20 @@ from pgra.artifacts import (
     read_manifest,
     write_array,
 )
+from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.prefix import PromptedEncoder
 from pgra.lm.score import AnswerWords, LMHead
 from pgra.rerank.bank import Bank, Floats, query_key
+from pgra.rerank.base import Reference
 
 _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
 
 
 @dataclass(frozen=True)
-class Way:
-    """What a similarity does to states, in this order.
-
-    Attributes:
-        reads_words: Whether states become log-chances of label words.
-        is_fitted: Whether mean and standard deviation are taken away.
-        is_unit: Whether the length is.
-    """
-
-    reads_words: bool = False
-    is_fitted: bool = False
-    is_unit: bool = False
-
-
-WAYS: Mapping[str, Way] = {
-    "cosine": Way(is_unit=True),
-    "dot": Way(),
-    "label_words": Way(reads_words=True, is_fitted=True),
-    "whitened": Way(is_fitted=True),
-    "whitened_cosine": Way(is_fitted=True, is_unit=True),
-}
-
-
-@dataclass(frozen=True)
-class Usual:
-    """What values are like: mean and standard deviation, by column.
+class ColumnStats:
+    """Mean and standard deviation of values, by column.
 
     Attributes:
         mean: (D,) float32.
@@ -87,8 +68,8 @@ class Usual:
         varies = spread > _ROUNDING * np.abs(values).max(axis=0)
         return cls(mean.astype(np.float32), np.where(varies, spread, 1).astype(np.float32))
 
-    def standardise(self, values: Floats) -> Floats:
-        """Give values (n, D) less the mean, over the spread."""
+    def standardize(self, values: Floats) -> Floats:
+        """Return values (n, D) less the mean, over the spread."""
         standard: Floats = (values - self.mean) / self.spread
         return standard
 
@@ -106,7 +87,7 @@ class WordRows:
     bias: Floats
 
     def log_chances(self, states: Floats) -> Floats:
-        """Give the log-probability of each word among these words, (n, C), behind states (n, H)."""
+        """Return the log-probability of each word among these words, (n, C), behind (n, H)."""
         # A matrix product's last digits depend on how many states there are; these do not.
         logits: Floats = np.stack([np.vecdot(states, row) for row in self.weight], 1) + self.bias
         logits -= logits.max(axis=1, keepdims=True)
@@ -116,22 +97,26 @@ class WordRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Similarity:
-    """One way, ready to use.
+    """Changes states so that the inner products of what comes out are the scores.
 
     Attributes:
-        words: The head's rows of the label words; None: states stay states.
-        passages: What passages are like; None where nothing is taken away.
-        queries: What queries are like.
+        is_fitted: Whether it gets `passages` and `queries`, measured on a draw of both.
+        reads_words: Whether states become log-chances of the label words; it is fitted then.
         is_unit: Whether each is divided by its length.
+        words: The LM head's rows of the label words.
+        passages: Mean and spread of passages' values.
+        queries: Of queries' values.
     """
 
+    is_fitted: ClassVar[bool] = False
+    reads_words: ClassVar[bool] = False
+    is_unit: ClassVar[bool] = False
     words: WordRows | None = None
-    passages: Usual | None = None
-    queries: Usual | None = None
-    is_unit: bool = False
+    passages: ColumnStats | None = None
+    queries: ColumnStats | None = None
 
     def of_passages(self, states: Floats, norms: Floats) -> Floats:
-        """Give what is compared with a query.
+        """Return what is compared with a query.
 
         Args:
             states: (n, H).
@@ -140,20 +125,21 @@ class Similarity:
         Returns:
             (n, D): H columns, or one a label word.
         """
-        return self._change(states, norms, self.passages)
+        return self.change(states, norms, self.passages)
 
     def of_queries(self, states: Floats, norms: Floats) -> Floats:
-        """Give what is compared with passages; see `of_passages`."""
-        return self._change(states, norms, self.queries)
+        """Return what is compared with passages; see `of_passages`."""
+        return self.change(states, norms, self.queries)
 
     def values(self, states: Floats) -> Floats:
-        """Give what mean and spread are taken of: the states, or log-chances of words."""
+        """Return what mean and spread are taken of: the states, or log-chances of words."""
         return states if self.words is None else self.words.log_chances(states)
 
-    def _change(self, states: Floats, norms: Floats, usual: Usual | None) -> Floats:
+    def change(self, states: Floats, norms: Floats, stats: ColumnStats | None) -> Floats:
+        """Change states of one kind, whose mean and spread are `stats`; see `of_passages`."""
         values = self.values(states)
-        if usual is not None:
-            values = usual.standardise(values)
+        if stats is not None:
+            values = stats.standardize(values)
         if not self.is_unit:
             return values
         lengths = norms if values is states else np.linalg.norm(values, axis=1)
@@ -161,10 +147,47 @@ class Similarity:
         return unit
 
 
-PLAIN: Mapping[str, Similarity] = {
-    name: Similarity(is_unit=way.is_unit) for name, way in WAYS.items() if not way.is_fitted
+class Cosine(Similarity):
+    """States of length 1."""
+
+    is_unit = True
+
+
+class Whitened(Similarity):
+    """Each column less its mean, over its spread."""
+
+    is_fitted = True
+
+
+class WhitenedCosine(Whitened):
+    """The same, of length 1."""
+
+    is_unit = True
+
+
+class LabelWords(Whitened):
+    """Log-chances of the label words, standardized."""
+
+    reads_words = True
+
+
+SIMILARITIES = {
+    "cosine": "pgra.rerank.similarity:Cosine",
+    "dot": "pgra.rerank.similarity:Similarity",
+    "label_words": "pgra.rerank.similarity:LabelWords",
+    "whitened": "pgra.rerank.similarity:Whitened",
+    "whitened_cosine": "pgra.rerank.similarity:WhitenedCosine",
 }
-"""Those that need nothing but the states."""
+
+
+def find_similarity(name: str) -> type[Similarity]:
+    """Return the class of a similarity: of `SIMILARITIES`, an entry point, or `module:Class`.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    cls: type[Similarity] = find_class("similarity", name, SIMILARITIES)
+    return cls
 
 
 # What a fitted similarity is fitted to: a draw of passages, a draw of training queries, the words.
@@ -186,34 +209,11 @@ _FEWEST = 2
 _OWN_FIELDS = ("similarity_sample", "label_tokens")
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What a task gives a similarity.
-
-    Attributes:
-        queries: The training queries, those in the prompt left out.
-        words: The word that answers, by label.
-        made: The reranker's fingerprint of an earlier run that is taken up, without its training
-            queries; None for a new one.
-    """
-
-    queries: Sequence[Example] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
-    made: Mapping[str, Json] | None = None
-
-    def of_prefix(self, place: int, count: int) -> "Reference":
-        """Give the reference of one of several prefixes."""
-        if self.made is None or count == 1:
-            return self
-        made: Any = self.made
-        return replace(self, made=made["prefixes"][place])
-
-
 class Fitting:
     """Fits a similarity once, or takes up what is there; those that need no fit are just there.
 
     Attributes:
-        name: A name of `WAYS`.
+        name: A name of `SIMILARITIES`, or `module:Class`.
         fingerprint: All that scores depend on, besides queries and candidates.
         folder: Where what was measured is.
     """
@@ -231,7 +231,7 @@ class Fitting:
         """Draw, and refuse what cannot be fitted.
 
         Args:
-            name: A name of `WAYS`.
+            name: A name of `SIMILARITIES`, or `module:Class`.
             encoder: LM, with its head for label words, and prompt.
             reference: What the task gives.
             num_rows: Passages of the corpus.
@@ -239,19 +239,21 @@ class Fitting:
             home: Where the folder goes, with the beginning of its name.
 
         Raises:
-            ConfigError: If there are too few texts to measure, or label words begin alike.
+            ConfigError: If there is no such similarity, there are too few texts to measure, or
+                label words begin alike.
             ModelError: If the tokenizer joins a word to the prompt.
         """
-        self.name, self._way, self._encoder = name, WAYS[name], encoder
+        self.name, self._class, self._encoder = name, find_similarity(name), encoder
         self._num_rows, self._is_known = num_rows, reference.made is not None
-        self._queries = _draw_queries(reference.queries) if self._way.is_fitted else {}
-        fields = self._fields(reference) if self._way.is_fitted else {}
+        is_fitted = self._class.is_fitted
+        self._queries = _draw_queries(reference.queries) if is_fitted else {}
+        fields = self._fields(reference) if is_fitted else {}
         self._tokens = fields.get("label_tokens")
         self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **fields}
         self.folder = artifact_dir(home.parent, home.name, self.fingerprint)
 
     def _fields(self, reference: Reference) -> dict[str, Any]:
-        """Give what the fingerprint tells of a fit."""
+        """Return what the fingerprint says of a fit."""
         if reference.made is not None:
             return {part: reference.made[part] for part in _OWN_FIELDS if part in reference.made}
         for count, what in (
@@ -267,31 +269,28 @@ class Fitting:
         fields: dict[str, Any] = {
             "similarity_sample": {"size": SAMPLE, "seed": _SEED, "queries": queries}
         }
-        if self._way.reads_words:
-            fields["label_tokens"] = self._first_tokens(reference.words)
+        if self._class.reads_words:
+            words = reference.words
+            fields["label_tokens"] = AnswerWords.of(self._encoder, words).firsts
+            if len(fields["label_tokens"]) < _FEWEST:
+                raise ConfigError(
+                    f"similarity '{self.name}' tells labels by the first tokens of their words, "
+                    f"and {', '.join(words.values())} all begin alike: choose others in the task's "
+                    "prompt_words, or use another --similarity"
+                )
         return fields
-
-    def _first_tokens(self, words: Mapping[str, str]) -> list[int]:
-        firsts = AnswerWords.of(self._encoder, words).firsts
-        if len(firsts) < _FEWEST:
-            raise ConfigError(
-                f"similarity '{self.name}' tells labels by the first tokens of their words, and "
-                f"{', '.join(words.values())} all begin alike: choose others in the task's "
-                "prompt_words, or use another --similarity"
-            )
-        return firsts
 
     @property
     def is_ready(self) -> bool:
-        """Say whether nothing is left to measure."""
-        return not self._way.is_fitted or is_finished(self.folder)
+        """Whether nothing is left to measure."""
+        return not self._class.is_fitted or is_finished(self.folder)
 
     def num_columns(self, width: int) -> int:
-        """Give D, of what is compared, where states have `width` columns."""
+        """Return D, of what is compared, where states have `width` columns."""
         return width if self._tokens is None else len(self._tokens)
 
     def rows(self) -> Rows:
-        """Give the passages whose states it has yet to measure, sorted."""
+        """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
         if self._num_rows <= SAMPLE:
@@ -300,7 +299,7 @@ class Fitting:
         return np.sort(drawn)
 
     def queries(self) -> list[Example]:
-        """Give the queries whose states it has yet to measure."""
+        """Return the queries whose states it has yet to measure."""
         return [] if self.is_ready else list(self._queries.values())
 
     def check(self) -> None:
@@ -322,31 +321,29 @@ class Fitting:
             ArtifactError: If what is there is damaged, or it cannot be written.
             ModelError: If the LM has no plain head, for label words.
         """
-        if self._way.is_fitted:
+        if self._class.is_fitted:
             build_once(
                 self.folder,
                 stage=STAGE,
                 fingerprint=self.fingerprint,
                 build=lambda aside: self._measure(aside, bank, query_bank),
+                verify=False,  # when it is read
             )
 
     def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
-        words = self._word_rows() if self._way.reads_words else None
-        values = Similarity(words=words).values
+        words = None
+        if self._class.reads_words:
+            head = LMHead.of(self._encoder.lm).layer
+            weight = head.weight[self._tokens].float()
+            bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
+            words = WordRows(weight.cpu().numpy(), bias.float().cpu().numpy())
+            write_array(aside / "words.npy", np.column_stack([words.weight, words.bias]))
+        values = self._class(words=words).values
         rows, keys = self.rows(), np.array(list(self._queries), np.int64)
         for part, states in (("passages", bank.states(rows)), ("queries", query_bank.states(keys))):
-            usual = Usual.of(values(states))
-            write_array(aside / f"{part}.npy", np.stack([usual.mean, usual.spread]))
-        if words is not None:
-            write_array(aside / "words.npy", np.column_stack([words.weight, words.bias]))
+            stats = ColumnStats.of(values(states))
+            write_array(aside / f"{part}.npy", np.stack([stats.mean, stats.spread]))
         return {"passages": len(rows), "queries": len(keys)}
-
-    def _word_rows(self) -> WordRows:
-        """Take the label words' rows of the LM's head."""
-        head = LMHead.of(self._encoder.lm).layer
-        weight = head.weight[self._tokens].float()
-        bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
-        return WordRows(weight.cpu().numpy(), bias.float().cpu().numpy())
 
     @cached_property
     def similarity(self) -> Similarity:
@@ -355,15 +352,14 @@ class Fitting:
         Raises:
             ArtifactError: If it is not there, or damaged.
         """
-        if not self._way.is_fitted:
-            return PLAIN[self.name]
+        if not self._class.is_fitted:
+            return self._class()
         read_manifest(self.folder, stage=STAGE, fingerprint=self.fingerprint)
         words = np.array(read_array(self.folder / "words.npy")) if self._tokens else None
-        return Similarity(
+        return self._class(
             words=None if words is None else WordRows(words[:, :-1], words[:, -1]),
-            passages=Usual(*np.array(read_array(self.folder / "passages.npy"))),
-            queries=Usual(*np.array(read_array(self.folder / "queries.npy"))),
-            is_unit=self._way.is_unit,
+            passages=ColumnStats(*np.array(read_array(self.folder / "passages.npy"))),
+            queries=ColumnStats(*np.array(read_array(self.folder / "queries.npy"))),
         )
 
 
@@ -387,7 +383,7 @@ _NUM_PAIRS = 1 << 22  # of query and candidate, likewise: each takes some 60 byt
 _BLOCK_BYTES = 1 << 25  # of passage states at a time
 _PAIR_BYTES = 1 << 19  # of states on either side of a product: the processor's cache holds both
 
-Places = npt.NDArray[np.intp]
+Indices = npt.NDArray[np.intp]
 
 
 def score_candidates(
@@ -436,13 +432,13 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -
     return scores.reshape(rows.shape)
 
 
-def _runs(first: Places, count: Places) -> Places:
+def _runs(first: Indices, count: Indices) -> Indices:
     """Give `count` numbers from each `first` on, end to end."""
     ends = np.cumsum(count)
     return np.arange(count.sum()) + np.repeat(first - ends + count, count)
 
 
-def _products(left: Floats, left_rows: Places, *, right: Floats, right_rows: Places) -> Floats:
+def _products(left: Floats, left_rows: Indices, *, right: Floats, right_rows: Indices) -> Floats:
     """Give the inner products of pairs of rows, (n,), so few at a time that the cache holds them.
 
     A matrix product would compute all pairs, and of 500,000 passages a query has 150.

@@ -135,17 +135,15 @@ def _find_or_build(request: IndexRequest) -> BuiltIndex:
     if request.args.retriever == "bm25" and request.args.index_dir is not None:
         manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
         return BuiltIndex(folder, manifest, len(request.corpus))
-    is_there = is_finished(folder)
-    if not is_there:
+    if not is_finished(folder):
         refuse_strangers(folder, ())
-    manifest = build_once(
+    built = build_once(
         folder,
         stage=STAGE,
         fingerprint=fields,
         build=lambda aside: _build(request, aside),
-        verify=True,
     )
-    return BuiltIndex(folder, manifest, len(request.corpus) if is_there else 0)
+    return BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)
 
 
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:

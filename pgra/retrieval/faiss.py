@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from pgra.artifacts import find_stage, load_manifest, write_aside
+from pgra.artifacts import load_manifest, write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
 from pgra.errors import ConfigError
 from pgra.retrieval.base import EXACT, import_faiss
@@ -577,7 +577,7 @@ def find_faiss(folder: Path) -> Path | None:
     Raises:
         ArtifactError: If the folder is not finished.
     """
-    files = load_manifest(folder, stage=find_stage(folder)).files
+    files = load_manifest(folder).files
     return next((folder / name for name in files if name.endswith(".faiss")), None)
 
 

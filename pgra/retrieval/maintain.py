@@ -19,8 +19,7 @@ from pgra.artifacts import (
     artifact_dir,
     check_files,
     check_fingerprint,
-    file_checksum,
-    find_stage,
+    find_damage,
     load_manifest,
     lock_folder,
     record_file,
@@ -138,7 +137,7 @@ def add_passages(
 
 
 def _check_kind(folder: Path) -> None:
-    stage = find_stage(folder)
+    stage = load_manifest(folder).stage
     if stage == "bm25_index":
         raise ConfigError(
             f"{folder} is a BM25 index, which weighs words by the whole corpus: build one of the "
@@ -313,8 +312,8 @@ def verify_index(folder: Path) -> Verdict:
         ArtifactError: If it is missing or unfinished, or its manifest is damaged or of another
             format.
     """
-    manifest = load_manifest(folder, stage=find_stage(folder))
-    damage = find_damage(folder, manifest.files)
+    manifest = load_manifest(folder)
+    damage = [" ".join(found) for found in find_damage(folder, manifest.files)]
     if manifest.stage == STAGE and not damage:
         damage += _check_rows(folder, manifest)
     notes = _find_strays(folder, manifest)
@@ -326,22 +325,6 @@ def verify_index(folder: Path) -> Verdict:
         of_corpus, more = _check_corpus(folder, manifest, recipe)
         damage, notes = damage + of_corpus, notes + more
     return Verdict(len(manifest.files), damage, notes)
-
-
-def find_damage(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Name each file that is not what was written, and say how; every byte is read."""
-    damage = []
-    for name, record in files.items():
-        path = folder / name
-        if not path.is_file():
-            damage.append(f"{name} is missing")
-        elif path.stat().st_size != record.get("bytes"):
-            damage.append(
-                f"{name} has {path.stat().st_size:,} bytes, {record.get('bytes'):,} were written"
-            )
-        elif file_checksum(path) != record.get("checksum"):
-            damage.append(f"{name} has other content than was written")
-    return damage
 
 
 def _check_rows(folder: Path, manifest: Manifest) -> list[str]:
@@ -385,7 +368,7 @@ def _check_corpus(folder: Path, manifest: Manifest, recipe: Recipe) -> tuple[lis
         return [], [note]
     try:
         made = load_manifest(there, stage=CORPUS_STAGE)
-        damage = [f"corpus: {there / told}" for told in find_damage(there, made.files)]
+        damage = [f"corpus: {there / n} {w}" for n, w in find_damage(there, made.files)]
         if damage:
             return damage, []
         own = load_corpus(there).fingerprint

@@ -7,7 +7,6 @@ encoder; Liu et al. 2022 (KATE, section 2.3) choose exemplars with a sentence en
 
 import logging
 import re
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +21,10 @@ from rapidfuzz.distance import OSA
 
 from pgra.artifacts import (
     artifact_dir,
+    build_once,
     digest,
-    is_finished,
     read_array,
-    read_manifest,
     write_array,
-    write_manifest,
 )
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
@@ -367,17 +364,13 @@ class Neighbors:
         fields: dict[str, Json] = {
             name: value for name, value in self.fingerprint.items() if name != "labels"
         }
-        folder = artifact_dir(self._root, "vectors", fields)
-        is_there = is_finished(folder)
-        context.barrier()  # all have looked before the main process writes
-        if not is_there and context.worker.is_main:
-            start = time.perf_counter()
+
+        def build(folder: Path) -> Mapping[str, Json]:
             write_array(folder / "vectors.npy", self.encode(self.examples))
-            seconds = time.perf_counter() - start
-            counts = {"examples": len(self.examples)}
-            write_manifest(folder, stage=_STAGE, fingerprint=fields, counts=counts, seconds=seconds)
-        context.barrier()
-        read_manifest(folder, stage=_STAGE, fingerprint=fields)
+            return {"examples": len(self.examples)}
+
+        folder = artifact_dir(self._root, "vectors", fields)
+        build_once(folder, stage=_STAGE, fingerprint=fields, build=build, context=context)
         return np.asarray(read_array(folder / "vectors.npy"))
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
@@ -392,50 +385,8 @@ class Neighbors:
     ) -> Candidates:
         """Give each query's nearest of the collection, (B, count), nearest first.
 
-        A query that stands in the collection is its own nearest: see `nearest_others`.
+        A query that stands in the collection is its own nearest: `LeakGuard` leaves it out.
         """
         vectors = self.vectors(context)
         rows = np.arange(len(vectors), dtype=np.int64)
         return nearest(self.encode(queries), [(rows, vectors)], count)
-
-    def nearest_others(
-        self,
-        queries: Sequence[Example],
-        count: int,
-        context: Context = ALONE,
-    ) -> Rows:
-        """Give each query's nearest examples that have another text, nearest first.
-
-        So a training query is never its own neighbor, nor is a copy of it or what is nearly one
-        (`LeakGuard`): it would bring the query's own label. Of copies of each other, text and
-        label, only the first in the collection is found.
-
-        Args:
-            queries: B examples, of the collection or not.
-            count: How many.
-            context: Who waits while the main one encodes the collection.
-
-        Returns:
-            (B, count), `MISSING_ROW` where there are fewer other texts.
-        """
-        vectors, guard = self.vectors(context), self._guard
-        block = (guard.distinct, vectors[guard.distinct])
-        asked = self.encode(queries)
-        allowed = guard.nearest(
-            lambda depth: nearest(asked, [block], depth),
-            [query.text for query in queries],
-            count,
-        )
-        logger.info(
-            "neighbors: %d of %d queries have a copy of their text, or nearly one, in the "
-            "collection of %d texts, which was left out",
-            int((allowed.num_dropped > 0).sum()),
-            len(queries),
-            len(guard.distinct),
-        )
-        return allowed.candidates.rows
-
-    @cached_property
-    def _guard(self) -> LeakGuard:
-        labels = [example.label for example in self.examples]
-        return LeakGuard([example.text for example in self.examples], labels)

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +22,12 @@ from tqdm import tqdm
 from pgra.artifacts import (
     Manifest,
     artifact_dir,
+    build_once,
     digest,
     file_checksum,
-    is_finished,
     load_manifest,
     lock_folder,
     read_array,
-    read_manifest,
     record_file,
     write_array,
     write_aside,
@@ -518,20 +516,14 @@ def store_candidates(
     Raises:
         ArtifactError: If what is there is damaged.
     """
-    folder = artifact_dir(root, split, fingerprint)
-    reused = is_finished(folder)
-    context.barrier()  # all have looked before the main process writes
-    if not reused and context.worker.is_main:
-        start = time.perf_counter()
+
+    def build(folder: Path) -> Mapping[str, Json]:
         found = make()
         write_array(folder / "rows.npy", found.rows)
         write_array(folder / "scores.npy", found.scores)
-        counts = {"queries": len(found), "candidates": found.rows.shape[1], **measure(found)}
-        seconds = time.perf_counter() - start
-        write_manifest(folder, stage=stage, fingerprint=fingerprint, counts=counts, seconds=seconds)
-    context.barrier()
-    read_manifest(folder, stage=stage, fingerprint=fingerprint)
-    rows, scores = read_array(folder / "rows.npy"), read_array(folder / "scores.npy")
-    return Stored(
-        Candidates(np.asarray(rows), np.asarray(scores)), folder, dict(fingerprint), reused
-    )
+        return {"queries": len(found), "candidates": found.rows.shape[1], **measure(found)}
+
+    folder = artifact_dir(root, split, fingerprint)
+    built = build_once(folder, stage=stage, fingerprint=fingerprint, build=build, context=context)
+    rows, scores = (np.asarray(read_array(folder / f"{name}.npy")) for name in ("rows", "scores"))
+    return Stored(Candidates(rows, scores), folder, dict(fingerprint), built.reused)

@@ -31,8 +31,10 @@ from pgra.retrieval.shards import candidates_fields, with_history
 
 logger = logging.getLogger(__name__)
 
-STORED, SEARCHED, SAMPLED, TRIAL, GUESSED = "stored", "searched", "sampled", "trial", "guessed"
-"""How a number was found: the first two are exact."""
+STORED, SEARCHED, WHOLE = "stored", "searched", "whole corpus"
+"""How a number was counted."""
+SAMPLED, TRIAL, GUESSED = "sampled", "trial", "guessed"
+"""How it was estimated."""
 
 _PILOT = 256  # texts that tell how fast the encoder is
 _TRIAL_ROWS = 1 << 14
@@ -48,7 +50,11 @@ class FirstStage:
         rows: Distinct passages among the candidates: all of them where `is_exact`, else some that
             stand for them; empty where nothing was searched.
         num_texts: How many there are, or are expected.
-        basis: How that was found: "stored", "searched", "sampled", "trial" or "guessed".
+        basis: How that was found: "stored", "searched", "whole corpus", "sampled", "trial" or
+            "guessed".
+        num_candidates: K.
+        is_full: Whether every query gets so many.
+        stored: Candidates (B, K) of all queries, where they are on disk.
         num_to_encode: Passages that the encoder has yet to read; 0 with a finished index.
         width: D, of a vector; 0 without an encoder.
         index_bytes: Of a finished index.
@@ -58,15 +64,18 @@ class FirstStage:
     rows: Rows
     num_texts: int
     basis: str
-    num_to_encode: int
-    width: int
-    index_bytes: int
+    num_candidates: int
+    is_full: bool = True
+    stored: Rows | None = None
+    num_to_encode: int = 0
+    width: int = 0
+    index_bytes: int = 0
     seconds: float | None = None
 
     @property
     def is_exact(self) -> bool:
         """Say whether `rows` are all there will be."""
-        return self.basis in (STORED, SEARCHED)
+        return self.basis in (STORED, SEARCHED, WHOLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,9 @@ class Survey:
         Raises:
             PgraError: As `open_retriever`, a wrong index_factory too.
         """
+        if self.args.retriever == "exhaustive":  # there is no first stage: all are read
+            rows = np.arange(len(self.corpus))
+            return FirstStage(rows, len(rows), WHOLE, len(rows))
         has_encoder = self.args.retriever in ("dense", "hybrid")
         encoder = load_encoder(self.args, self.device) if has_encoder else None
         if encoder is None:
@@ -117,15 +129,23 @@ class Survey:
             rows=np.empty(0, np.int64),
             num_texts=0,
             basis=GUESSED,
+            num_candidates=self.args.num_candidates,
+            is_full=self.args.retriever != "bm25",  # words may find fewer
             num_to_encode=0 if is_encoded else len(self.corpus),
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in there for p in f.iterdir() if p.is_file()),
         )
         found = self._read_stored(_with_query(parts, encoder))
         if found is not None:
-            stored = _distinct(np.concatenate([rows.ravel() for rows in found.values()]))
-            seconds = 0.0 if is_built else None  # an index that is gone is built all the same
-            return replace(base, rows=stored, num_texts=len(stored), basis=STORED, seconds=seconds)
+            rows = _distinct(found)
+            return replace(
+                base,
+                rows=rows,
+                num_texts=len(rows),
+                basis=STORED,
+                stored=found,
+                seconds=0.0 if is_built else None,  # an index that is gone is built all the same
+            )
         if self.seconds > 0 and is_built:
             return self._search(base)
         tried = self._try(base, encoder) if self.seconds > 0 else None
@@ -158,15 +178,10 @@ class Survey:
         found = (self.artifacts / "indexes").glob(f"*-{digest}")
         return next((folder for folder in found if is_finished(folder)), None)
 
-    def stored(self) -> Mapping[str, Rows] | None:
-        """Read the candidates of all splits, (B, K) each, if all are there."""
-        has_encoder = self.args.retriever in ("dense", "hybrid")
-        encoder = load_encoder(self.args, self.device) if has_encoder else None
-        return self._read_stored(_with_query(self._parts(encoder), encoder))
-
-    def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Rows] | None:
+    def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
+        """Read the candidates of all splits, (B, K), if all are there."""
         made_of = self._made_of(parts)
-        found = {}
+        found = []
         for split, examples in self.splits.items():
             args = self.args
             fields = candidates_fields(
@@ -175,8 +190,8 @@ class Survey:
             folder = artifact_dir(self.artifacts / "candidates" / self.task, split, fields)
             if not is_finished(folder):
                 return None
-            found[split] = np.asarray(read_array(folder / "rows.npy"))
-        return found
+            found.append(np.asarray(read_array(folder / "rows.npy")))
+        return np.concatenate(found)
 
     def _made_of(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Json]:
         """Give the retriever's fingerprint."""

@@ -72,7 +72,7 @@ def test_verify_names_what_is_damaged_and_ends_with_1(flags, bench):
     assert damaged.code == 1
     assert damaged.out.splitlines() == [
         f"{folder}: damaged",
-        "  damaged: vectors-00001.npy has other content than was written",
+        "  damaged: vectors-00001.npy is damaged (other content than was written)",
     ]
     assert "does not exist" in index("verify", bench.root / "no").error
 

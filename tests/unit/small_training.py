@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 from conftest import reader_inputs
 
-from pgra.core import Worker
+from pgra.core import Context, Worker
 from pgra.errors import PgraError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
-from pgra.reader.predict import predict
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import set_dropout, train_reader
+from pgra.reader.predict import T5Classifier
+from pgra.reader.train import MeasuredTrainer, train_reader
 
 # Targets of two and of four tokens: a mean of batches' means is not the mean over tokens.
 VERBALIZER = Verbalizer(
@@ -64,17 +63,18 @@ def make_arguments(folder, **changes):
     return ReaderTrainingArguments(**{**values, **changes})
 
 
+def classifier_of(reader, t5_dir, **changes):
+    return T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER, **changes)
+
+
 def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):
     reader = reader or FusionReader.from_name(str(t5_dir))
     if dropout is not None:
-        set_dropout(reader, dropout)
-    tokenizer = load_tokenizer(find_model(str(t5_dir)))
+        reader.set_dropout(dropout)
     result = train_reader(
-        reader,
-        tokenizer,
+        classifier_of(reader, t5_dir),
         tokens(t5_dir, rows or make_inputs(18)),
         tokens(t5_dir, dev or make_inputs(7, name="dev")),
-        verbalizer=VERBALIZER,
         measure=measure,
         metric="accuracy",
         arguments=arguments,
@@ -95,8 +95,7 @@ LONG_ROWS = 26
 
 def train_long(t5_dir, folder, rows=None, dropout=None, **changes):
     """Train, going on if the folder holds a checkpoint: what the same command does."""
-    go_on = {} if last_checkpoint(folder) is None else {"resume_from_checkpoint": "true"}
-    arguments = make_arguments(folder, **{**LONG, **go_on, **changes})
+    arguments = make_arguments(folder, **{**LONG, **changes})
     return train(t5_dir, arguments, rows=rows or make_inputs(LONG_ROWS), dropout=dropout)
 
 
@@ -121,6 +120,21 @@ def at_batch(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "forward", forward)
         yield
+
+
+@contextmanager
+def batches_read() -> Iterator[list[list[str]]]:
+    """Note the examples of each batch that a training reads."""
+    seen: list[list[str]] = []
+    plain = MeasuredTrainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        seen.append(list(inputs["example_ids"]))
+        return plain(self, model, inputs, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MeasuredTrainer, "compute_loss", compute_loss)
+        yield seen
 
 
 def signal_self(number: signal.Signals) -> Callable[[], None]:
@@ -187,11 +201,11 @@ def tell(kind: str, text: str) -> None:
 def shares_alike(reader: FusionReader, t5_dir: str) -> list[bool]:
     """Say for some sizes whether a set that the processes share is decided as one alone does."""
     worker = Worker(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-    tokenizer = load_tokenizer(find_model(t5_dir))
     found = []
     for count in (1, 3, 7):
-        args = (reader, tokenizer, tokens(t5_dir, make_inputs(count, name="dev")), VERBALIZER)
-        alone, shared = predict(*args), predict(*args, batch_tokens=30, worker=worker)
+        inputs = tokens(t5_dir, make_inputs(count, name="dev"))
+        alone = classifier_of(reader, t5_dir).predict(inputs)
+        shared = classifier_of(reader, t5_dir, batch_tokens=30).predict(inputs, Context(worker))
         found.append([p.example_id for p in shared] == [f"dev-{i}" for i in range(count)])
         found.append([p.label for p in shared] == [p.label for p in alone])
     return found

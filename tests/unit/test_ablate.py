@@ -21,7 +21,7 @@ from pgra.experiments.grid import (
     write_grid,
 )
 from pgra.methods.pgra import find_evidence, read_task
-from pgra.rerank import PromptedReranker
+from pgra.rerank.prompted import PromptedReranker
 
 K = {"num_candidates": [2, 4, 8, 6]}
 D = {"num_evidence": [1, 2, 4, 3]}

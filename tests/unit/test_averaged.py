@@ -42,15 +42,15 @@ def test_the_run_reads_what_was_planned_and_a_prefix_that_was_read_is_not_read_a
     args = with_retriever(args, retriever="bm25")
     several = with_rerank(args, num_prefixes=3)
     plan = make_plan(several, seconds=0.1)
-    assert plan.texts.is_exact
+    assert plan.cost.is_exact
     found = read_task(several)
     find_evidence(found, several)
-    banked = make_plan(several, seconds=0).texts.banked
-    assert plan.texts.to_read == banked > 0
-    assert plan.reading.num_prefixes == 3
+    banked = make_plan(several, seconds=0).cost.banked
+    assert plan.cost.to_read == banked > 0
+    assert plan.cost.reading.num_prefixes == 3
     two = make_plan(with_rerank(args, num_prefixes=2), seconds=0)
     # Other examples are left out of training with fewer draws, and those alone are new.
-    assert two.texts.to_read < two.texts.banked
+    assert two.cost.to_read < two.cost.banked
 
 
 def test_all_similarities_and_the_whole_corpus_are_compared_but_not_exhaustively(args):

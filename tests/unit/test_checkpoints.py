@@ -87,7 +87,7 @@ def test_a_damaged_state_is_refused(copy, t5_dir):
 
 def test_an_output_folder_in_use_is_not_written_over(run, t5_dir, tmp_path):
     with pytest.raises(ArtifactError, match=r"holds checkpoints .*--resume_from_checkpoint true"):
-        train(t5_dir, make_arguments(run))
+        train(t5_dir, make_arguments(run, resume_from_checkpoint="false"))
     with pytest.raises(ArtifactError, match="holds no whole checkpoint to resume from: leave"):
         again(t5_dir, tmp_path / "no")
     with pytest.raises(ArtifactError, match=r"is no whole checkpoint \(trainer_state.json is"):

@@ -301,8 +301,8 @@ def test_leftover_of_a_killed_build_is_not_used(tmp_path):
         (folder / "new.txt").write_text("whole")
         return {"rows": 1}
 
-    manifest = build_once(tmp_path / "thing-1", stage="s", fingerprint={}, build=build)
-    assert list(manifest.files) == ["new.txt"]
+    built = build_once(tmp_path / "thing-1", stage="s", fingerprint={}, build=build)
+    assert list(built.manifest.files) == ["new.txt"]
     assert not aside.exists()
 
 

@@ -119,7 +119,10 @@ def test_an_index_of_another_retriever_is_refused(encoder_dir, corpus, tmp_path)
 
 def test_an_index_dir_is_never_built(encoder_dir, corpus, tmp_path):
     args = arguments(encoder_dir, index_dir=str(tmp_path / "none"))
-    with pytest.raises(ArtifactError, match="none does not exist: run the 'dense_index' stage"):
+    with pytest.raises(
+        ArtifactError,
+        match="none does not exist: it has no manifest.json: run the 'dense_index' stage",
+    ):
         open_one(args, corpus, tmp_path)
     assert not (tmp_path / "none").exists()
 

@@ -11,12 +11,12 @@ from conftest import SENTENCES
 from index_build.__main__ import main as build_main
 from pgra.cli import main, run
 from pgra.config import CorpusArguments
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import FirstStageOrder
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
@@ -46,8 +46,10 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
-    reranker = PromptedReranker(encoder, corpus, tmp_path, similarity=similarity, shard_rows=64)
-    return ExhaustiveSearch(reranker, tmp_path, factory=factory)
+    reranker = PromptedReranker(
+        encoder, corpus, Context(artifacts=tmp_path), similarity=similarity, shard_rows=64
+    )
+    return ExhaustiveSearch(reranker, factory=factory)
 
 
 def put(bank, keys, states, shard_rows=64):
@@ -183,7 +185,7 @@ def test_a_lossy_index_says_what_it_loses_on_the_queries(lm_dirs, tmp_path):
     recall = search.measure_recall(QUERIES, found)
     assert set(recall) == {"5"}
     assert 0 < recall["5"] < 1
-    exact = ExhaustiveSearch(search.reranker, tmp_path)
+    exact = ExhaustiveSearch(search.reranker)
     assert exact.measure_recall(QUERIES, exact.search(QUERIES, 5)) == {"5": 1.0}
 
 
@@ -196,14 +198,14 @@ def test_an_index_is_built_once_and_refused_when_damaged(lm_dirs, tmp_path, monk
         raise AssertionError("built again")
 
     monkeypatch.setattr("pgra.rerank.exhaustive.build_faiss", refuse)
-    again = ExhaustiveSearch(search.reranker, tmp_path, factory="HNSW8").search(QUERIES, 5)
+    again = ExhaustiveSearch(search.reranker, factory="HNSW8").search(QUERIES, 5)
     np.testing.assert_array_equal(again.rows, first.rows)
     (file,) = (tmp_path / "indexes").glob("*/index.faiss")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(ArtifactError, match="index.faiss is damaged .*: delete .* run the stage"):
-        ExhaustiveSearch(search.reranker, tmp_path, factory="HNSW8").search(QUERIES, 5)
+        ExhaustiveSearch(search.reranker, factory="HNSW8").search(QUERIES, 5)
 
 
 def test_another_similarity_or_factory_is_another_index_and_other_evidence(lm_dirs, tmp_path):
@@ -241,7 +243,7 @@ def test_misuse_is_refused(lm_dirs, tmp_path):
     with pytest.raises(ValueError, match="depth is 13, the corpus has 12"):
         search.search(QUERIES, 13)
     with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
-        open_exhaustive(FirstStageOrder(), tmp_path, factory="Flat")
+        open_exhaustive(FirstStageOrder(), factory="Flat")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from pgra.core import Example
 from pgra.errors import ConfigError
-from pgra.prompts.fewshot import EXEMPLAR_METHODS, build_prompt
+from pgra.exemplars.prompt import build_prompt
 from pgra.prompts.template import PromptTemplate, check_template
 
 LABELS = ["a", "b", "c"]
@@ -41,7 +41,7 @@ def test_without_exemplars_nothing_stands_before_the_text():
     assert (prompt.prefix, prompt.suffix({"text": "new"})) == ("", "Which?\nnew\nThe answer is")
 
 
-@pytest.mark.parametrize("method", sorted(EXEMPLAR_METHODS))
+@pytest.mark.parametrize("method", ["balanced", "official", "random"])
 def test_one_seed_gives_one_prefix_and_another_seed_another(method):
     one, same, other = (
         build_prompt(TEMPLATE, EXAMPLES, WORDS, num_exemplars=8, method=method, seed=seed)

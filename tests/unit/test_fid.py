@@ -51,13 +51,13 @@ def read(reader, examples, labels, cost=COSTS[0], **kwargs):
 
 
 def has_own_head(reader):
-    return reader.t5.lm_head.weight is not reader.t5.shared.weight
+    return reader.model.lm_head.weight is not reader.model.shared.weight
 
 
 @contextmanager
 def stock_attention(reader):
     """Give the T5 transformers' own cross-attention meanwhile."""
-    attentions = [block.layer[1].EncDecAttention for block in reader.t5.decoder.block]
+    attentions = [block.layer[1].EncDecAttention for block in reader.model.decoder.block]
     ours = [vars(attention).pop("forward") for attention in attentions]
     try:
         yield
@@ -75,11 +75,11 @@ def padded(reader, examples, labels, width=9):
         for n, segment in enumerate(segments):
             ids[i, n, : len(segment)] = torch.from_numpy(segment)
             mask[i, n, : len(segment)] = True
-    hidden = reader.t5.get_encoder()(
+    hidden = reader.model.get_encoder()(
         input_ids=ids.view(-1, width), attention_mask=mask.view(-1, width)
     ).last_hidden_state
     with stock_attention(reader):
-        return reader.t5(
+        return reader.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden.view(len(examples), -1, 32)),
             attention_mask=mask.view(len(examples), -1),
             labels=labels,
@@ -99,7 +99,7 @@ def test_loss_and_gradients_are_those_of_the_padded_reader(reader, examples, lab
     torch.testing.assert_close(outputs[1].loss, outputs[0].loss, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(outputs[1].logits, outputs[0].logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grads[1], grads[0], atol=1e-5, rtol=1e-5)
-    assert grads[0]["t5.encoder.block.0.layer.0.SelfAttention.q.weight"].abs().sum() > 0
+    assert grads[0]["model.encoder.block.0.layer.0.SelfAttention.q.weight"].abs().sum() > 0
     other = read(reader, [examples[0][:3], *examples[1:]], labels, cost=cost)
     assert (other.loss - outputs[0].loss).abs() > 1e-5
 
@@ -108,7 +108,7 @@ def test_one_segment_is_plain_t5(reader, examples, labels):
     for i, segments in enumerate(examples):
         ids = torch.from_numpy(segments[0])[None].long()
         with stock_attention(reader):
-            plain = reader.t5(input_ids=ids, labels=labels[[i]])
+            plain = reader.model(input_ids=ids, labels=labels[[i]])
         fused = read(reader, [segments[:1]], labels[[i]])
         torch.testing.assert_close(fused.loss, plain.loss, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(fused.logits, plain.logits, atol=1e-5, rtol=1e-5)
@@ -152,7 +152,7 @@ def test_label_scores_do_not_depend_on_how_many_labels_a_pass_takes(reader, exam
 
 def test_no_keys_and_values_are_made_of_the_encoded_tokens(reader, examples, labels):
     """A control for the two tests above: the stock attention projects them, ours does not."""
-    attention = reader.t5.decoder.block[0].layer[1].EncDecAttention
+    attention = reader.model.decoder.block[0].layer[1].EncDecAttention
     projected = []
     hook = attention.k.register_forward_hook(lambda *_: projected.append(1))
     read(reader, examples, labels)
@@ -167,8 +167,8 @@ def test_greedy_text_is_the_likeliest_token_after_token(reader, examples):
     ones = torch.full((B, 1), 1)
     first = read(reader, examples, ones).logits[:, 0].argmax(1)
     second = read(reader, examples, torch.stack([first, first], 1)).logits[:, 1].argmax(1)
-    ended = first == reader.t5.config.eos_token_id
-    second[ended] = reader.t5.config.pad_token_id
+    ended = first == reader.model.config.eos_token_id
+    second[ended] = reader.model.config.pad_token_id
     assert written.tolist() == torch.stack([first, second], 1)[:, : written.shape[1]].tolist()
     beams = reader.generate(pack(examples), max_new_tokens=5, num_beams=3)
     assert beams.shape[0] == B
@@ -179,18 +179,18 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, l
     found = reader.attention_mass(pack(examples), lengths, labels)
     for i, segments in enumerate(examples):
         parts = [
-            reader.t5.get_encoder()(input_ids=torch.from_numpy(s)[None].long()).last_hidden_state
+            reader.model.get_encoder()(input_ids=torch.from_numpy(s)[None].long()).last_hidden_state
             for s in segments
         ]
         real = labels[[i]][labels[[i]] != -100][None]
-        reader.t5.decoder.set_attn_implementation("eager")  # stock sdpa gives no weights
+        reader.model.decoder.set_attn_implementation("eager")  # stock sdpa gives no weights
         with stock_attention(reader):
-            layers = reader.t5(
+            layers = reader.model(
                 encoder_outputs=BaseModelOutput(last_hidden_state=torch.cat(parts, dim=1)),
                 labels=real,
                 output_attentions=True,
             ).cross_attentions
-        reader.t5.decoder.set_attn_implementation("sdpa")
+        reader.model.decoder.set_attn_implementation("sdpa")
         tokens = torch.stack(list(layers)).detach().mean(dim=(0, 1, 2, 3))
         expected = [float(part.sum()) for part in tokens.split(lengths[i])]
         assert found[i] == pytest.approx(expected, abs=1e-5)
@@ -204,13 +204,13 @@ def test_activation_checkpointing_changes_no_gradient(t5_dir, examples, labels):
     for checkpointed in (False, True):
         reader = FusionReader.from_name(str(t5_dir))
         if checkpointed:  # what a Trainer of this transformers calls
-            known = [name for name in CHECKPOINTING if hasattr(reader.t5, name)]
+            known = [name for name in CHECKPOINTING if hasattr(reader.model, name)]
             getattr(reader, known[0])()
-            assert reader.t5.encoder.gradient_checkpointing
+            assert reader.model.encoder.gradient_checkpointing
         reader.train()
         torch.manual_seed(0)
         read(reader, examples, labels).loss.backward()
-        grads.append(reader.t5.shared.weight.grad)
+        grads.append(reader.model.shared.weight.grad)
     torch.testing.assert_close(grads[0], grads[1])
 
 
@@ -243,9 +243,9 @@ def test_weights_come_back_under_plain_t5_names(reader):
 def test_a_head_of_its_own_is_refused_where_it_would_replace_the_embeddings(t5_dirs):
     tied, own = (FusionReader.from_name(str(t5_dirs[kind])) for kind in ("t5", "t5-v1.1"))
     assert (has_own_head(tied), has_own_head(own)) == (False, True)
-    weights = dict(tied.t5.state_dict())
+    weights = dict(tied.model.state_dict())
     tied.load_state_dict(weights)  # all names of one weight, and all equal
-    weights["lm_head.weight"] = torch.randn_like(tied.t5.shared.weight)
+    weights["lm_head.weight"] = torch.randn_like(tied.model.shared.weight)
     with pytest.raises(
         RuntimeError, match=r"weights do not fit: shared\.weight and lm_head\.weight"
     ):
@@ -255,12 +255,12 @@ def test_a_head_of_its_own_is_refused_where_it_would_replace_the_embeddings(t5_d
 def test_logits_are_those_of_each_kinds_paper(reader, examples, labels):
     """The original T5 shares its embeddings with the head and scales; the others do neither."""
     ids = torch.from_numpy(examples[0][0])[None].long()
-    start = reader.t5.prepare_decoder_input_ids_from_labels(labels[:1, :3])
+    start = reader.model.prepare_decoder_input_ids_from_labels(labels[:1, :3])
     with stock_attention(reader):
-        hidden = reader.t5.decoder(
-            input_ids=start, encoder_hidden_states=reader.t5.encoder(ids).last_hidden_state
+        hidden = reader.model.decoder(
+            input_ids=start, encoder_hidden_states=reader.model.encoder(ids).last_hidden_state
         ).last_hidden_state
-    logits = hidden @ reader.t5.lm_head.weight.T
+    logits = hidden @ reader.model.lm_head.weight.T
     expected = logits if has_own_head(reader) else logits * 32**-0.5
     found = read(reader, [examples[0][:1]], labels[:1, :3]).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -279,13 +279,13 @@ def test_a_saved_reader_is_a_plain_t5_folder(reader, examples, labels, tmp_path)
 
 def test_an_untied_head_survives_saving(t5_dir, tmp_path):
     reader = FusionReader.from_name(str(t5_dir))
-    head = torch.nn.Parameter(torch.randn_like(reader.t5.lm_head.weight))
-    reader.t5.lm_head.weight = head
-    reader.t5.config.tie_word_embeddings = False
+    head = torch.nn.Parameter(torch.randn_like(reader.model.lm_head.weight))
+    reader.model.lm_head.weight = head
+    reader.model.config.tie_word_embeddings = False
     reader.save_pretrained(tmp_path / "untied")
     again = FusionReader.from_name(str(tmp_path / "untied"))
-    torch.testing.assert_close(again.t5.lm_head.weight, head)
-    assert not torch.equal(again.t5.lm_head.weight, again.t5.shared.weight)
+    torch.testing.assert_close(again.model.lm_head.weight, head)
+    assert not torch.equal(again.model.lm_head.weight, again.model.shared.weight)
     assert "lm_head.weight" in again.state_dict()
 
 
@@ -293,7 +293,7 @@ def test_float16_is_refused_and_bfloat16_is_not(t5_dir):
     with pytest.raises(ConfigError, match="float16: use bfloat16 or float32"):
         FusionReader.from_name(str(t5_dir), dtype=torch.float16)
     reader = FusionReader.from_name(str(t5_dir), dtype=torch.bfloat16)
-    assert reader.t5.lm_head.weight.dtype is torch.bfloat16
+    assert reader.model.lm_head.weight.dtype is torch.bfloat16
 
 
 def test_a_model_that_is_no_t5_is_refused(lm_dirs):

@@ -8,17 +8,18 @@ import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import CorpusArguments
-from pgra.core import Candidates, Example
+from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.experiments.grid import foresee
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
 from pgra.plan import make_plan
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import PromptedReranker, Reference
+from pgra.rerank import Reference
+from pgra.rerank.prompted import PromptedReranker
 
 FITTED = ["label_words", "whitened", "whitened_cosine"]
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -53,7 +54,7 @@ def start(lm_dirs, corpus, tmp_path):
         return PromptedReranker(
             PromptedEncoder(lm, prompt),
             corpus,
-            tmp_path / where,
+            Context(artifacts=tmp_path / where),
             similarity=similarity,
             shard_rows=5,
             reference=Reference(train, words, made),
@@ -246,12 +247,12 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
     args = with_retriever(fitted, **way)
     find(with_rerank(args, similarity="dot"), done)
-    plan = make_plan(args, seconds=0).texts
+    plan = make_plan(args, seconds=0).cost
     work = find(args, done)[1]
     assert plan.is_exact
-    assert (plan.to_read, plan.distinct_passages) == (work.num_new, work.num_passages)
+    assert (plan.to_read, plan.passages) == (work.num_new, work.num_passages)
     assert (plan.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
-    assert make_plan(args, seconds=0).texts.to_read == 0
+    assert make_plan(args, seconds=0).cost.to_read == 0
 
 
 @pytest.fixture
@@ -265,11 +266,11 @@ def wide(fitted, corpus_file, monkeypatch):
 def test_an_estimate_counts_the_draw_beside_the_candidates(wide):
     args = wide
     plan, plain = (
-        make_plan(one, seconds=0).texts for one in (args, with_rerank(args, similarity="dot"))
+        make_plan(one, seconds=0).cost for one in (args, with_rerank(args, similarity="dot"))
     )
     assert plain.basis == plan.basis == "guessed"
     # 48 queries with one candidate each: 200 (1 - 0.995^48) passages, and 39 of the 50 beside.
-    assert (plain.distinct_passages, plan.distinct_passages) == (43, 43 + 39)
+    assert (plain.passages, plan.passages) == (43, 43 + 39)
     assert (plain.most_passages, plan.most_passages) == (48, 48 + 50)
     assert plan.to_read - plain.to_read == 39
 
@@ -286,7 +287,7 @@ def test_a_grid_of_similarities_reads_the_draw_once(wide, tmp_path):
 
     runs = [run(name) for name in ("dot", "cosine", "whitened", "label_words")]
     costs = foresee(runs)
-    alone = make_plan(runs[2].args, seconds=0).texts.to_read
+    alone = make_plan(runs[2].args, seconds=0).cost.to_read
     assert sum(cost.texts for cost in costs) == alone
     assert [cost.texts > 0 for cost in costs] == [True, False, True, False]
     assert costs[2].note == "guessed, behind dot"

@@ -282,8 +282,8 @@ def test_verify_names_all_that_is_damaged(home):
     (folder / "vectors-00007.npy").write_bytes(b"of a stopped add")
     verdict = verify_index(folder)
     assert sorted(verdict.damage) == [
-        "index.faiss has other content than was written",
-        "vectors-00001.npy has 1 bytes, 224 were written",
+        "index.faiss is damaged (other content than was written)",
+        "vectors-00001.npy is damaged (1 bytes, 224 were written)",
         "vectors-00002.json is missing",
     ]
     assert verdict.notes == [
@@ -296,7 +296,7 @@ def test_verify_looks_at_the_corpus_too(home):
     corpus = home.corpus().folder / "corpus.arrow"
     whole = corpus.read_bytes()
     corpus.write_bytes(whole[:-1] + b"?")
-    assert "corpus.arrow has other content than was written" in verify_index(folder).damage[0]
+    assert "corpus.arrow is damaged (other content" in verify_index(folder).damage[0]
     corpus.write_bytes(whole)
     home.one.write_text("changed\n")
     assert verify_index(folder).damage == [

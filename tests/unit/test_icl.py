@@ -12,10 +12,11 @@ from pgra.artifacts import lock_folder
 from pgra.commands.icl import main
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.methods.icl import run as run_system
 from pgra.methods.kate import run_icl, run_icl_seeds
-from pgra.methods.kate_arguments import IclArguments, SelectionArguments
+from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.kate_inputs import IclRun
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.report.results import check_comparable, load_collection, row_names
@@ -268,7 +269,7 @@ def test_what_cannot_be_is_refused(run, changes, told):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"exemplar_file": "x"}, "exemplar_file names fixed exemplars"),
+        ({"exemplar_file": "x"}, "exemplar_file is .*, and exemplars is knn"),
         ({"likeness": "euclid"}, "unknown likeness 'euclid'. Did you mean 'euclidean'"),
         ({"decide_by": "vote", "calibrate": True}, "calibrate changes scores of label words"),
         ({"prompt_format": "gpt"}, "unknown prompt_format 'gpt'"),

@@ -8,8 +8,7 @@ from pgra.data.tasks import load_task
 from pgra.errors import ConfigError
 from pgra.exemplars.selection import majority, vote_shares
 from pgra.methods.answers import CONTENT_FREE, calibrate, content_free_fields
-from pgra.prompts.fewshot import write_prompt
-from pgra.prompts.formats import LineFormat, answer_words, task_format
+from pgra.prompts.fewshot import FORMATS, PromptFormat, answer_words, line_format, task_format
 
 SHOWN = [
     Example("train-0", {"text": "A warm film."}, "positive"),
@@ -27,21 +26,21 @@ def test_kates_sentiment_prompt_is_that_of_its_table_11():
 
 def test_a_question_and_its_answer_stand_on_two_lines():
     shown = [Example("train-0", {"question": "who?"}, "Ada")]
-    written = LineFormat("Q: {question}\nA:", {}).write(shown, {"question": "where?"})
+    written = line_format("Q: {question}\nA:", ["question"]).write(shown, {"question": "where?"})
     assert written == "Q: who?\nA: Ada\n\nQ: where?\nA:"
 
 
 def test_a_tasks_own_prompt_is_the_rerankers():
     task = load_task("sst2")
     format_ = task_format(task, "task")
-    prompt = write_prompt(format_.template, SHOWN, task.prompt_words)
+    prompt = PromptFormat(format_.template, task.prompt_words).prompt(SHOWN)
     fields = {"text": "Red apples."}
     assert format_.write(SHOWN, fields) == prompt.prefix + prompt.suffix(fields)
     assert not format_.write((), fields).startswith("Follow")
     assert format_.fingerprint != task_format(task, "kate").fingerprint
 
 
-@pytest.mark.parametrize("name", ["kate", "task"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_label_has_a_word_that_begins_no_other(name):
     for task in ("sst2", "trec", "cola", "mrpc"):
         words = answer_words(task_format(load_task(task), name).words)

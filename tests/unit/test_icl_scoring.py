@@ -12,7 +12,7 @@ from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import ReaderArguments, RerankArguments
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
@@ -24,10 +24,10 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.report.results import read_object
-from pgra.rerank import open_prompted_encoder
-from pgra.rerank.prompted import open_query_bank
+from pgra.rerank.states import open_prompted_encoder, open_query_bank
 from pgra.runs import run_system
 
+CPU = Context(device="cpu")
 # "positive" is several tokens to most of these tokenizers, and shares its first with others.
 WORDS = {"bad": "negative", "good": "positive", "so": "possibly so", "sea": "sea"}
 PROMPT = FewShotPrompt(
@@ -45,14 +45,14 @@ EXAMPLES = [
 
 def encoder_of(folder, **changes):
     args = RerankArguments(lm=str(folder), **changes)
-    return open_prompted_encoder(args, PROMPT, device="cpu", with_head=True)
+    return open_prompted_encoder(args, PROMPT, CPU, with_head=True)
 
 
 def score(folder, tmp_path, *, prompt=PROMPT, words=WORDS, **changes):
     encoder = encoder_of(folder)
     encoder.prompt = prompt
     told = AnswerWords.of(encoder, words)
-    bank = open_query_bank(encoder, tmp_path, "lm")
+    bank = open_query_bank(encoder, Context(artifacts=tmp_path), "lm")
     read_queries(encoder, bank, EXAMPLES, told, shard_rows=3)
     return score_words(encoder, bank, EXAMPLES, told, **changes)
 
@@ -146,7 +146,7 @@ def test_a_word_that_begins_another_is_refused(lm_dirs):
 def test_a_prompt_that_leaves_no_room_for_its_answer_is_refused(lm_dirs, tmp_path):
     encoder = encoder_of(lm_dirs["gpt2"])
     words = AnswerWords({"x": (5, 6), "y": (7,)})
-    bank = open_query_bank(encoder, tmp_path, "lm")
+    bank = open_query_bank(encoder, Context(artifacts=tmp_path), "lm")
     long = [Example("test-0", {"text": "sea " * 600})]  # cut to the window of 512
     with pytest.raises(ConfigError, match="has 513 tokens .* reads 512: use --max_prompt_tokens 5"):
         read_queries(encoder, bank, long, words, shard_rows=3)
@@ -202,9 +202,7 @@ def test_after_a_rerank_only_the_words_beginnings_are_left_to_read(args, tmp_pat
     find_evidence(read_task(args), args)
     caplog.set_level("INFO")
     run(as_icl(args), training(tmp_path / "after"))
-    encoder = open_prompted_encoder(
-        args.rerank, read_task(args).prompt, device="cpu", with_head=True
-    )
+    encoder = open_prompted_encoder(args.rerank, read_task(args).prompt, CPU, with_head=True)
     beginnings = AnswerWords.of(encoder, read_task(args).task.prompt_words).beginnings
     told = [r.getMessage() for r in caplog.records if r.getMessage().startswith("icl: ")]
     assert told == [f"icl: {12 * (len(beginnings) - 1)} LM forwards for 12 queries"]
@@ -262,9 +260,9 @@ def test_a_real_lm_scores_words_of_one_and_of_several_tokens_as_it_does_whole(tm
     template = prompt_template(task)
     asked = Example("test-0", {"text": "Who wrote the book of the river?"})
     args = RerankArguments(lm="bundled:smollm2-135m", lm_dtype="float32")
-    encoder = open_prompted_encoder(args, FewShotPrompt(template), device="cpu", with_head=True)
+    encoder = open_prompted_encoder(args, FewShotPrompt(template), CPU, with_head=True)
     words = AnswerWords.of(encoder, task.prompt_words)
-    bank = open_query_bank(encoder, tmp_path, "lm")
+    bank = open_query_bank(encoder, Context(artifacts=tmp_path), "lm")
     read_queries(encoder, bank, [asked], words, shard_rows=8)
     found = score_words(encoder, bank, [asked], words)[0]
     whole, tokenizer = encoder.lm.whole, encoder.lm.tokenizer

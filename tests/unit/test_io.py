@@ -144,10 +144,14 @@ def test_another_stage_or_format_is_refused(folder):
 
 
 def test_an_artefact_that_is_not_whole_is_refused(folder, tmp_path):
-    with pytest.raises(ArtifactError, match="none does not exist: run the 'index' stage first"):
+    with pytest.raises(
+        ArtifactError, match="none does not exist: it has no manifest.json: run the 'index' stage"
+    ):
         read_manifest(tmp_path / "none", stage="index")
     (tmp_path / "begun").mkdir()
-    with pytest.raises(ArtifactError, match="has no manifest.json: the 'index' stage did not"):
+    with pytest.raises(
+        ArtifactError, match="begun is not finished: it has no manifest.json: run the 'index'"
+    ):
         read_manifest(tmp_path / "begun", stage="index")
     (folder / "deep" / "note.txt").unlink()
     with pytest.raises(ArtifactError, match=r"note.txt is missing: delete .* run the stage again"):

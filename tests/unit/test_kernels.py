@@ -269,7 +269,7 @@ def llama(act, bias):
 
 
 def t5(kind, dirs):
-    model = FusionReader.from_name(str(dirs[kind])).t5.get_encoder()
+    model = FusionReader.from_name(str(dirs[kind])).model.get_encoder()
     return model, lambda model: model.block[0].layer[-1]
 
 

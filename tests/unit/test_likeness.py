@@ -1,4 +1,4 @@
-"""Metrics against their definitions, and what cannot be compared."""
+"""Similarities against their definitions, and what cannot be compared."""
 
 from functools import partial
 
@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 from conftest import SENTENCES
 
+from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
-from pgra.exemplars.choice import METRICS
-from pgra.exemplars.selection import PromptedStates, VectorLikeness, WordLikeness
+from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
+from pgra.exemplars.similarity import (
+    CosineSimilarity,
+    PromptedStates,
+    WordSimilarity,
+    open_similarity,
+)
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
@@ -35,31 +41,62 @@ def by_definition(metric, a, b):
     return product / np.sqrt((a**2).sum() * (b**2).sum()) if metric == "cosine" else product
 
 
+def of_metric(metric, neighbors):
+    return find_class("similarity", metric, SIMILARITIES)(neighbors)
+
+
+@pytest.mark.parametrize("metric", sorted(SIMILARITIES))
+def test_every_similarity_keeps_the_contract(metric, neighbors):
+    similarity = of_metric(metric, neighbors)
+    found = similarity.nearest(QUERIES, ROWS, 5)
+    assert (np.diff(found.scores, axis=1)[found.rows[:, 1:] != MISSING_ROW] <= 0).all()
+    assert set(found.rows.flatten().tolist()) <= {*ROWS.tolist(), MISSING_ROW}
+    alone = similarity.nearest(QUERIES[1:], ROWS, 3)
+    np.testing.assert_array_equal(alone.rows[0], found.rows[1, :3])
+    np.testing.assert_allclose(alone.scores[0], found.scores[1, :3], rtol=1e-5)
+
+
+def test_a_key_says_what_of_the_questions_is_compared(encoder_dirs, tmp_path):
+    def last_word(examples):
+        return [Example(e.id, {"text": e.text.split()[-1]}) for e in examples]
+
+    query = [Example("q", {"text": "quite other words house."})]
+    for encoder in ("bm25", str(encoder_dirs["bert"])):
+        args = SelectionArguments(encoder=encoder, pooling="mean")
+        opened = [
+            open_similarity(args, POOL, tmp_path, device="cpu", key=key)
+            for key in (last_word, None)
+        ]
+        same, _ = (one.nearest(query, np.arange(len(POOL)), 1) for one in opened)
+        assert POOL[same.rows[0, 0]].text.split()[-1].lower() == "house."
+        assert opened[0].fingerprint != opened[1].fingerprint
+
+
 @pytest.mark.parametrize("metric", METRICS)
 def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric):
-    likeness = VectorLikeness(neighbors, metric)
+    similarity = of_metric(metric, neighbors)
     pool = neighbors.vectors().astype(np.float64)
     asked = neighbors.encode(QUERIES).astype(np.float64)
     every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
-    near, far = likeness.nearest(QUERIES, ROWS, 3), likeness.farthest(QUERIES, ROWS, 3)
+    near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.farthest(QUERIES, ROWS, 3)
     np.testing.assert_array_equal(near.rows, ROWS[np.argsort(-every)[:, :3]])
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(far.scores, -np.sort(every)[:, :3], rtol=1e-4, atol=1e-5)
     among = [[by_definition(metric, pool[a], pool[b]) for b in ROWS] for a in ROWS]
-    np.testing.assert_allclose(likeness.among(ROWS), among, rtol=1e-3, atol=2e-3)
+    np.testing.assert_allclose(similarity.among(ROWS), among, rtol=1e-3, atol=2e-3)
 
 
 def test_metrics_are_told_apart(neighbors):
-    told = {str(VectorLikeness(neighbors, metric).fingerprint) for metric in METRICS}
-    assert len(told) == len(METRICS)
-    scores = [VectorLikeness(neighbors, m).nearest(QUERIES, ROWS, 8).scores for m in METRICS]
+    told = {str(of_metric(metric, neighbors).fingerprint) for metric in SIMILARITIES}
+    assert len(told) == len(SIMILARITIES)
+    scores = [of_metric(m, neighbors).nearest(QUERIES, ROWS, 8).scores for m in METRICS]
     assert not np.allclose(scores[0], scores[1])
     assert not np.allclose(scores[0], scores[2])
 
 
-def test_words_find_what_shares_them_and_nothing_else():
-    likeness = WordLikeness(POOL)
+def test_words_find_what_shares_them_and_nothing_else(neighbors):
+    likeness = WordSimilarity(neighbors)
     found = likeness.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)
     assert found.rows[0, 0] == 4
     assert MISSING_ROW in found.rows
@@ -81,5 +118,5 @@ def test_an_lm_under_a_prompt_is_an_encoder(lm_dirs, tmp_path):
         neighbors = Neighbors(lambda states=states: states, POOL, tmp_path / str(number))
         (expected,) = states.encoder.encode([QUERIES[0].text]).numpy()
         np.testing.assert_allclose(neighbors.encode(QUERIES)[0], expected, atol=1e-5)
-        found.append(VectorLikeness(neighbors, "cosine").nearest(QUERIES, ROWS, 8).scores)
+        found.append(CosineSimilarity(neighbors).nearest(QUERIES, ROWS, 8).scores)
     assert not np.allclose(found[0], found[1])  # the control: the prompt is part of the encoder

@@ -7,7 +7,8 @@ from pgra.config import ReaderArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import GroupCost, pack_segments
 from pgra.lm.load import find_model
-from pgra.reader.fid import FusionReader, add_adapters, check_adapters
+from pgra.reader.fid import FusionReader
+from pgra.reader.module import check_adapters
 
 LORA = ReaderArguments(lora_rank=4)
 
@@ -15,6 +16,11 @@ LORA = ReaderArguments(lora_rank=4)
 @pytest.fixture
 def plain(t5_dir):
     return FusionReader.from_name(str(t5_dir))
+
+
+def adapted(reader, args=LORA, seed=1):
+    reader.add_adapters(args, seed=seed)
+    return reader
 
 
 def trained(reader):
@@ -44,13 +50,13 @@ def copies(module):
 
 def test_fresh_adapters_change_nothing_and_trained_ones_do(plain):
     before = read(plain)
-    reader = add_adapters(plain, LORA, seed=1).eval()
+    reader = adapted(plain).eval()
     torch.testing.assert_close(read(reader), before, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(read(trained(reader)), before, atol=1e-2)
 
 
 def test_merged_is_what_the_adapters_gave(plain, tmp_path):
-    reader = trained(add_adapters(plain, LORA, seed=1))
+    reader = trained(adapted(plain))
     apart = read(reader)
     reader.save_pretrained(tmp_path / "reader")
     torch.testing.assert_close(read(reader), apart, atol=1e-4, rtol=1e-5)
@@ -61,22 +67,22 @@ def test_merged_is_what_the_adapters_gave(plain, tmp_path):
 
 
 def test_only_adapters_train_and_only_they_are_kept(plain, t5_dir):
-    reader = add_adapters(plain, LORA, seed=1)
-    learning = [name for name, weight in reader.t5.named_parameters() if weight.requires_grad]
+    reader = adapted(plain)
+    learning = [name for name, weight in reader.model.named_parameters() if weight.requires_grad]
     assert set(learning) == set(reader.state_dict())
     assert all("lora_" in name for name in learning)
     assert all(".q." in name or ".v." in name for name in learning)  # peft's own for a T5
     mine = trained(reader)
-    other = add_adapters(FusionReader.from_name(str(t5_dir)), LORA, seed=2).eval()
+    other = adapted(FusionReader.from_name(str(t5_dir)), seed=2).eval()
     assert not torch.equal(read(other), read(mine))
     assert other.load_state_dict(mine.state_dict()).missing_keys == []
     assert torch.equal(read(other), read(mine))
 
 
 def test_adapters_that_do_not_fit_are_not_loaded(plain):
-    reader = add_adapters(plain, LORA, seed=1)
+    reader = adapted(plain)
     half = dict(list(reader.state_dict().items())[1:])
-    with pytest.raises(RuntimeError, match="adapters do not fit"):
+    with pytest.raises(RuntimeError, match="weights do not fit"):
         reader.load_state_dict(half)
     assert len(reader.load_state_dict(half, strict=False).missing_keys) == 1
 
@@ -85,7 +91,7 @@ def test_a_seed_gives_the_adapters_and_leaves_the_callers_randomness(t5_dir):
     weights = []
     for seed in (1, 1, 2):
         torch.manual_seed(9)
-        reader = add_adapters(FusionReader.from_name(str(t5_dir)), LORA, seed=seed)
+        reader = adapted(FusionReader.from_name(str(t5_dir)), seed=seed)
         weights.append((copies(reader), torch.rand(1)))
     name = next(name for name in weights[0][0] if "lora_A" in name)
     assert torch.equal(weights[0][0][name], weights[1][0][name])
@@ -95,15 +101,15 @@ def test_a_seed_gives_the_adapters_and_leaves_the_callers_randomness(t5_dir):
 
 def test_rank_and_targets_are_as_asked(plain):
     args = ReaderArguments(lora_rank=3, lora_alpha=6, lora_dropout=0.5, lora_target_modules=["wo"])
-    weights = add_adapters(plain, args, seed=1).state_dict()
+    weights = adapted(plain, args).state_dict()
     assert all(".wo." in name for name in weights)
     assert {tensor.shape[0] for name, tensor in weights.items() if "lora_A" in name} == {3}
 
 
 def test_adapters_learn_with_activation_checkpointing(plain):
-    reader = trained(add_adapters(plain, LORA, seed=1)).train()
+    reader = trained(adapted(plain)).train()
     name = "activation_checkpointing_enable"  # before transformers 5.23 it had another
-    getattr(reader, name if hasattr(reader.t5, name) else "gradient_checkpointing_enable")()
+    getattr(reader, name if hasattr(reader.model, name) else "gradient_checkpointing_enable")()
     reader(**packed().as_inputs(), labels=torch.tensor([[4, 5], [6, 1]])).loss.backward()
     grads = [w.grad for w in reader.parameters() if w.requires_grad]
     assert all(grad is not None and grad.abs().sum() > 0 for grad in grads)
@@ -126,8 +132,11 @@ def test_a_missing_layer_or_package_is_told_beforehand(t5_dir, monkeypatch):
     ("values", "told"),
     [
         ({"lora_rank": 0}, "lora_rank is 0"),
-        ({"lora_alpha": 8}, "lora_alpha needs adapters: add --lora_rank 8"),
-        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora_dropout is 1.0: it must be from 0 to below"),
+        ({"lora_alpha": 8}, "lora_alpha is 8, and lora_rank is None: add --lora_rank"),
+        (
+            {"lora_rank": 2, "lora_dropout": 1.0},
+            "lora_dropout is 1.0: it must be at least 0",
+        ),
     ],
 )
 def test_odd_numbers_are_refused(values, told):

@@ -6,7 +6,7 @@ import pytest
 
 from pgra.cli import main
 from pgra.errors import ConfigError, DataError
-from pgra.experiments.memory import open_question_likeness
+from pgra.experiments.memory import open_question_similarity
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool, without_slots
@@ -29,10 +29,10 @@ ASKED = [
 
 def chosen(tmp_path, *, count=2, form="slotless", pool=POOL, asked=ASKED):
     examples = as_examples([shown.question for shown in pool])
-    likeness = open_question_likeness(
+    similarity = open_question_similarity(
         examples, encoder="bm25", key_form=form, device="cpu", root=tmp_path
     )
-    return choose_examples(PLAIN, pool, asked, likeness, count=count, root=tmp_path)
+    return choose_examples(PLAIN, pool, asked, similarity, count=count, root=tmp_path)
 
 
 def step(question):

@@ -8,15 +8,15 @@ import pytest
 from conftest import with_rerank, with_retriever
 from test_trained import RECORD
 
-from pgra.core import MISSING_ROW, Example
+from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
+from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import open_stages, read_task
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.rerank import NearestExemplars
 from pgra.retrieval.neighbors import Neighbors
 from pgra.runs import _arguments, _begin
 
@@ -56,10 +56,13 @@ def by_hand(neighbors, query, count):
     return order[:count]
 
 
-def test_neighbors_are_the_nearest_other_texts_nearest_first(neighbors):
-    found = neighbors.nearest_others([*NEW, TRAIN[1]], 3)
-    for line, query in zip(found, [*NEW, TRAIN[1]], strict=True):
-        assert line.tolist() == by_hand(neighbors, query, 3)
+def test_exemplars_are_the_nearest_other_texts_nearest_first(neighbors):
+    queries = [*NEW, TRAIN[1]]
+    exemplars = exemplars_of(neighbors)
+    exemplars.look_up(queries)
+    for query in queries:
+        expected = [f"train-{row}" for row in by_hand(neighbors, query, 3)]
+        assert [e.id for e in exemplars.of(query)] == expected
 
 
 def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
@@ -72,17 +75,7 @@ def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
     assert all(query.id not in {e.id for e in exemplars.of(query)} for query in TRAIN)
 
 
-def test_an_equal_text_of_another_label_is_an_exemplar_of_its_own(encoder_dir, tmp_path):
-    load = partial(Encoder.from_name, str(encoder_dir), device="cpu")
-    other = [*TRAIN[:3], replace(TRAIN[3], label="negative"), *TRAIN[4:]]
-    for pool, expected in ((TRAIN, 6), (other, 7)):  # a copy, and none
-        (found,) = Neighbors(load, pool, tmp_path).nearest_others(NEW[:1], 7)
-        assert (found != MISSING_ROW).sum() == expected
-
-
 def test_few_other_texts_make_a_short_prefix(neighbors):
-    found = neighbors.nearest_others([TRAIN[0]], 6)
-    assert (found[0] != MISSING_ROW).sum() == 5
     exemplars = exemplars_of(neighbors, count=6)
     exemplars.look_up([TRAIN[0]])
     assert len(exemplars.of(TRAIN[0])) == 5

@@ -10,16 +10,17 @@ from conftest import with_rerank, with_retriever
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import Candidates, Example
+from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import NearestExemplars, NeighborReranker, open_reranker
+from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.neighbors import NeighborReranker
 from pgra.retrieval.neighbors import Neighbors
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -54,7 +55,7 @@ def open_one(corpus, encoder_dir, tmp_path):
         base = PromptedEncoder(lm, exemplars.prompt(()), sharing=sharing)
         folder = artifacts or tmp_path / "artifacts"
         kwargs = {"shard_rows": 4, **kwargs}
-        return NeighborReranker(base, exemplars, corpus, folder, **kwargs)
+        return NeighborReranker(base, exemplars, corpus, Context(artifacts=folder), **kwargs)
 
     return build
 
@@ -192,7 +193,7 @@ def test_a_stopped_job_goes_on_and_reads_nothing_twice(lm_dirs, open_one, tmp_pa
     expected, _ = run(open_one(artifacts=tmp_path / "whole"))
     every = list(forwards)
     forwards.clear()
-    stopped, score = open_one(), NeighborReranker._score
+    stopped, score = open_one(), NeighborReranker.compute
     scored = []
 
     def stop_at_the_third(shard, advance):
@@ -201,7 +202,7 @@ def test_a_stopped_job_goes_on_and_reads_nothing_twice(lm_dirs, open_one, tmp_pa
         scored.append(shard)
         return score(stopped, shard, advance)
 
-    stopped._score = stop_at_the_third
+    stopped.compute = stop_at_the_third
     with pytest.raises(KeyboardInterrupt):
         run(stopped)
     assert 0 < len(forwards) < len(every)
@@ -230,7 +231,7 @@ def test_shards_hold_whole_queries(lm_dirs, open_one):
     reranker = open_one(lm_dirs["gpt2"])
     pairs = reranker.pairs(QUERIES, ROWS)
     shards = pairs.cut(pairs.keys, shard_rows=5)
-    queries = [set(pairs.queries[pairs.places(shard)].tolist()) for shard in shards]
+    queries = [set(pairs.queries[pairs.find(shard)].tolist()) for shard in shards]
     assert queries == [{0, 1}, {2}]
     assert all((np.diff(shard) > 0).all() for shard in shards)
     assert [len(s) for s in pairs.cut(pairs.keys, shard_rows=1)] == [4, 3, 4]
@@ -301,4 +302,4 @@ def test_neighbors_must_be_given(args):
     open_stages(found, args)
     assert isinstance(found.reranker, NeighborReranker)
     with pytest.raises(ConfigError, match="chosen from training examples"):
-        open_reranker(args.rerank, found.prompt, found.corpus, args.artifacts)
+        open_reranker(RerankRequest(args=args.rerank, prompt=found.prompt, corpus=found.corpus))

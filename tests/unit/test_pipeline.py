@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.config import SIMILARITIES, DataArguments, RuntimeArguments
+from pgra.config import DataArguments, RuntimeArguments
 from pgra.core import MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.methods.pgra import find_evidence, read_task
 from pgra.report.results import read_object
+from pgra.rerank.similarity import SIMILARITIES
 from pgra.run_folder import check_same_run, check_writable, load_run_arguments
 
 

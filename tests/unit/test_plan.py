@@ -25,7 +25,7 @@ def plain(args):
 
 def run(args, monkeypatch):
     """Run both stages; give what the LM read."""
-    from pgra.rerank import PromptedReranker
+    from pgra.rerank.prompted import PromptedReranker
 
     done, prepare = [], PromptedReranker.prepare
 
@@ -58,62 +58,62 @@ def test_the_run_reads_what_was_planned(args, way, monkeypatch):
     args = with_retriever(args, **WAYS[way])
     plan = make_plan(args, seconds=1)
     assert [path.name for path in args.artifacts.iterdir()] == ["corpora"]
-    assert plan.texts.is_exact
+    assert plan.cost.is_exact
     work = run(args, monkeypatch)
-    assert plan.texts.to_read == work.num_new
-    assert plan.texts.distinct_passages == work.num_passages
-    assert plan.texts.banked == 0
+    assert plan.cost.to_read == work.num_new
+    assert plan.cost.passages == work.num_passages
+    assert plan.cost.banked == 0
     # Finding out whether the prefix can be shared may read some texts more.
-    assert plan.reading.tokens == pytest.approx(work.num_tokens, abs=plan.reading.prefix)
-    assert plan.sizes.bank == bank_bytes(args)
+    assert plan.cost.reading.tokens == pytest.approx(work.num_tokens, abs=plan.cost.reading.prefix)
+    assert plan.cost.bank_bytes == bank_bytes(args)
     again = make_plan(args, seconds=1)
-    assert (again.texts.to_read, again.reading.tokens, again.sizes.bank) == (0, 0, 0)
-    assert again.texts.banked == work.num_new
+    assert (again.cost.to_read, again.cost.reading.tokens, again.cost.bank_bytes) == (0, 0, 0)
+    assert again.cost.banked == work.num_new
     assert (again.speed, again.seconds()) == (None, 0.0)
 
 
 def test_numbers_by_hand(args):
     plan = make_plan(args, seconds=0)
     # 40 reviews: 4 to choose on, 4 of the other 36 in the prompt.
-    assert plan.texts.queries == {"train": 32, "dev": 4, "test": 12}
-    assert plan.texts.pairs == 48 * 6
-    assert plan.texts.most_passages == 12
-    assert plan.texts.basis == "guessed"
-    assert plan.shards == 1
+    assert plan.queries == {"train": 32, "dev": 4, "test": 12}
+    assert plan.first.num_candidates == 6
+    assert plan.cost.most_passages == 12
+    assert plan.cost.basis == "guessed"
+    assert plan.cost.shards == 1
     small = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
-    assert small.shards == -(-small.texts.to_read // 7) > 1
+    assert small.cost.shards == -(-small.cost.to_read // 7) > 1
 
 
 def test_a_full_bank_reads_the_whole_corpus(plain, monkeypatch):
     plain = with_retriever(plain, num_candidates=3)
     lazy, full = make_plan(plain, seconds=1), with_rerank(plain, bank="full")
     plan = make_plan(full, seconds=1)
-    assert (plan.texts.basis, plan.texts.distinct_passages) == ("whole corpus", 12)
-    assert lazy.texts.distinct_passages < 12
-    assert plan.texts.to_read == run(full, monkeypatch).num_new
+    assert (plan.cost.basis, plan.cost.passages) == ("whole corpus", 12)
+    assert lazy.cost.passages < 12
+    assert plan.cost.to_read == run(full, monkeypatch).num_new
 
 
 def test_a_bank_that_is_there_in_part_counts(plain, monkeypatch):
     run(with_retriever(plain, num_candidates=3), monkeypatch)
     plan = make_plan(plain, seconds=1)
-    assert plan.texts.banked > 0
-    assert plan.texts.to_read == run(plain, monkeypatch).num_new
+    assert plan.cost.banked > 0
+    assert plan.cost.to_read == run(plain, monkeypatch).num_new
 
 
 def test_sharing_the_prefix_is_what_saves(args):
     shared = make_plan(args, seconds=0)
-    read, prefix, texts = shared.reading, shared.reading.prefix, shared.texts.to_read
+    read, prefix, texts = shared.cost.reading, shared.cost.reading.prefix, shared.cost.to_read
     assert read.tokens_whole == pytest.approx(read.tokens + prefix * (texts - 1), abs=2)
     assert read.flops_whole > 3 * read.flops
     alone = make_plan(with_rerank(args, prefix_sharing="none"), seconds=0)
-    assert alone.reading.tokens == alone.reading.tokens_whole == read.tokens_whole
-    assert alone.sizes.prefix == 0 < shared.sizes.prefix
+    assert alone.cost.reading.tokens == alone.cost.reading.tokens_whole == read.tokens_whole
+    assert alone.cost.reading.cache == 0 < shared.cost.reading.cache
 
 
 def test_a_sample_stands_for_all(plain, monkeypatch):
-    exact = make_plan(plain, seconds=0).reading
-    monkeypatch.setattr("pgra.plan._SAMPLE", 8)
-    part = make_plan(plain, seconds=0).reading
+    exact = make_plan(plain, seconds=0).cost.reading
+    monkeypatch.setattr("pgra.rerank.prompted._SAMPLE", 8)
+    part = make_plan(plain, seconds=0).cost.reading
     assert part.sampled == 16 < exact.sampled
     assert part.tokens == pytest.approx(exact.tokens, rel=0.25)
     assert part.tokens != exact.tokens
@@ -123,23 +123,20 @@ def test_a_sample_stands_for_all(plain, monkeypatch):
 def test_the_banks_bytes_follow_its_dtype(plain, dtype, monkeypatch):
     plan = make_plan(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), seconds=1)
     run(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), monkeypatch)
-    assert plan.sizes.bank == bank_bytes(plain)
-    width, passages = 32, plan.texts.distinct_passages
-    queries = plan.texts.distinct_queries * (width * 4 + 12)
+    assert plan.cost.bank_bytes == bank_bytes(plain)
+    width, passages = 32, plan.cost.passages
+    queries = plan.cost.queries * (width * 4 + 12)
     saved = {"auto": 4, "float16": 2, "int8": 1}[dtype]
     scales = -(-passages // 7) * width * 8 if dtype == "int8" else 0
-    assert plan.sizes.bank == queries + passages * (width * saved + 12) + scales
+    assert plan.cost.bank_bytes == queries + passages * (width * saved + 12) + scales
 
 
 def test_time_is_load_and_tokens_shared_among_processes(args):
     plan = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
     assert plan.seconds() is None
-    plan = replace(
-        plan,
-        shards=5,
-        speed=Speed(texts=1, tokens=50, seconds=1.0, load_seconds=3.0),
-        reading=replace(plan.reading, tokens=1000),
-    )
+    reading = replace(plan.cost.reading, tokens=1000)
+    speed = Speed(texts=1, tokens=50, seconds=1.0, load_seconds=3.0)
+    plan = replace(plan, cost=replace(plan.cost, shards=5, reading=reading), speed=speed)
     assert plan.seconds() == 3 + 1000 / 50
     assert plan.seconds(2) == 3 + 0.6 * 20  # one has three of the five shards
     assert plan.seconds(8) == 3 + 0.2 * 20
@@ -181,7 +178,7 @@ def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever, factory
 
 def test_the_trials_corpus_is_not_told(args, caplog):
     with caplog.at_level("INFO", "pgra"):
-        assert make_plan(args, seconds=1).texts.is_exact
+        assert make_plan(args, seconds=1).cost.is_exact
     told = [line for line in caplog.messages if line.startswith("corpus ")]
     assert len(told) == 1
     assert "corpus.txt: 12 passages" in told[0]

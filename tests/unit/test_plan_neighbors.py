@@ -10,7 +10,7 @@ from pgra.experiments.grid import GridRun, Point, foresee
 from pgra.methods.pgra import find_evidence, read_task
 from pgra.plan import make_plan
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.rerank import NeighborReranker
+from pgra.rerank.neighbors import NeighborReranker
 
 
 @pytest.fixture(autouse=True)
@@ -38,52 +38,52 @@ def run(args, monkeypatch):
 
 def test_the_run_reads_what_was_planned(plain, monkeypatch):
     plan = make_plan(plain, seconds=0)
-    num_queries = sum(plan.texts.queries.values())
-    assert plan.texts.to_read == num_queries * (6 + 1)
-    assert plan.texts.is_exact
+    num_queries = sum(plan.queries.values())
+    assert plan.cost.to_read == num_queries * (6 + 1)
+    assert plan.cost.is_exact
     assert plan.speed is None
     work = run(plain, monkeypatch)
-    assert work.num_new == plan.texts.to_read
+    assert work.num_new == plan.cost.to_read
     # Prefixes by chance are about as long as those of neighbors.
-    assert plan.reading.tokens == pytest.approx(work.num_tokens, rel=0.15)
-    assert plan.reading.tokens_whole > 3 * plan.reading.tokens
-    assert plan.reading.num_prefixes == num_queries
+    assert plan.cost.reading.tokens == pytest.approx(work.num_tokens, rel=0.15)
+    assert plan.cost.reading.tokens_whole > 3 * plan.cost.reading.tokens
+    assert plan.cost.reading.num_prefixes == num_queries
     again = make_plan(plain, seconds=0)
-    assert (again.texts.to_read, again.texts.banked) == (0, plan.texts.to_read)
+    assert (again.cost.to_read, again.cost.banked) == (0, plan.cost.to_read)
     # More candidates: which of them were read is not known before they are looked for.
     more = make_plan(with_retriever(plain, num_candidates=8), seconds=0)
-    assert not more.texts.is_exact
-    assert more.texts.to_read == num_queries * (8 + 1)
+    assert not more.cost.is_exact
+    assert more.cost.to_read == num_queries * (8 + 1)
 
 
 def test_prefixes_that_do_not_fit_are_planned_as_short_as_they_are_run(plain, monkeypatch):
-    whole = make_plan(plain, seconds=0).reading.prefix
+    whole = make_plan(plain, seconds=0).cost.reading.prefix
     short = with_rerank(plain, max_prompt_tokens=whole - 20)
     plan = make_plan(short, seconds=0)
     work = run(short, monkeypatch)
-    assert work.num_new == plan.texts.to_read
-    assert plan.reading.prefix < whole - 20  # the control: not as they would be with room
-    assert plan.reading.tokens == pytest.approx(work.num_tokens, rel=0.15)
+    assert work.num_new == plan.cost.to_read
+    assert plan.cost.reading.prefix < whole - 20  # the control: not as they would be with room
+    assert plan.cost.reading.tokens == pytest.approx(work.num_tokens, rel=0.15)
 
 
 def test_words_may_find_fewer_candidates_than_planned(plain, monkeypatch):
     plain = with_retriever(plain, retriever="bm25")
     plan = make_plan(plain, seconds=0)
-    assert not plan.texts.is_exact
+    assert not plan.cost.is_exact
     work = run(plain, monkeypatch)
-    assert work.num_new < plan.texts.to_read
+    assert work.num_new < plan.cost.to_read
     again = make_plan(plain, seconds=0)
-    assert again.texts.is_exact
-    assert (again.texts.to_read, again.texts.banked) == (0, work.num_new)
+    assert again.cost.is_exact
+    assert (again.cost.to_read, again.cost.banked) == (0, work.num_new)
 
 
 def test_a_plan_tells_that_each_query_has_its_own_prefix(plain):
     plan = make_plan(plain, seconds=0.2)
     told = describe_plan(plan)
-    count = plan.texts.distinct_queries
-    assert count == sum(plan.texts.queries.values())
+    count = plan.cost.queries
+    assert count == sum(plan.queries.values())
     assert f"{count:,} queries have one each, read once each" in told
-    assert "counted: read anew under each query's own prefix" in told
+    assert "counted: each passage is read anew with each query" in told
     assert plan.speed is not None
     one = describe_plan(make_plan(with_rerank(plain, exemplars="balanced"), seconds=0))
     assert "read once" in one
@@ -98,8 +98,8 @@ def test_a_dry_run_tells_the_cost_of_a_prefix_a_query(plain, tmp_path):
         for name, args in (("knn", plain), ("balanced", fixed))
     ]
     nearest, shared = foresee(runs)
-    num_queries = sum(make_plan(plain, seconds=0).texts.queries.values())
+    num_queries = sum(make_plan(plain, seconds=0).queries.values())
     assert nearest.texts == num_queries * 7
-    assert nearest.note.startswith("every pair: k + 1 a query under its own prefix, about ")
+    assert nearest.note.startswith("every pair: each passage with each query, about ")
     assert shared.texts < nearest.texts / 3
-    assert "own prefix" not in shared.note
+    assert "with each query" not in shared.note

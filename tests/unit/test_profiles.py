@@ -7,6 +7,7 @@ import yaml
 
 from pgra.commands.common import SECTIONS
 from pgra.config import (
+    EXEMPLARS,
     PROFILES,
     ReaderArguments,
     RerankArguments,
@@ -17,7 +18,7 @@ from pgra.config import (
 )
 from pgra.data.tasks import load_task, task_names
 from pgra.encoders.encoder import POOLINGS
-from pgra.prompts.fewshot import EXEMPLAR_METHODS
+from pgra.exemplars import SELECTORS
 from pgra.prompts.template import check_template
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import RERANKERS
@@ -124,8 +125,7 @@ def test_what_the_arguments_allow_is_what_there_is():
         RetrieverArguments(retriever=name)
     for name in RERANKERS:
         RerankArguments(reranker=name)
-    for name in EXEMPLAR_METHODS:
-        RerankArguments(exemplars=name)
+    assert set(EXEMPLARS) <= set(SELECTORS)
     for name in POOLINGS:
         RetrieverArguments(pooling=name)
     for name in ("official", "verbalizer"):

@@ -9,12 +9,12 @@ from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import Candidates, Example
+from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
+from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.prompts.fewshot import build_prompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import Bank
 from pgra.rerank.prompted import PromptedReranker, query_key
@@ -38,7 +38,7 @@ def open_one(
 ):
     prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir), dtype=dtype), prompt)
-    return PromptedReranker(encoder, corpus, artifacts, shard_rows=5, **kwargs)
+    return PromptedReranker(encoder, corpus, Context(artifacts=artifacts), shard_rows=5, **kwargs)
 
 
 def rerank(lm_dir, corpus, artifacts, candidates, **kwargs):

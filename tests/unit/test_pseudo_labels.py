@@ -22,13 +22,13 @@ from pgra.experiments.consistency import (
 )
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.methods.pgra import find_evidence, read_task
+from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.predict import Calibration
+from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
-from pgra.reader.resume import save_reader
 from pgra.report.results import EvidenceLine, RunRecord, write_results
-from pgra.rerank.similarity import WAYS
+from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
 RECORD = ReaderRecord(
@@ -67,7 +67,7 @@ def save_labeler(t5_dir, folder):
         said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
-    save_reader(model, tokenizer, folder / "reader")
+    T5Classifier(model, tokenizer, RECORD.verbalizer).save(folder / "reader")
     write_record(folder / "reader", RECORD)
     return folder
 
@@ -357,7 +357,7 @@ def evidence_by_hand(args, labeler, depth):
 def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_path):
     args = with_rerank(args, num_evidence=2)
     study = compare_evidence(args, labeler, tmp_path / "out", depths=[1, 2], centre=False)
-    names = ["random", "first stage", *WAYS]
+    names = ["random", "first stage", *SIMILARITIES]
     assert [(run.depth, run.name) for run in study.runs] == [(d, n) for d in (1, 2) for n in names]
     scores = {(run.name, run.depth): run.score for run in study.runs}
     cosine = with_rerank(args, similarity="cosine")

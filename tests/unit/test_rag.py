@@ -9,18 +9,19 @@ from conftest import SENTENCES
 from small_training import VERBALIZER, at_batch, make_arguments, run_files, signal_self, tokens
 
 from pgra import Reader
-from pgra.core import Example, Worker
+from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
 from pgra.lm.batching import GroupCost
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Collator, SegmentLayout
-from pgra.reader.predict import Decision, score_inputs
+from pgra.reader.inputs import SegmentLayout, collate
+from pgra.reader.predict import T5Classifier
 from pgra.reader.rag import (
     QUERY_ENCODER_FILE,
     Passages,
     Pools,
+    RagClassifier,
     RagReader,
     build_pooled,
     choose_evidence,
@@ -73,16 +74,8 @@ def batch_of(inputs, rows=(0, 1)):
 
 
 def score(reader, tokenizer, inputs):
-    return score_inputs(
-        reader,
-        tokenizer,
-        inputs,
-        VERBALIZER,
-        decision=Decision(),
-        batch_tokens=60,
-        progress=False,
-        worker=Worker(),
-    )
+    kind = RagClassifier if isinstance(reader, RagReader) else T5Classifier
+    return kind(reader, tokenizer, VERBALIZER, batch_tokens=60).score(inputs)
 
 
 def expected_scores(t5_dir, encoder, tokenizer, inputs, num_evidence):
@@ -126,10 +119,10 @@ def test_one_evidence_is_the_plain_reader(t5_dir, encoder, inputs):
     """Then p(z|x) is 1, and the query encoder has nothing to learn."""
     reader = open_reader(t5_dir, encoder, 1)
     chosen = choose_evidence(reader, inputs).inputs
-    plain = Collator(0, COST).as_inputs(list(chosen))
+    plain = collate(list(chosen), pad_token_id=0, cost=COST)
     del plain["example_ids"]
     loss = reader(**batch_of(inputs)).loss
-    assert loss.item() == pytest.approx(FusionReader(reader.t5)(**plain).loss.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(FusionReader(reader.model)(**plain).loss.item(), rel=1e-5)
     loss.backward()
     assert gradient(reader) == 0
 
@@ -189,7 +182,7 @@ def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, in
     lost = replace(inputs, places=np.full_like(inputs.places, -1))
     reader = open_reader(t5_dir, encoder, 2)
     alone = tokens(t5_dir, [(q.id, (f"{q.text} <extra_id_0>",), q.label) for q in QUERIES])
-    expected = score(FusionReader(reader.t5), tokenizer, alone)
+    expected = score(FusionReader(reader.model), tokenizer, alone)
     np.testing.assert_allclose(score(reader, tokenizer, lost), expected, rtol=1e-5)
     assert torch.isfinite(reader(**batch_of(lost)).loss)
 
@@ -217,7 +210,7 @@ def test_both_models_are_kept_and_loaded(t5_dir, encoder, encoder_dir, tmp_path)
         for name, tensor in reader.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor)
     with pytest.raises(RuntimeError, match="query_encoder|Missing key"):
-        other.load_state_dict(FusionReader(reader.t5).state_dict())
+        other.load_state_dict(FusionReader(reader.model).state_dict())
 
 
 RUN = {"max_steps": 4, "eval_steps": 2}

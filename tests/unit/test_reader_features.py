@@ -10,8 +10,8 @@ from small_training import make_arguments, make_inputs, script, tokens, train
 from pgra.lm.batching import GroupCost
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Collator
-from pgra.reader.train import compiled_blocks, read_losses, set_dropout
+from pgra.reader.inputs import collate
+from pgra.reader.train import compiled_blocks, read_losses
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
 
@@ -94,15 +94,15 @@ def test_compiling_takes_each_block_of_the_encoder_and_gives_it_back(t5_dir, tmp
         torch_compile_mode=None,
     )
     ids = torch.arange(3, 27).view(3, 8)
-    expected = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+    expected = reader.model.get_encoder()(input_ids=ids).last_hidden_state
     for arguments, is_compiled in ((plain, False), (asked, True)):
         with compiled_blocks(reader, arguments, seen):
-            found = reader.t5.get_encoder()(input_ids=ids).last_hidden_state
+            found = reader.model.get_encoder()(input_ids=ids).last_hidden_state
         assert bool(compiled) == is_compiled
         torch.testing.assert_close(found, expected)
     assert seen.state.dynamo_plugin.backend == "NO"
     count = len(compiled)
-    reader.t5.get_encoder()(input_ids=ids[:, :5])
+    reader.model.get_encoder()(input_ids=ids[:, :5])
     assert len(compiled) == count
 
 
@@ -110,15 +110,16 @@ def test_without_dropout_a_batch_has_one_loss(t5_dir):
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     reader = FusionReader.from_name(str(t5_dir)).train()
     rows = tokens(t5_dir, make_inputs(4, extra=EVIDENCE))
-    collate = Collator(tokenizer.pad_token_id, GroupCost.on(reader.device))
-    batch = collate([rows[i] for i in range(4)])
+    cost = GroupCost.on(reader.device)
+    batch = collate([rows[i] for i in range(4)], pad_token_id=tokenizer.pad_token_id, cost=cost)
+    del batch["example_ids"]
 
     def loss():
-        return float(reader(**batch.packed.as_inputs(), labels=batch.labels).loss.detach())
+        return float(reader(**batch).loss.detach())
 
     assert loss() != loss()
-    set_dropout(reader, 0.0)
+    reader.set_dropout(0.0)
     assert loss() == loss()
-    assert reader.t5.config.dropout_rate == 0
-    set_dropout(reader, 0.3)
+    assert reader.model.config.dropout_rate == 0
+    reader.set_dropout(0.3)
     assert loss() != loss()

@@ -61,13 +61,12 @@ def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, templa
     ]
     items = [(f"e-{i}", segments, labels[i]) for i, segments in enumerate(whole)]
     expected = reader_inputs(tokenizer, VERBALIZER, items)
-    for one, other in zip(built.inputs, expected, strict=True):
+    for one, other in zip(built, expected, strict=True):
         assert one.example_id == other.example_id
         assert [s.tolist() for s in one.segments] == [s.tolist() for s in other.segments]
         np.testing.assert_equal(one.target, other.target)
-    assert built.inputs.labels == labels
-    assert (built.queries_cut, built.evidence_cut) == (0, 0)
-    assert built.inputs.sizes() == [sum(map(len, row.segments)) for row in expected]
+    assert built.labels == labels
+    assert built.sizes() == [sum(map(len, row.segments)) for row in expected]
 
 
 def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
@@ -87,14 +86,15 @@ def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_evidence_is_cut_first_and_the_query_stays_whole(build, show, order):
+def test_evidence_is_cut_first_and_the_query_stays_whole(build, show, order, caplog):
+    caplog.set_level("INFO")
     built = build([_example()], [[LONG, "the sea"]], order=order, max_tokens=60)
     query = "A dull story. It was <extra_id_0> ."
-    (item,) = built.inputs
+    (item,) = built
     long, short = (text.replace(" ", "") for text in show(item))
     assert query.replace(" ", "") in long
     assert short.replace(query.replace(" ", ""), "") == "thesea"
-    assert (built.queries_cut, built.evidence_cut) == (0, 1)
+    assert "cut to 60 tokens: 0 of 1 queries, 1 of 2 evidence texts" in caplog.text
     kept = long.replace(query.replace(" ", ""), "")
     assert kept
     assert LONG.replace(" ", "").startswith(kept)
@@ -107,20 +107,19 @@ def test_a_long_query_loses_its_own_text_never_its_slot(build, show, order):
     built = build(
         [_example(LONG)], [["Red apples."]], order=order, template=template, max_tokens=50
     )
-    (item,) = built.inputs
+    (item,) = built
     (segment,) = (text.replace(" ", "") for text in show(item))
     assert "Review:Thefilm" in segment
     assert "Itwas<extra_id_0>." in segment
-    assert built.queries_cut == 1
     assert 45 < len(item.segments[0]) <= 50
 
 
 def test_the_longest_field_is_cut_and_then_the_next(build, show):
     example = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "negative")
     template = "{premise} ? <extra_id_0> , {claim}"
-    (item,) = build([example], [[]], template=template, max_tokens=60).inputs
+    (item,) = build([example], [[]], template=template, max_tokens=60)
     assert show(item)[0].replace(" ", "").endswith("?<extra_id_0>,Theseaisblue.")
-    (item,) = build([example], [[]], template=template, max_tokens=12).inputs
+    (item,) = build([example], [[]], template=template, max_tokens=12)
     text = show(item)[0].replace(" ", "")
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
@@ -148,7 +147,7 @@ def test_one_list_of_evidence_an_example_is_asked_for(build):
 
 
 def test_braces_in_a_text_are_text(tokenizer, build):
-    (item,) = build([_example("a {b} c")], [["{d}"]], template="{text} was").inputs
+    (item,) = build([_example("a {b} c")], [["{d}"]], template="{text} was")
     assert item.segments[0].tolist() == tokenizer("a {b} c was {d}").input_ids
 
 
@@ -160,4 +159,4 @@ def test_a_label_that_the_task_lacks_is_refused(build):
 def test_an_example_to_learn_from_needs_a_label(build):
     built = build([_example(label=None)], [[]])
     with pytest.raises(DataError, match="'test-0' has label None, the task knows: a, b"):
-        check_labels(built.inputs, ["a", "b"])
+        check_labels(built.example_ids, built.labels, ["a", "b"])

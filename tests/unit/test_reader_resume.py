@@ -21,6 +21,7 @@ from small_training import (
 
 from pgra.cli import run
 from pgra.errors import Stopped
+from pgra.reader.fid import FusionReader
 from pgra.reader.resume import last_checkpoint
 
 KILLS = sorted(random.Random(4).sample(range(11, 32), 3))  # of 32 batches
@@ -111,15 +112,13 @@ def test_stopped_after_its_last_step_it_does_no_more(whole, t5_dir, tmp_path):
 
 
 def test_a_signal_when_all_is_trained_keeps_the_reader(t5_dir, tmp_path, monkeypatch):
-    from pgra.reader import train as module
-
-    plain = module.save_reader
+    plain = FusionReader.save_pretrained
 
     def save(*args):
         signal_self(signal.SIGTERM)()
         plain(*args)
 
-    monkeypatch.setattr(module, "save_reader", save)
+    monkeypatch.setattr(FusionReader, "save_pretrained", save)
     with pytest.raises(Stopped, match=r"stopped \(SIGTERM\) after training; the same command"):
         train(t5_dir, make_arguments(tmp_path))
     assert (tmp_path / "reader" / "model.safetensors").is_file()

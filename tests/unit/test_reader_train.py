@@ -7,6 +7,8 @@ from small_training import (
     VERBALIZER,
     accuracy,
     at_batch,
+    batches_read,
+    classifier_of,
     make_arguments,
     make_inputs,
     tokens,
@@ -18,8 +20,7 @@ from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, DataError, ModelError
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import Collator
-from pgra.reader.predict import predict
+from pgra.reader.predict import T5Classifier
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import read_losses
 
@@ -44,8 +45,8 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     again = FusionReader(plain).eval()
     tokenizer = AutoTokenizer.from_pretrained(result.folder)
     dev = tokens(t5_dir, make_inputs(7, name="dev"))
-    found = predict(again, tokenizer, dev, VERBALIZER)
-    assert found == predict(reader, tokenizer, dev, VERBALIZER)
+    found = T5Classifier(again, tokenizer, VERBALIZER).predict(dev)
+    assert found == classifier_of(reader, t5_dir).predict(dev)
     assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
 
 
@@ -58,63 +59,48 @@ def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp
     )
     assert (result.best_step, result.best_metric) == (4, 0.9)
     kept = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-4").shared.weight
-    assert torch.equal(kept, reader.t5.shared.weight)
+    assert torch.equal(kept, reader.model.shared.weight)
     written = AutoModelForSeq2SeqLM.from_pretrained(result.folder).shared.weight
     assert torch.equal(written, kept)
 
 
-def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path, monkeypatch):
-    from pgra.reader import inputs as collate
-
+def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
-    plain = collate.Collator.__call__
-    for name, extra in (("none", ()), ("two", ("the sea", "a town"))):
-        rows = make_inputs(18, extra=extra)
-        seen = []
-
-        def spy(self, rows, seen=seen):
-            seen.append([row.target.tolist() + row.segments[0].tolist()[:5] for row in rows])
-            return plain(self, rows)
-
-        monkeypatch.setattr(collate.Collator, "__call__", spy)
-        train(
-            t5_dir,
-            make_arguments(tmp_path / name, eval_strategy="no", load_best_model_at_end=False),
-            rows=rows,
-        )
-        orders.append(seen[:6])
-    assert orders[0] == orders[1]
+    for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
+        changes = {"eval_strategy": "no", "load_best_model_at_end": False, "seed": seed}
+        with batches_read() as batches:
+            arguments = make_arguments(tmp_path / name, **changes)
+            train(t5_dir, arguments, rows=make_inputs(18, extra=extra))
+        orders.append(batches[:6])
+    assert orders[0] == orders[1] != orders[2]
 
 
 def test_a_loss_that_is_nan_stops_and_names_its_batch(t5_dir, tmp_path):
     run = tmp_path / "run"
-    seen = []
-    plain = Collator.as_inputs
-
-    def spy(self, rows):
-        seen.append([row.example_id for row in rows])
-        return plain(self, rows)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Collator, "as_inputs", spy)
-        with (
-            at_batch(5, breaks=True),
-            pytest.raises(ModelError, match="the loss is nan at step 5") as told,
-        ):
-            train(t5_dir, make_arguments(run))
-    assert f"(examples {', '.join(seen[4])}): the last good one is {run}/" in str(told.value)
+    with (
+        batches_read() as batches,
+        at_batch(5, breaks=True),
+        pytest.raises(ModelError, match="the loss is nan at step 5") as told,
+    ):
+        train(t5_dir, make_arguments(run))
+    assert f"(examples {', '.join(batches[4])}): the last good one is {run}/" in str(told.value)
     assert str(told.value).endswith("checkpoint-3. Lower the learning rate (0.005)")
     assert sorted(p.name for p in run.glob("checkpoint-*")) == ["checkpoint-3"]
     assert not (run / "reader").exists()
     assert [record.step for record in read_losses(run / "losses.jsonl", 9)] == [1, 2, 3, 4]
 
 
-def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path, monkeypatch):
-    from pgra.reader import train as module
+def test_broken_weights_reach_no_checkpoint(t5_dir, tmp_path):
+    reader = FusionReader.from_name(str(t5_dir))
 
-    monkeypatch.setattr(module, "_sums", lambda _: [float("inf")])
-    with pytest.raises(ModelError, match="a weight is not a number after step 3"):
-        train(t5_dir, make_arguments(tmp_path / "run"))
+    def spoil():  # after the third loss is computed: nothing else would tell
+        reader.model.decoder.final_layer_norm.weight.register_hook(lambda g: g * float("nan"))
+
+    with (
+        at_batch(3, spoil),
+        pytest.raises(ModelError, match="a weight is not a number after step 3"),
+    ):
+        train(t5_dir, make_arguments(tmp_path / "run", max_grad_norm=0), reader=reader)
     assert last_checkpoint(tmp_path / "run") is None
 
 
@@ -150,11 +136,11 @@ def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_p
 @pytest.mark.gpu
 def test_a_t5_learns_in_bfloat16_on_a_gpu(t5_dir, tmp_path):
     """Its position bias too, which cuDNN's attention would give no gradient."""
-    before = FusionReader.from_name(str(t5_dir)).t5
+    before = FusionReader.from_name(str(t5_dir)).model
     arguments = make_arguments(tmp_path, max_steps=1, eval_steps=1, use_cpu=False, bf16=True)
     reader, result = train(t5_dir, arguments)
     assert reader.device.type == "cuda"
     assert all(map(math.isfinite, _losses(result)))
     for name, weight in before.state_dict().items():
         if "relative_attention_bias" in name:
-            assert not torch.equal(reader.t5.state_dict()[name].cpu(), weight)
+            assert not torch.equal(reader.model.state_dict()[name].cpu(), weight)

@@ -1,20 +1,45 @@
-"""Who stands in a prompt: the nearest, the farthest, the diverse, or whom chance takes."""
+"""Who stands in a prompt: one contract for all selectors, then what each one promises."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgra.core import MISSING_ROW, Candidates, Example
-from pgra.errors import ConfigError
-from pgra.exemplars.choice import Choice
-from pgra.exemplars.selection import ExemplarPool, arrange, marginal_relevance
+from pgra.errors import ConfigError, DataError
+from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
+from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selection import (
+    ExemplarPool,
+    Selector,
+    arrange,
+    marginal_relevance,
+    open_selector,
+)
+from pgra.prompts.template import PromptTemplate
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
 TEXTS = [f"{word} number {i}" for i, word in enumerate(WORDS)]
 POOL = [Example(f"train-{i}", {"text": t}, "xyz"[i % 3]) for i, t in enumerate(TEXTS)]
 NEW = [Example(f"test-{i}", {"text": f"new words {i * 7}"}) for i in range(6)]
+OWN = [Example(f"test-{i}", {"text": f"{t.upper()} "}) for i, t in enumerate(TEXTS)]
 PLACES = np.array([0, 1, 2, 4, 8, 16, 32, 64, 128, 256], dtype=np.float32)
+
+
+class LastFirst(Selector):
+    """A selector as somebody outside writes it: the pool's last examples first."""
+
+    def rank(self, queries, depth):
+        rows = np.tile(self.pool.guard.distinct[::-1], (len(queries), 1))
+        return Candidates.best(rows, rows.astype(np.float32), depth)
+
+
+class WithCopies(LastFirst):
+    def rank(self, queries, depth):
+        return Candidates.best(np.full((len(queries), 1), 11), np.zeros((len(queries), 1)), depth)
 
 
 class OnALine:
@@ -37,91 +62,155 @@ class OnALine:
         return -np.abs(self.places[rows][:, None] - self.places[rows][None, :])
 
 
-@pytest.fixture
-def pool(tmp_path):
-    return ExemplarPool(POOL, jaccard=0.9, root=tmp_path / "neighbors")
+def select(queries, examples=POOL, *, similarity=None, root=None, **values):
+    args = SelectionArguments(**{"num_exemplars": 4, **values})
+    pool = ExemplarPool(examples, jaccard=0.9, root=root)
+    return open_selector(args, pool, similarity or OnALine()).choose(queries)
 
 
-def test_the_nearest_come_first_with_their_likeness(pool):
-    chosen = pool.choose(NEW[:2], Choice(count=3), OnALine())
+def rows_of(*args, **values):
+    return select(*args, **values).rows.tolist()
+
+
+WAYS = {
+    **{name: {"exemplars": name} for name in SELECTORS},
+    "farthest": {"exemplars": "knn", "farthest": True},
+    "random for each": {"exemplars": "random", "redraw": True},
+    "balanced for each": {"exemplars": "balanced", "redraw": True},
+    "from outside": {"exemplars": "test_selection:LastFirst"},
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@every_way
+def test_no_query_is_shown_its_own_text(way):
+    chosen, fresh = select(OWN, **way), select(NEW, **way)
+    assert all(row not in line for row, line in enumerate(chosen.rows.tolist()))
+    assert chosen.num_dropped.sum() > 0
+    assert fresh.num_dropped.sum() == 0  # the control
+    asked = 4 if way["exemplars"] != "official" else len(fresh.of(0))
+    assert (fresh.counts == asked).all()
+    # What is left out is replaced, but for what is fixed.
+    assert chosen.counts.min() == (3 if way["exemplars"] == "fixed" else asked)
+
+
+@every_way
+def test_what_a_query_gets_depends_on_no_other_query(way):
+    queries = [*NEW, *OWN]
+    together = rows_of(queries, **way)
+    assert [rows_of([query], **way)[0] for query in queries] == together
+    assert rows_of(queries[::-1], **way) == together[::-1]
+
+
+@every_way
+def test_the_seed_decides_what_is_drawn_and_nothing_else(way):
+    args = SelectionArguments(**way)
+    chosen = [rows_of(NEW, exemplar_seed=seed, **way) for seed in (3, 3, 4)]
+    assert chosen[0] == chosen[1]
+    assert (chosen[0] != chosen[2]) == args.draws
+    selectors = [
+        open_selector(replace(args, exemplar_seed=s), ExemplarPool(POOL, jaccard=0.9), OnALine())
+        for s in (3, 4)
+    ]
+    assert (selectors[0].fingerprint != selectors[1].fingerprint) == args.draws
+
+
+@every_way
+def test_no_copy_is_shown_and_an_equal_text_of_another_label_is(way):
+    other, copy = Example("train-10", {"text": TEXTS[3].upper()}, "y"), POOL[3]  # POOL[3] is an "x"
+    similarity = OnALine(np.append(PLACES, [3, 3]))
+    every = {**way, "num_exemplars": 11, "similarity": similarity}
+    chosen = select(NEW[:1], [*POOL, other, copy], **every)
+    assert (sorted(chosen.of(0)), chosen.num_copies) == ([*range(11)], 1)
+    same = replace(other, label="x")  # the control: two copies
+    assert select(NEW[:1], [*POOL, same, copy], **{**every, "num_exemplars": 10}).num_copies == 2
+
+
+@every_way
+def test_a_pool_without_enough_examples_is_refused_and_none_may_be_asked_for(way):
+    twice = [*POOL[:2], Example("train-9", {"text": TEXTS[0]}, "x")]
+    message = "num_exemplars is 3, but the pool holds only 2 examples and 1 copies of them"
+    with pytest.raises(ConfigError, match=message):
+        select(NEW, twice, **{**way, "num_exemplars": 3})
+    assert select(NEW, twice, **{**way, "num_exemplars": 0}).rows.shape == (len(NEW), 0)
+
+
+def test_a_row_that_may_not_be_shown_is_refused():
+    with pytest.raises(ConfigError, match="not among the pool's"):
+        select(NEW, [*POOL, *POOL[:2]], exemplars="test_selection:WithCopies")
+
+
+def test_the_nearest_come_first_with_their_similarity():
+    chosen = select(NEW[:2], num_exemplars=3)
     assert chosen.rows.tolist() == [[0, 1, 2], [4, 3, 2]]  # of 7: 8, 4, 2
     assert chosen.similarity.tolist() == [[0, -1, -2], [-1, -3, -5]]
-    far = pool.choose(NEW[:2], Choice(count=3, farthest=True), OnALine())
+    far = select(NEW[:2], num_exemplars=3, farthest=True)
     assert far.rows.tolist() == [[9, 8, 7]] * 2
     assert far.similarity.tolist() == [[-256, -128, -64], [-249, -121, -57]]
+    few = select([Example("test-0", {"text": TEXTS[0]})], POOL[:2], num_exemplars=2)
+    assert few.rows.tolist() == [[1, MISSING_ROW]]
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        Choice(count=4),
-        Choice(count=4, farthest=True),
-        Choice(method="knn-mmr", count=4),
-        Choice(method="random", count=4),
-        Choice(method="random", count=4, redraw=True),
-        Choice(method="balanced", count=4),
-        Choice(method="fixed", count=4),
-    ],
-)
-def test_no_selector_shows_a_query_its_own_text(pool, choice):
-    own = [Example(f"test-{i}", {"text": f"{t.upper()} "}) for i, t in enumerate(TEXTS)]
-    chosen = pool.choose(own, choice, OnALine())
-    for row, line in enumerate(chosen.rows):
-        assert row not in line
-    assert chosen.num_dropped.sum() > 0
-    fresh = pool.choose(NEW, choice, OnALine())  # the control
-    assert fresh.num_dropped.sum() == 0
-    full = 3 if choice.method == "fixed" else 4  # what is fixed is not replaced
-    assert chosen.counts.min() == full
-    assert (fresh.counts == 4).all()
-
-
-def test_neighbors_are_stored_and_serve_other_numbers_of_exemplars(pool, tmp_path):
+def test_neighbors_are_stored_and_serve_other_numbers_of_exemplars(tmp_path):
     line = OnALine()
-    first = pool.choose(NEW, Choice(count=3), line)
-    again = ExemplarPool(POOL, jaccard=0.9, root=tmp_path / "neighbors")
-    more = again.choose(NEW, Choice(count=5), line)
+    first = select(NEW, num_exemplars=3, similarity=line, root=tmp_path)
+    more = select(NEW, num_exemplars=5, similarity=line, root=tmp_path)
     assert line.searches == 1
     np.testing.assert_array_equal(more.rows[:, :3], first.rows)
-    again.choose(NEW[1:], Choice(count=3), line)  # the control: other queries
+    select(NEW[1:], similarity=line, root=tmp_path)  # the control: other queries
     assert line.searches == 2
 
 
-def test_one_draw_serves_all_and_a_redraw_each(pool):
-    one = pool.choose(NEW, Choice(method="random", count=4), None).rows
-    assert len({tuple(line) for line in one.tolist()}) == 1
-    each = pool.choose(NEW, Choice(method="random", count=4, redraw=True)).rows
-    assert len({tuple(line) for line in each.tolist()}) == len(NEW)
-    other = pool.choose(NEW, Choice(method="random", count=4, seed=1)).rows
-    assert other.tolist() != one.tolist()
-    assert np.isnan(pool.choose(NEW, Choice(method="random", count=4)).similarity).all()
+def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
+    line = OnALine(np.append(PLACES, [0]))
+    for label, expected in (("x", [0, 1]), ("y", [0, 10])):  # a copy, and none
+        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
+        for _ in range(2):
+            values = {"num_exemplars": 2, "similarity": line, "root": tmp_path}
+            assert rows_of(NEW[:1], pool, **values) == [expected]
+    assert line.searches == 2  # the same rows are searched once
 
 
-def test_a_querys_draw_does_not_depend_on_who_is_asked_beside(pool):
-    choice = Choice(method="random", count=4, redraw=True)
-    together = pool.choose(NEW, choice).rows.tolist()
-    assert [pool.choose([query], choice).rows[0].tolist() for query in NEW] == together
+def test_one_draw_serves_all_and_a_redraw_each():
+    one = select(NEW, exemplars="random")
+    assert len({tuple(line) for line in one.rows.tolist()}) == 1
+    assert np.isnan(one.similarity).all()
+    each = rows_of(NEW, exemplars="random", redraw=True)
+    assert len({tuple(line) for line in each}) == len(NEW)
 
 
 @pytest.mark.parametrize("redraw", [False, True])
-def test_balanced_takes_the_labels_in_turn(pool, redraw):
-    choice = Choice(method="balanced", count=6, redraw=redraw)
-    for line in pool.choose(NEW, choice).rows.tolist():
+def test_balanced_takes_the_labels_in_turn(redraw):
+    own = [Example("test-0", {"text": text}) for text in TEXTS]  # what is left out is replaced
+    for line in rows_of([*NEW, *own], exemplars="balanced", num_exemplars=6, redraw=redraw):
         assert sorted(Counter(POOL[row].label for row in line).values()) == [2, 2, 2]
-    # What is left out is replaced by one of its label.
-    own = [Example("test-0", {"text": TEXTS[row]}) for row in range(len(TEXTS))]
-    for line in pool.choose(own, choice).rows.tolist():
-        assert sorted(Counter(POOL[row].label for row in line).values()) == [2, 2, 2]
-    unlabeled = [Example(e.id, e.fields) for e in POOL]
-    bare = ExemplarPool(unlabeled, jaccard=0.9, root=pool._root)
-    with pytest.raises(ConfigError, match="'balanced' takes the labels in turn"):
-        bare.choose(NEW, choice)
+    with pytest.raises(ConfigError, match="'balanced' counts labels, and this task has none"):
+        select(NEW, [Example(e.id, e.fields) for e in POOL], exemplars="balanced")
 
 
-def test_fixed_rows_are_the_first_or_those_that_are_named(pool):
-    assert pool.choose(NEW, Choice(method="fixed", count=2)).rows[0].tolist() == [0, 1]
-    named = Choice(method="fixed", count=2, fixed=(7, 3))
-    assert pool.choose(NEW, named).rows[0].tolist() == [7, 3]
+@pytest.mark.parametrize("method", ["balanced", "official", "random"])
+def test_a_task_and_its_queries_get_the_same_draw(method):
+    """PGRA's prompt and `pgra icl` with one seed."""
+    template, words = PromptTemplate("{text}"), {label: label for label in "xyz"}
+    prompt = build_prompt(template, POOL, words, num_exemplars=4, method=method, seed=2)
+    chosen = select(NEW, exemplars=method, exemplar_seed=2).of(0)
+    assert [POOL[row].id for row in chosen] == list(prompt.exemplar_ids)
+
+
+def test_fixed_rows_are_the_first_or_those_that_a_file_names(tmp_path):
+    assert rows_of(NEW[:1], exemplars="fixed", num_exemplars=2) == [[0, 1]]
+    file = tmp_path / "rows.txt"
+    fixed = {"exemplars": "fixed", "num_exemplars": 2, "exemplar_file": str(file)}
+    file.write_text("7\ntrain-3\n1\n")
+    assert rows_of(NEW[:1], **fixed) == [[7, 3]]
+    for text, message in (
+        ("7", "names 1 exemplars, and num_exemplars is 2"),
+        ("7\n99", "line 2: '99' is no example of the pool: give a row from 0 to 9"),
+        ("7\ntrain-7", "line 2: 'train-7' stands there twice"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=message):
+            rows_of(NEW[:1], **fixed)
 
 
 def test_marginal_relevance_by_hand():
@@ -132,74 +221,47 @@ def test_marginal_relevance_by_hand():
     assert marginal_relevance(relevance, among, 3, diversity=1.0) == [0, 1, 2]  # the control
 
 
-def test_diverse_neighbors_of_lambda_1_are_the_nearest(pool):
-    plain = pool.choose(NEW, Choice(count=4), OnALine())
-    same = pool.choose(NEW, Choice(method="knn-mmr", count=4, diversity=1.0), OnALine())
+def test_diverse_neighbors_of_lambda_1_are_the_nearest():
+    plain = select(NEW)
+    same = select(NEW, exemplars="knn-mmr", mmr_lambda=1.0)
     np.testing.assert_array_equal(same.rows, plain.rows)
     np.testing.assert_array_equal(same.similarity, plain.similarity)
-    other = pool.choose(NEW, Choice(method="knn-mmr", count=4, diversity=0.3), OnALine())
-    assert other.rows.tolist() != plain.rows.tolist()
-    assert other.rows[:, 0].tolist() == plain.rows[:, 0].tolist()
+    other = select(NEW, exemplars="knn-mmr", mmr_lambda=0.3).rows
+    assert other.tolist() != plain.rows.tolist()
+    assert other[:, 0].tolist() == plain.rows[:, 0].tolist()
 
 
-def test_orders_of_a_prompt():
-    rows = [5, 3, 9, 1]
-    assert arrange(rows, "nearest-first", query="a") == rows
-    assert arrange(rows, "nearest-last", query="a") == [1, 9, 3, 5]
-    shuffled = {tuple(arrange(rows, "random", query=text, seed=2)) for text in "abcdefgh"}
-    assert len(shuffled) > 3
-    assert all(sorted(line) == [1, 3, 5, 9] for line in shuffled)
-    again = arrange(rows, "random", query="a", seed=2)
-    assert again == arrange(rows, "random", query="a", seed=2)
+@given(
+    rows=st.lists(st.integers(0, 99), unique=True, min_size=1),
+    order=st.sampled_from(ORDERS),
+    query=st.text(),
+    seed=st.integers(0, 9),
+)
+@settings(derandomize=True, deadline=None, max_examples=50)
+def test_an_order_keeps_the_rows_and_reversing_reverses(rows, order, query, seed):
+    shown = arrange(rows, order, query=query, seed=seed)
+    assert sorted(shown) == sorted(rows)
+    assert shown == arrange(rows, order, query=query, seed=seed)
+    nearest_last = arrange(rows, "nearest-last", query=query, seed=seed)
+    assert nearest_last[::-1] == arrange(rows, "nearest-first", query=query) == rows
 
 
-def test_a_pool_that_is_too_small_is_refused(tmp_path):
-    twice = [*POOL[:2], Example("train-9", {"text": TEXTS[0]}, "x")]
-    pool = ExemplarPool(twice, jaccard=0.9, root=tmp_path)
-    told = "num_exemplars is 3, but the pool holds only 2 examples and 1 copies of them"
-    with pytest.raises(ConfigError, match=told):
-        pool.choose(NEW, Choice(method="random", count=3))
-    few = pool.choose([Example("test-0", {"text": TEXTS[0]})], Choice(count=2), OnALine())
-    assert few.rows.tolist() == [[1, MISSING_ROW]]
-
-
-@pytest.mark.parametrize("method", ["knn", "random", "balanced"])
-def test_an_equal_text_of_another_label_is_shown_and_a_copy_is_not(tmp_path, method):
-    again = [Example("train-10", {"text": TEXTS[3].upper()}, "y"), POOL[3]]  # POOL[3] is an "x"
-    pool = ExemplarPool([*POOL, *again], jaccard=0.9, root=tmp_path)
-    likeness = OnALine(np.append(PLACES, [3, 3]))
-    chosen = pool.choose(NEW[:1], Choice(method=method, count=11), likeness)
-    assert sorted(chosen.of(0)) == list(range(11))  # 10 is the "y"; 11 is the copy
-    assert chosen.num_copies == 1
-    one_label = [Example(one.id, one.fields, "x") for one in pool.examples]
-    control = ExemplarPool(one_label, jaccard=0.9, root=tmp_path)
-    assert control.choose(NEW[:1], Choice(method=method, count=10), likeness).num_copies == 2
-
-
-def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
-    twice = [*POOL, Example("train-10", {"text": TEXTS[0]}, "y")]
-    likeness = OnALine(np.append(PLACES, [0]))
-    for label, expected in (("x", [0, 1]), ("y", [0, 10])):  # a copy, and none
-        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
-        chosen = ExemplarPool(pool, jaccard=0.9, root=tmp_path).choose(
-            NEW[:1], Choice(count=2), likeness
-        )
-        assert chosen.rows.tolist() == [expected]
-    assert likeness.searches == 2
-    ExemplarPool(twice, jaccard=0.9, root=tmp_path).choose(NEW[:1], Choice(count=2), likeness)
-    assert likeness.searches == 2  # the control: the same rows are
+def test_a_random_order_is_each_querys_own():
+    orders = {tuple(arrange([5, 3, 9, 1], "random", query=text, seed=2)) for text in "abcdefgh"}
+    assert len(orders) > 3
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
-        ({"method": "nearest"}, "unknown exemplars 'nearest'"),
-        ({"method": "random", "farthest": True}, "farthest is for exemplars 'knn'"),
-        ({"redraw": True}, "redraw draws for each query, and exemplars 'knn' draws nothing"),
-        ({"diversity": 1.5}, "mmr_lambda is 1.5"),
-        ({"method": "knn-mmr", "num_near": 4}, "mmr_candidates is 4, and 8 exemplars"),
+        ({"exemplars": "nearest"}, "unknown exemplars 'nearest'"),
+        ({"exemplars": "random", "farthest": True}, "farthest is True, and exemplars is random"),
+        ({"redraw": True}, "redraw is True, and exemplars is knn"),
+        ({"exemplar_file": "x"}, "exemplar_file is x, and exemplars is knn"),
+        ({"mmr_lambda": 1.5}, "mmr_lambda is 1.5"),
+        ({"exemplars": "knn-mmr", "mmr_candidates": 4}, "mmr_candidates is 4, and 8 exemplars"),
     ],
 )
-def test_contradictions_are_refused(values, told):
-    with pytest.raises(ConfigError, match=told):
-        Choice(**values)
+def test_contradictions_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        SelectionArguments(**values)

@@ -9,14 +9,12 @@ import torch
 from conftest import SENTENCES
 from safetensors.torch import save_file
 
-from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.config import CorpusArguments, RetrieverArguments, find_class
 from pgra.core import Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ModelError
-from pgra.exemplars.choice import METRICS
-from pgra.exemplars.selection import VectorLikeness
-from pgra.methods.kate_arguments import SelectionArguments
+from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
 from pgra.retrieval import open_retriever
 from pgra.retrieval.neighbors import Neighbors
 
@@ -106,8 +104,8 @@ def test_distance_under_another_pooling_is_no_cosine(encoder_dir, tmp_path):
     def orders(pooling):
         args = SelectionArguments(encoder=folder, pooling=pooling).encoder_arguments()
         near = Neighbors(lambda: load_encoder(args, "cpu"), pool, tmp_path / "neighbors")
-        found = [VectorLikeness(near, m).nearest(queries, rows, len(rows)).rows for m in METRICS]
-        return dict(zip(METRICS, found, strict=True))
+        compared = {m: find_class("similarity", m, SIMILARITIES)(near) for m in METRICS}
+        return {m: one.nearest(queries, rows, len(rows)).rows for m, one in compared.items()}
 
     states = make(encoder_dir, pooling="max", normalize=False, max_tokens=64)
     a, b = (states.encode([one.text for one in some]) for some in (queries, pool))

@@ -1,12 +1,9 @@
 import numpy as np
 import pytest
-from small_training import VERBALIZER, tokens
+from small_training import classifier_of, tokens
 
-from pgra.core import Worker
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.predict import Decision, score_inputs
-from pgra.reader.rag import SeparateInputs
+from pgra.reader.inputs import SeparateInputs
 
 ROWS = [
     ("a", ("A warm film <extra_id_0>", "A dull film <extra_id_0>"), "positive"),
@@ -46,20 +43,7 @@ def test_weights_must_be_one_for_each_segment(inputs):
 
 def test_segments_are_read_alone_and_not_together(t5_dir, inputs):
     reader = FusionReader.from_name(str(t5_dir))
-    tokenizer = load_tokenizer(find_model(str(t5_dir)))
-
-    def score(given):
-        return score_inputs(
-            reader,
-            tokenizer,
-            given,
-            VERBALIZER,
-            decision=Decision(),
-            batch_tokens=40,
-            progress=False,
-            worker=Worker(),
-        )
-
+    score = classifier_of(reader, t5_dir, batch_tokens=40).score
     each = score(tokens(t5_dir, [(t, (t,), None) for _, texts, _ in ROWS for t in texts]))
     apart, fused = score(SeparateInputs.over(inputs)), score(inputs)
     np.testing.assert_allclose(apart[0], each[:2].mean(axis=0), rtol=1e-5)

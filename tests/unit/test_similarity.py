@@ -5,12 +5,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pgra.config import SIMILARITIES, RerankArguments
+from pgra.config import RerankArguments
+from pgra.core import Context
 from pgra.lm.score import AnswerWords, LMHead
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank import open_prompted_encoder
-from pgra.rerank.similarity import PLAIN, WAYS, Similarity, Usual, WordRows
+from pgra.rerank.similarity import SIMILARITIES, ColumnStats, WordRows, find_similarity
+from pgra.rerank.states import open_prompted_encoder
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
 QUERIES = np.array([[1, 7], [3, 7]], np.float32)
@@ -23,13 +24,16 @@ def scores(similarity, passages=PASSAGES, queries=QUERIES):
     return similarity.of_queries(queries, lengths[1]) @ left.T
 
 
+PLAIN = {name: find_similarity(name)() for name in ("dot", "cosine")}
+
+
 def whitened(passages=PASSAGES, queries=QUERIES, *, is_unit=False):
-    return Similarity(passages=Usual.of(passages), queries=Usual.of(queries), is_unit=is_unit)
+    kind = find_similarity("whitened_cosine" if is_unit else "whitened")
+    return kind(passages=ColumnStats.of(passages), queries=ColumnStats.of(queries))
 
 
-def test_every_name_has_a_way():
-    assert sorted(WAYS) == sorted(SIMILARITIES)
-    assert set(PLAIN) == {"dot", "cosine"}
+def test_only_those_of_plain_states_are_not_fitted():
+    assert {name for name in SIMILARITIES if not find_similarity(name).is_fitted} == set(PLAIN)
 
 
 def test_dot_and_cosine_by_hand():
@@ -51,10 +55,10 @@ def test_whitened_by_hand():
 
 
 def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():
-    usual = Usual.of(np.full((7, 1), 0.1, np.float32))
-    assert usual.spread.tolist() == [1]
-    assert np.abs(usual.standardise(np.full((1, 1), 0.1, np.float32))).max() < 1e-6
-    assert Usual.of(np.array([[0.1], [0.2]], np.float32)).spread[0] == pytest.approx(0.05)
+    stats = ColumnStats.of(np.full((7, 1), 0.1, np.float32))
+    assert stats.spread.tolist() == [1]
+    assert np.abs(stats.standardize(np.full((1, 1), 0.1, np.float32))).max() < 1e-6
+    assert ColumnStats.of(np.array([[0.1], [0.2]], np.float32)).spread[0] == pytest.approx(0.05)
 
 
 def test_a_state_that_is_just_the_mean_is_like_nothing():
@@ -98,9 +102,8 @@ TEXTS = ["The film is warm and funny.", "A dull plot", "He was born in 1925."]
 
 
 def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
-    encoder = open_prompted_encoder(
-        RerankArguments(lm=str(lm_dir)), PROMPT, device="cpu", with_head=True
-    )
+    args, context = RerankArguments(lm=str(lm_dir)), Context(device="cpu")
+    encoder = open_prompted_encoder(args, PROMPT, context, with_head=True)
     tokens = AnswerWords.of(encoder, WORDS).firsts
     head = LMHead.of(encoder.lm).layer
     bias = torch.zeros(len(tokens)) if head.bias is None else head.bias[tokens]

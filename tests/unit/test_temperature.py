@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from pgra.reader.predict import LEAST_EXAMPLES, fit_temperature, negative_log_likelihood
+from pgra.reader.calibrate import LEAST_EXAMPLES, fit_temperature, negative_log_likelihood
 
 
 def coin(gap, right, count):

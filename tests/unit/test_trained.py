@@ -2,19 +2,22 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from pgra.core import Example, Worker
+from pgra.core import Example
 from pgra.errors import ArtifactError, ConfigError
+from pgra.lm.batching import GroupCost, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, build_inputs
-from pgra.reader.predict import Calibration, Decision, predict, score_inputs
+from pgra.reader.inputs import SegmentLayout, build_inputs, pad_targets
+from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     RECORD_FILE,
     Reader,
@@ -23,7 +26,6 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.resume import save_reader
 
 RECORD = ReaderRecord(
     task="reviews",
@@ -53,7 +55,7 @@ def made(t5_dir, tmp_path_factory):
     for parameter in model.parameters():
         parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
     folder = tmp_path_factory.mktemp("run") / "reader"
-    save_reader(model, load_tokenizer(find_model(str(t5_dir))), folder)
+    T5Classifier(model, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(folder)
     write_record(folder, RECORD)
     return folder
 
@@ -92,10 +94,11 @@ def test_it_decides_as_the_parts_do_that_it_was_made_of(made, reader):
     fields = [{"text": "the red sea", "title": ""}, QUERIES[1], {"text": QUERIES[2], "title": ""}]
     examples = [Example(f"query-{i}", f) for i, f in enumerate(fields)]
     verbalizer = RECORD.verbalizer
-    inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout).inputs
-    expected = predict(model, tokenizer, inputs, verbalizer, decision=Decision(temperature=2.5))
+    inputs = build_inputs(examples, EVIDENCE, tokenizer, verbalizer, layout=RECORD.layout)
+    warm = T5Classifier(model, tokenizer, verbalizer, Decision(temperature=2.5))
+    expected = warm.predict(inputs)
     assert reader.predict(QUERIES, EVIDENCE) == expected
-    cold = predict(model, tokenizer, inputs, verbalizer)
+    cold = T5Classifier(model, tokenizer, verbalizer).predict(inputs)
     assert [p.label for p in cold] == [p.label for p in expected]  # no decision changes,
     assert np.abs(np.subtract(chances(cold), chances(expected))).max() > 1e-3  # probabilities do
 
@@ -132,24 +135,21 @@ def test_attention_is_shared_out_among_a_querys_evidence(reader):
     "decision", [Decision(), Decision(length_normalize=True), Decision("official")]
 )
 def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader, decision):
-    from pgra.reader.predict import score_with_attention
-
-    inputs = reader._inputs(QUERIES, EVIDENCE)
-    parts = (reader.model, reader.tokenizer, inputs, RECORD.verbalizer)
-    how = {"decision": decision, "batch_tokens": 100, "progress": False, "worker": Worker()}
-    attended = score_with_attention(*parts, **how)
-    np.testing.assert_array_equal(attended.scores, score_inputs(*parts, **how))
+    classifier = replace(reader.classifier, decision=decision, batch_tokens=100)
+    model, tokenizer = classifier.module, classifier.tokenizer
+    inputs = build_inputs(
+        reader.examples(QUERIES), EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout
+    )
+    attended = classifier.attend(inputs)
+    np.testing.assert_array_equal(attended.scores, classifier.score(inputs))
     # One by one: the segments of a query, and the target of the label that it got.
     for row, found in enumerate(attended.shares):
-        from pgra.lm.batching import GroupCost, pack_segments
-        from pgra.reader.inputs import pad_targets
-
         segments = inputs[row].segments
         label = int(attended.scores[row].argmax())
-        target = RECORD.verbalizer.target_ids(reader.tokenizer)[label]
+        target = RECORD.verbalizer.target_ids(tokenizer)[label]
         packed = pack_segments([segments], pad_token_id=0, cost=GroupCost(1, 999))
         lengths = [[len(segment) for segment in segments]]
-        (alone,) = reader.model.attention_mass(packed, lengths, pad_targets([target]))
+        (alone,) = model.attention_mass(packed, lengths, pad_targets([target]))
         np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
@@ -229,7 +229,7 @@ def rewrite(folder, **changes):
     ("changes", "message"),
     [
         ({"format": 9}, r"pgra\.json has format 9, this pgra \(.*\) reads 1: update pgra"),
-        ({"format": "gone"}, r"pgra\.json is damaged \(it does not say its format\)"),
+        ({"format": "gone"}, r"pgra\.json is damaged \(KeyError: 'format'\)"),
         ({"words": "gone"}, r"pgra\.json is damaged \(KeyError: 'words'\)"),
         ({"labels": ["a"]}, r"pgra\.json is damaged \(ValueError: words and labels differ"),
         ({"calibration": {"temperature": -1}}, r"is damaged \(ValueError: temperature is -1"),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.errors import ConfigError, DataError
-from pgra.lm.base import LanguageModel
-from pgra.retrieval.neighbors import Counts
 
+Counts = npt.NDArray[np.int64]
+CountTokens = Callable[[Sequence[str]], list[int]]
 Write = Callable[[int, int], Sequence[str]]
-"""Gives all prompts that are asked for a query (by its place) behind so many of its exemplars."""
+"""Returns all prompts that are asked for a query (by its index) behind so many of its exemplars."""
 
 
 @dataclass(frozen=True)
@@ -33,70 +34,63 @@ class Fit:
 
 
 def fit_prompts(
-    completer: LanguageModel,
+    count_tokens: CountTokens,
     write: Write,
     wanted: Sequence[int],
     *,
     names: Sequence[str],
+    window: int,
     num_new_tokens: int,
 ) -> Fit:
     """Find how many exemplars each query's prompt has room for.
 
     Args:
-        completer: The LM, which counts tokens and knows its window.
+        count_tokens: Counts the LM's tokens of texts.
         write: Writes a query's prompts.
         wanted: Exemplars that each query shall have, (B,).
         names: The queries' ids, for messages.
+        window: Most tokens of prompt and answer together.
         num_new_tokens: Room that is kept for the answer.
 
     Raises:
         DataError: If a query does not fit even without exemplars; it is named.
         ConfigError: If no query has room for a single exemplar, and all want one.
     """
-    room = completer.window - num_new_tokens
+
+    def count(queries: Counts, counts: Counts) -> Counts:
+        """Count the tokens of each query's longest prompt; equal texts are counted once."""
+        pairs = zip(queries.tolist(), counts.tolist(), strict=True)
+        prompts = [write(query, number) for query, number in pairs]
+        distinct = list(dict.fromkeys(text for texts in prompts for text in texts))
+        tokens = dict(zip(distinct, count_tokens(distinct), strict=True))
+        return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)
+
+    room = window - num_new_tokens
     most = np.array(wanted, dtype=np.int64)
-    places = np.arange(len(most))
-    least = np.zeros(len(most), dtype=np.int64)  # what is known to fit
-    lengths = _count(completer, write, places, most)
+    lengths = count(np.arange(len(most)), most)
     over = lengths > room
-    low, high = np.where(over, least, most), np.where(over, most - 1, most)
+    low, high = np.where(over, 0, most), np.where(over, most - 1, most)
     if over.any():
         (bare,) = np.nonzero(over)
-        lengths[bare] = _count(completer, write, bare, least[bare])
-        _refuse_long(lengths, room, names, completer.window, num_new_tokens)
+        lengths[bare] = count(bare, np.zeros_like(bare))
+        (long,) = np.nonzero(lengths > room)
+        if len(long):
+            more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
+            raise DataError(
+                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any exemplar, and "
+                f"the LM reads {window}, {num_new_tokens} of them its answer{more}: leave it out, "
+                "or use an LM with a longer window"
+            )
     while (low < high).any():
         (open_,) = np.nonzero(low < high)
         middle = (low[open_] + high[open_] + 1) // 2
-        tokens = _count(completer, write, open_, middle)
+        tokens = count(open_, middle)
         fits = tokens <= room
         low[open_[fits]], lengths[open_[fits]] = middle[fits], tokens[fits]
         high[open_[~fits]] = middle[~fits] - 1
     if len(most) and most.min() > 0 and low.max() == 0:
         raise ConfigError(
-            f"the LM reads {completer.window} tokens, {num_new_tokens} of them its answer, and no "
+            f"the LM reads {window} tokens, {num_new_tokens} of them its answer, and no "
             "query has room for one exemplar: use an LM with a longer window, or --num_exemplars 0"
         )
     return Fit(low, most - low, lengths)
-
-
-def _refuse_long(
-    lengths: Counts, room: int, names: Sequence[str], window: int, num_new_tokens: int
-) -> None:
-    (long,) = np.nonzero(lengths > room)
-    if len(long):
-        first = int(long[0])
-        more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
-        raise DataError(
-            f"query {names[first]} has {lengths[first]} tokens without any exemplar, and the LM "
-            f"reads {window}, {num_new_tokens} of them its answer{more}: leave it out, or use an "
-            "LM with a longer window"
-        )
-
-
-def _count(completer: LanguageModel, write: Write, places: Counts, counts: Counts) -> Counts:
-    """Give the tokens of each query's longest prompt; texts that many share are counted once."""
-    pairs = zip(places.tolist(), counts.tolist(), strict=True)
-    prompts = [write(place, count) for place, count in pairs]
-    distinct = list(dict.fromkeys(text for texts in prompts for text in texts))
-    tokens = dict(zip(distinct, completer.count_tokens(distinct), strict=True))
-    return np.array([max(tokens[text] for text in texts) for texts in prompts], dtype=np.int64)

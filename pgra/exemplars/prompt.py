@@ -1,0 +1,213 @@
+"""PGRA's prompts: exemplars drawn for a whole task, or each query's own.
+
+One draw serves all splits and the corpus, so that all states live in one space. Each query's own
+are its nearest training examples (KATE, Liu et al. 2022, section 2.3), the nearest first: the
+"default order" of section 5.3; the reverse is better on one of their three sets, worse on two.
+"""
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pgra.config import LEAK_JACCARD, find_class
+from pgra.core import ALONE, Context, Example, Json
+from pgra.errors import ConfigError
+from pgra.exemplars import SELECTORS, SelectionArguments
+from pgra.exemplars.selection import ExemplarPool, Nearest, group_rows
+from pgra.exemplars.similarity import DotSimilarity
+from pgra.lm.prefix import PromptedEncoder, Prompts
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
+from pgra.prompts.template import PromptTemplate
+from pgra.retrieval.neighbors import LEAK_RULE, Neighbors
+
+logger = logging.getLogger(__name__)
+
+
+def build_prompt(
+    template: PromptTemplate,
+    examples: Sequence[Example],
+    words: Mapping[str, str],
+    *,
+    num_exemplars: int,
+    method: str = "balanced",
+    seed: int = 0,
+    num_prefixes: int = 1,
+) -> FewShotPrompt:
+    """Draw exemplars from a training set and write the prefix, or several.
+
+    Args:
+        template: How a text is shown.
+        examples: The training set, in file order, labelled.
+        words: The word that answers, by label, in the task's order of labels.
+        num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
+        method: A selector that draws: "random", "balanced" or "official".
+        seed: Seed of choice and order; further prefixes have the seeds after it.
+        num_prefixes: How many draws; those after the first are the prompt's `others`.
+
+    Raises:
+        ConfigError: If there are fewer training examples than asked for.
+    """
+    if num_exemplars == 0:
+        return FewShotPrompt(template)
+    if len(examples) < num_exemplars:
+        raise ConfigError(
+            f"num_exemplars is {num_exemplars}, but there are only {len(examples)} training "
+            "examples: ask for fewer"
+        )
+    draw = find_class("selector", method, SELECTORS).draw
+    groups = group_rows(range(len(examples)), [e.label for e in examples], list(words))
+    style = PromptFormat(template, words)
+    first, *others = (
+        style.prompt([examples[row] for row in draw(groups, num_exemplars, random.Random(each))])
+        for each in range(seed, seed + num_prefixes)
+    )
+    return replace(first, others=tuple(others))
+
+
+class NearestExemplars:
+    """Writes each query's prompt: its nearest training examples, nearest first.
+
+    Attributes:
+        neighbors: The training examples, and what they are compared by.
+        count: Exemplars in a prompt.
+    """
+
+    def __init__(
+        self,
+        neighbors: Neighbors,
+        template: PromptTemplate,
+        words: Mapping[str, str],
+        *,
+        count: int,
+    ) -> None:
+        """Remember what prompts are made of; nothing is encoded yet.
+
+        Args:
+            neighbors: The training examples, and what they are compared by.
+            template: How a text is shown.
+            words: The word that answers, by label.
+            count: Exemplars in a prompt, the paper's m.
+
+        Raises:
+            ConfigError: If there are not more training examples than a prompt has: a training
+                example is not its own exemplar.
+        """
+        if len(neighbors.examples) <= count:
+            raise ConfigError(
+                f"num_exemplars is {count}, and a training example may be the exemplar of others "
+                f"only, but there are only {len(neighbors.examples)} of them: ask for fewer"
+            )
+        self.neighbors, self.count = neighbors, count
+        self._format = PromptFormat(template, words)
+        pool = ExemplarPool(neighbors.examples, jaccard=LEAK_JACCARD)
+        args = SelectionArguments(num_exemplars=count)
+        self._selector = Nearest(args, pool, DotSimilarity(neighbors))
+        self._chosen: dict[str, tuple[Example, ...]] = {}
+        self._shortened: set[str] = set()
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Everything that a query's prompt depends on, besides the template."""
+        return {
+            "exemplars": "knn, nearest first",
+            "leak_jaccard": LEAK_JACCARD,
+            "leak_rule": LEAK_RULE,
+            "num_exemplars": self.count,
+            "words": dict(self._format.words),
+            **{f"exemplar {name}": value for name, value in self.neighbors.fingerprint.items()},
+        }
+
+    @property
+    def num_shortened(self) -> int:
+        """How many queries got fewer exemplars, so that they fit the LM's window."""
+        return len(self._shortened)
+
+    def warn_shortened(self) -> None:
+        """Warn of those queries, and begin to count anew."""
+        if self._shortened:
+            logger.warning(
+                "%d queries got fewer than %d exemplars, so that they fit the LM's window",
+                len(self._shortened),
+                self.count,
+            )
+        self._shortened.clear()
+
+    def look_up(self, queries: Sequence[Example], context: Context = ALONE) -> None:
+        """Choose the exemplars of queries that are not known yet; one search for all of them."""
+        new = {query.text: query for query in queries if query.text not in self._chosen}
+        self.neighbors.vectors(context)  # every process comes by here, with new queries or not
+        if not new:
+            return
+        chosen = self._selector.choose(list(new.values()))
+        for index, text in enumerate(new):
+            rows = chosen.of(index)
+            self._chosen[text] = tuple(self.neighbors.examples[row] for row in rows)
+        logger.info(
+            "neighbors: %d of %d queries have a copy of their text, or nearly one, among the %d "
+            "training examples, which was left out",
+            int((chosen.num_dropped > 0).sum()),
+            len(new),
+            len(self.neighbors.examples),
+        )
+
+    def of(self, query: Example) -> tuple[Example, ...]:
+        """Return a query's exemplars, nearest first.
+
+        Raises:
+            KeyError: If `look_up` has not seen it.
+        """
+        return self._chosen[query.text]
+
+    def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
+        """Write the prompt of exemplars, in their order."""
+        return self._format.prompt(exemplars)
+
+    def tokenize(self, base: PromptedEncoder, queries: Sequence[Example]) -> Prompts:
+        """Write and tokenise each query behind its own exemplars; `look_up` has seen them.
+
+        Args:
+            base: The LM without exemplars; it reads such prompts whole.
+            queries: B queries.
+
+        Raises:
+            ConfigError: If not even a prompt without exemplars leaves room for a text.
+        """
+        fields = [query.fields for query in queries]
+        encoders = (self.encoder_for(base, query) for query in queries)
+        pairs = zip(encoders, fields, strict=True)
+        return Prompts(fields, [encoder.tokenize([one]).ids[0] for encoder, one in pairs])
+
+    def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
+        """Return the LM under a query's own prompt; see `encoder_under`."""
+        return self.encoder_under(base, self.of(query), query)
+
+    def encoder_under(
+        self, base: PromptedEncoder, chosen: Sequence[Example], query: Example
+    ) -> PromptedEncoder:
+        """Return the LM under a prompt of as many exemplars as leave the query whole.
+
+        The least similar are left out first. The query is cut only where it alone is too long.
+
+        Args:
+            base: The LM without exemplars.
+            chosen: The exemplars, nearest first.
+            query: What stands behind them.
+
+        Raises:
+            ConfigError: If not even a prompt without exemplars leaves room for a text.
+        """
+        for count in range(len(chosen), -1, -1):
+            try:
+                encoder = base.under(self.prompt(chosen[:count]))
+            except ConfigError:  # no room for any text
+                if not count:
+                    raise
+                continue
+            encoder.tokenize([query.fields])
+            if not encoder.num_cut or not count:
+                break
+        if count < len(chosen):
+            self._shortened.add(query.text)
+        encoder.num_cut = 0
+        return encoder

@@ -1,0 +1,266 @@
+"""How like two examples are: by vectors under a metric, or by the words they share.
+
+KATE (Liu et al. 2022, section 3.1) compares by negative Euclidean distance where the encoder is
+plain RoBERTa, and by cosine where it is trained on sentence pairs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pgra.config import find_class
+from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+from pgra.encoders.encoder import load_encoder
+from pgra.errors import ConfigError
+from pgra.exemplars import BM25, SIMILARITIES, SelectionArguments
+from pgra.lm.prefix import PromptedEncoder
+from pgra.retrieval.bm25 import BM25Retriever
+from pgra.retrieval.faiss import Vectors, nearest
+from pgra.retrieval.neighbors import ExampleEncoder, Neighbors
+
+_GATHERED = 1 << 24  # numbers of vectors that are gathered at once to be compared exactly
+
+Key = Callable[[Sequence[Example]], list[Example]]
+"""What of examples is compared, the pool's and the queries' alike."""
+
+
+class Similarity(Protocol):
+    """Compares queries with a pool of labelled examples; higher is more alike."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Everything that decides how alike two examples are."""
+        ...
+
+    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's most alike among some rows of the pool, (B, depth), ties by row."""
+        ...
+
+    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's least alike, the least first; scores are negative similarities.
+
+        Raises:
+            ConfigError: If there is no such thing.
+        """
+        ...
+
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Return the similarity of some rows of the pool with each other, (n, n).
+
+        Raises:
+            ConfigError: If there is no such thing.
+        """
+        ...
+
+
+class DotSimilarity:
+    """Compares by inner products of vectors as the model gives them, made once and stored."""
+
+    metric = "dot"
+
+    def __init__(
+        self, neighbors: Neighbors, *, key: Key | None = None, context: Context = ALONE
+    ) -> None:
+        """Remember what is compared; nothing is encoded yet.
+
+        Args:
+            neighbors: The pool, under `key`, and what encodes it; not to unit length, or all
+                metrics are one.
+            key: What of the queries is compared; None: all.
+            context: Who waits while the main process encodes the pool.
+        """
+        self._neighbors, self._key, self._context = neighbors, key, context
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """Encoder, pool, metric and key."""
+        key = {} if self._key is None else {"key": self._key.__name__}
+        return {**self._neighbors.fingerprint, "metric": self.metric, **key}
+
+    @cached_property
+    def _pool(self) -> Vectors:
+        return self._shape(self._neighbors.vectors(self._context))
+
+    def _shape(self, vectors: Vectors) -> Vectors:
+        """Change vectors so that the metric is simple on them, (n, D)."""
+        return vectors
+
+    def _of(self, rows: Rows) -> Vectors:
+        return self._pool if len(rows) == len(self._pool) else self._pool[rows]
+
+    def _encode(self, queries: Sequence[Example]) -> Vectors:
+        compared = queries if self._key is None else self._key(queries)
+        return self._shape(self._neighbors.encode(compared))
+
+    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's most alike; see `Similarity`."""
+        return self._search(self._encode(queries), rows, depth, sign=1)
+
+    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's least alike; see `Similarity`."""
+        return self._search(self._encode(queries), rows, depth, sign=-1)
+
+    def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
+        return nearest(sign * queries, [(rows, self._of(rows))], depth)
+
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Return the similarity of rows with each other; see `Similarity`."""
+        vectors = self._pool[rows]
+        return np.asarray(vectors @ vectors.T, np.float32)
+
+
+class CosineSimilarity(DotSimilarity):
+    """Compares by the cosine."""
+
+    metric = "cosine"
+
+    def _shape(self, vectors: Vectors) -> Vectors:
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+
+
+class EuclideanSimilarity(DotSimilarity):
+    """Compares by the negative Euclidean distance."""
+
+    metric = "euclidean"
+
+    @cached_property
+    def _middle(self) -> Vectors:
+        # Distances do not change when all points move; near 0 float32 tells them apart best. The
+        # states of a plain BERT share one huge component.
+        mean = self._neighbors.vectors(self._context).mean(axis=0, dtype=np.float64)
+        return np.asarray(mean, np.float32)
+
+    def _shape(self, vectors: Vectors) -> Vectors:
+        return vectors - self._middle
+
+    def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
+        # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
+        pool = self._of(rows)
+        halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
+        wide = np.hstack([queries, np.ones((len(queries), 1), np.float32)])
+        found = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
+        # The distances themselves: their squares lose digits in the product.
+        distances = np.empty(found.shape, dtype=np.float32)
+        step = max(1, _GATHERED // max(1, found.shape[1] * queries.shape[1]))
+        for start in range(0, len(queries), step):
+            part = slice(start, start + step)
+            gaps = self._pool[found[part]] - queries[part, None, :]  # (b, K, D)
+            distances[part] = np.sqrt(np.square(gaps).sum(axis=2))
+        return Candidates.best(found, -sign * distances, depth)
+
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Return the similarity of rows with each other; see `Similarity`."""
+        products = super().among(rows)
+        squares = np.diagonal(products)
+        gaps = squares[:, None] + squares[None, :] - 2 * products
+        return np.asarray(-np.sqrt(np.maximum(gaps, 0)), np.float32)
+
+
+class WordSimilarity:
+    """Compares by shared words: Okapi BM25, the pool's examples being the passages."""
+
+    def __init__(
+        self,
+        neighbors: Neighbors,
+        *,
+        key: Key | None = None,
+        context: Context = ALONE,  # noqa: ARG002 (as of the others: nothing is stored here)
+    ) -> None:
+        """Remember the pool; it is indexed when it is first searched, and never encoded."""
+        self._texts = [example.text for example in neighbors.examples]
+        self._key = key
+
+    @cached_property
+    def _index(self) -> BM25Retriever:
+        return BM25Retriever.of_texts(self._texts)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """BM25's constants, a digest of the pool, and the key."""
+        key = {} if self._key is None else {"key": self._key.__name__}
+        return {"metric": "bm25", **self._index.fingerprint, **key}
+
+    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's most alike; those that share no word with it are missing."""
+        compared = queries if self._key is None else self._key(queries)
+        self._index.removed = np.setdiff1d(np.arange(len(self._texts)), rows)
+        return self._index.retrieve([query.text for query in compared], depth)
+
+    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:  # noqa: ARG002
+        """Refuse: most of a pool shares no word with a query, so the least alike all tie."""
+        raise ConfigError(
+            "encoder 'bm25' has no farthest examples, since most of a pool shares no word with a "
+            "query: leave out --farthest, or use another --encoder"
+        )
+
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:  # noqa: ARG002
+        """Refuse: BM25 compares a query with a passage, not two passages."""
+        raise ConfigError(
+            "exemplars 'knn-mmr' compares exemplars with each other, and encoder 'bm25' cannot: "
+            "use --exemplars knn, or another --encoder"
+        )
+
+
+def open_similarity(
+    args: SelectionArguments,
+    examples: Sequence[Example],
+    root: Path,
+    *,
+    device: str,
+    key: Key | None = None,
+    open_encoder: Callable[[], ExampleEncoder] | None = None,
+) -> Similarity:
+    """Open what `--encoder` and `--likeness` name; the encoder is loaded when it is first needed.
+
+    Args:
+        args: Which encoder and metric.
+        examples: The pool.
+        root: Folder of the pool's vectors, which are stored.
+        device: Where the encoder runs.
+        key: What of examples is compared, such as questions without what they are about.
+        open_encoder: Loads what gives vectors; None: `--encoder`.
+
+    Raises:
+        ModelError: If the encoder cannot be found or loaded.
+    """
+    load = open_encoder or partial(load_encoder, args.encoder_arguments(), device)
+    neighbors = Neighbors(load, examples if key is None else key(examples), root)
+    name = BM25 if args.encoder == BM25 else args.likeness
+    return cast(Similarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))
+
+
+@dataclass(frozen=True)
+class PromptedStates:
+    """Encodes examples as an LM's states under a task's prompt: h*(x) of PGRA.
+
+    Guo et al. 2023, eq. 2, compare queries with corpus passages by these; here they compare queries
+    with the examples that KATE chooses from.
+
+    Attributes:
+        encoder: The LM under the task's prompt.
+        advance: Told how many more are done, for a bar.
+    """
+
+    encoder: PromptedEncoder
+    advance: Callable[[int], object] = int
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """Everything that determines a state, besides the example."""
+        return self.encoder.fingerprint
+
+    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
+        """Return the states of examples, (B, H) float32.
+
+        Raises:
+            ModelError: If one is not finite.
+        """
+        fields = [example.fields for example in examples]
+        states = self.encoder.encode_fields(fields, advance=self.advance)
+        return np.asarray(states.float().numpy(), np.float32)

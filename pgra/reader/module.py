@@ -1,0 +1,199 @@
+"""A Hugging Face model as the Trainer trains and saves it; with LoRA adapters inside, if wanted.
+
+Checkpoints hold the model's weights under its own names, each tied weight once, so that a
+checkpoint's folder is one of the plain model. With adapters (Hu et al. 2022, through `peft`) only
+these are trained and saved; a finished model has them merged in and is a plain one like any other.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pgra.config import ReaderArguments
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.load import ModelSource, load_config
+
+_INNER = "model."
+
+
+class ReaderModule(nn.Module):
+    """A model inside; a subclass adds `forward(**batch)`, whose output has a `.loss`.
+
+    `forward` takes `num_items_in_batch`: the target tokens of all accumulated batches and all
+    processes, to divide the summed loss by, so that 8 examples a batch and 2 times 4 are one step.
+
+    Attributes:
+        model: The `transformers.PreTrainedModel`.
+    """
+
+    accepts_loss_kwargs = True  # the Trainer then counts the items
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        # In a tuple, for a module inside a module would give each weight a second name.
+        self._adapters: tuple[Any, ...] = ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Layers that are alike, for `--torch_compile` to compile once; none: all is compiled."""
+        return ()
+
+    def add_adapters(self, args: ReaderArguments, *, seed: int) -> None:
+        """Put adapters into the model; they change nothing until they are trained.
+
+        Args:
+            args: With a rank; what is None is left to `peft`.
+            seed: Of the adapters' first weights.
+
+        Raises:
+            ModelError: If `peft` cannot put them where they are asked for.
+        """
+        from peft import LoraConfig, LoraModel
+
+        options = {
+            "r": args.lora_rank,
+            "lora_alpha": args.lora_alpha,
+            "lora_dropout": args.lora_dropout,
+            "target_modules": args.lora_target_modules,
+        }
+        config = LoraConfig(**{name: v for name, v in options.items() if v is not None})
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            try:
+                self._adapters = (LoraModel(self.model, config, "default"),)
+            except ValueError as error:
+                raise ModelError(f"cannot put adapters into the reader: {error}") from None
+
+    def merge(self) -> None:
+        """Add the adapters to the weights: a plain model with the same outputs is left."""
+        for adapters in self._adapters:
+            self.model = adapters.merge_and_unload().requires_grad_()
+        self._adapters = ()
+
+    def set_dropout(self, rate: float) -> None:
+        """Set the model's dropout, which its configuration fixed when it was loaded."""
+        for module in self.model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = rate
+            elif isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps it
+                module.dropout = rate
+            config: Any = getattr(module, "config", None)
+            if hasattr(config, "dropout_rate"):
+                config.dropout_rate = rate
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Merge, and write a plain model folder in safetensors: training is over then."""
+        self.merge()
+        self.model.save_pretrained(folder)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what a checkpoint holds, each tied weight once, as safetensors requires."""
+        weights = super().state_dict(*args, **kwargs)
+        if self._adapters:
+            kept = {name for name, weight in self.named_parameters() if weight.requires_grad}
+        else:
+            kept = set(weights) - {twin for _, *twins in self._tied() for twin in twins}
+        return {n.removeprefix(_INNER): w for n, w in weights.items() if n in kept}
+
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,  # noqa: FBT001, FBT002  torch's own signature
+        assign: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        """Load a checkpoint's weights, or a plain model's; a tied one may stand once.
+
+        Raises:
+            RuntimeError: If strict and a weight is missing or unknown, or two that are one weight
+                here differ there: the second would replace the first.
+        """
+        others = tuple(f"{name}." for name, _ in self.named_children() if name != "model")
+        weights = {n if n.startswith(others) else _INNER + n: w for n, w in state_dict.items()}
+        twins: dict[str, list[str]] = {}
+        for first, *rest in self._tied():
+            twins[first.removeprefix(_INNER)] = rest
+            for twin in rest:
+                if {first, twin} <= set(weights) and not torch.equal(weights[first], weights[twin]):
+                    names = [name.removeprefix(_INNER) for name in (first, twin)]
+                    raise RuntimeError(f"weights do not fit: {' and '.join(names)} are one here")
+        result = super().load_state_dict(weights, strict=False, assign=assign)
+        result.missing_keys[:] = [
+            name
+            for name in self.state_dict()
+            if name not in state_dict and not any(twin in weights for twin in twins.get(name, ()))
+        ]
+        if strict and (result.missing_keys or result.unexpected_keys):
+            raise RuntimeError(f"weights do not fit: {result}")
+        return result
+
+    def _tied(self) -> list[list[str]]:
+        """Return the names that share one tensor, the model's first name for it first."""
+        names: dict[int, list[str]] = {}
+        for name, tensor in super().state_dict(keep_vars=True).items():
+            names.setdefault(id(tensor), []).append(name)
+        return [group for group in names.values() if len(group) > 1]
+
+    def activation_checkpointing_enable(
+        self,
+        activation_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
+    ) -> None:
+        """Trade time for memory: keep only some layers' activations (the Trainer calls this)."""
+        self.model.activation_checkpointing_enable(
+            activation_checkpointing_kwargs=activation_checkpointing_kwargs,
+            every_n_layers=every_n_layers,
+            offload=offload,
+        )
+
+    def gradient_checkpointing_enable(
+        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
+        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+
+
+def check_adapters(args: ReaderArguments, source: ModelSource, auto: Any = None) -> None:
+    """Refuse adapters that could not be made, before the long stages.
+
+    Args:
+        args: Which adapters.
+        source: The model.
+        auto: The class of `transformers` that builds it; None is `AutoModelForSeq2SeqLM`.
+
+    Raises:
+        ConfigError: If `peft` is not installed.
+        ModelError: If the model has no layer of a name that is asked for.
+    """
+    if args.lora_rank is None:
+        return
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("lora_rank needs peft: pip install 'pgra[lora]', or leave it out")
+    if args.lora_target_modules is None:
+        return
+    from transformers import AutoModelForSeq2SeqLM
+
+    try:
+        with torch.device("meta"):  # names and shapes, without the weights
+            model = (auto or AutoModelForSeq2SeqLM).from_config(load_config(source))
+    except ValueError:
+        return  # another kind of model: that is refused where the reader is loaded
+    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    linear = sorted({name.rpartition(".")[2] for name in layers})
+    for requested in args.lora_target_modules:
+        if requested.rpartition(".")[2] not in linear:
+            raise ModelError(
+                f"lora_target_modules holds '{requested}', and reader '{source.name}' has no such "
+                f"linear layer. It has: {', '.join(linear)}."
+            )

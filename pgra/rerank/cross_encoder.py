@@ -1,0 +1,292 @@
+"""A cross-encoder reads query and passage as one text and scores how relevant it is.
+
+Nogueira and Cho 2019, "Passage Re-ranking with BERT". Any Hugging Face sequence classifier, the
+folders of sentence-transformers' `CrossEncoder` among them. With one logit, that is the score; with
+several, the log-probability of the class named "relevant", or else of the last one.
+"""
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pgra.config import Arguments as _Arguments
+from pgra.config import CrossEncoderArguments, RerankArguments
+from pgra.core import Example, Json
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.batching import token_budget_batches
+from pgra.lm.cost import LmShape, Speed, TextSample, describe_device, estimate_reading, time_reading
+from pgra.lm.load import (
+    batch_budget,
+    choose_device,
+    choose_dtype,
+    find_model,
+    load_config,
+    load_pretrained,
+    load_tokenizer,
+    model_fields,
+)
+from pgra.rerank.bank import Advance
+from pgra.rerank.base import Cost, Reranker, RerankRequest
+from pgra.rerank.pairs import PairReranker, Pairs
+from pgra.rerank.states import bank_name
+from pgra.retrieval.survey import FirstStage
+
+_SAMPLE = 2000  # pairs that are tokenised to foresee all
+_PAIR_BYTES = 4 + 12  # a score, a key and a norm
+_TRIAL_BATCHES = 4  # in a piece of a trial
+_RELEVANT = "relevant"
+_NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
+
+
+class CrossEncoder:
+    """A sequence classifier; its weights are loaded when they are first needed.
+
+    Attributes:
+        max_tokens: Longest pair; longer ones lose the end of their longer part.
+        num_tokens: How many tokens it read so far, padding not counted.
+        num_cut: How many pairs were cut so far.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_tokens: int | None = None,
+        batch_tokens: int = 512,
+    ) -> None:
+        """Read its configuration and tokenizer.
+
+        Args:
+            name: Hub id, folder or bundled:NAME.
+            dtype: "auto", "float32", "bfloat16" or "float16".
+            device: Where it runs.
+            max_tokens: Longest pair; None: the model's window.
+            batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 16 times as many.
+
+        Raises:
+            ConfigError: If it reads fewer tokens than asked for.
+            ModelError: If there is no such model, or it cannot be used.
+        """
+        self.source, self.device = find_model(name), choose_device(device)
+        self.dtype = choose_dtype(dtype, self.device)
+        self.config = load_config(self.source)
+        self.tokenizer = load_tokenizer(self.source, self.config)
+        window = int(min(self.tokenizer.model_max_length, _window(self.config)))
+        if max_tokens is None and window >= _NO_WINDOW:
+            raise ConfigError(
+                f"'{name}' does not say how many tokens it reads: give --cross_encoder_tokens"
+            )
+        if max_tokens is not None and max_tokens > window:
+            raise ConfigError(
+                f"cross_encoder_tokens is {max_tokens}, but '{name}' reads at most {window} tokens"
+            )
+        if self.tokenizer.pad_token is None:
+            raise ModelError(
+                f"the tokenizer of '{name}' has no padding token: choose another model"
+            )
+        self.max_tokens = max_tokens or window
+        self.batch_tokens = batch_budget(batch_tokens, self.device)
+        self.num_tokens = self.num_cut = 0
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that a score depends on, besides the pair."""
+        return {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+
+    @cached_property
+    def model(self) -> Any:
+        """Load the weights.
+
+        Raises:
+            ModelError: If the model has no trained classification head.
+        """
+        from transformers import AutoModelForSequenceClassification
+
+        model, info = load_pretrained(
+            AutoModelForSequenceClassification.from_pretrained,
+            self.source,
+            dtype=self.dtype,
+            output_loading_info=True,
+        )
+        if info["missing_keys"]:
+            raise ModelError(
+                f"'{self.source.name}' is no cross-encoder: it has no weights for "
+                f"{sorted(info['missing_keys'])[0]}. Name a sequence classifier, such as "
+                "cross-encoder/ms-marco-MiniLM-L6-v2"
+            )
+        return model.to(self.device).eval()
+
+    def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[dict[str, Any]]:
+        """Tokenise pairs together, as the model's tokenizer joins two texts."""
+        texts = [list(queries), list(passages)]
+        rows = self._rows(texts)
+        long = [i for i, row in enumerate(rows) if len(row["input_ids"]) > self.max_tokens]
+        if long:
+            cut = {"truncation": "longest_first", "max_length": self.max_tokens}
+            short = self._rows([[text[i] for i in long] for text in texts], **cut)
+            for i, row in zip(long, short, strict=True):
+                rows[i] = row
+        self.num_cut += len(long)
+        return rows
+
+    def _rows(self, texts: Sequence[list[str]], **how: Any) -> list[dict[str, Any]]:
+        encoded = self.tokenizer(*texts, verbose=False, **how)
+        lines = zip(*encoded.values(), strict=True)
+        return [dict(zip(encoded, line, strict=True)) for line in lines]
+
+    def score(self, pairs: Sequence[Mapping[str, Any]], *, advance: Advance = int) -> Tensor:
+        """Score tokenised pairs, in batches of like length: (n,) float32, in their order."""
+        lengths = [len(pair["input_ids"]) for pair in pairs]
+        scores = torch.empty(len(pairs))
+        for batch in token_budget_batches(lengths, self.batch_tokens):
+            padded = self.tokenizer.pad([pairs[i] for i in batch], return_tensors="pt")
+            with torch.inference_mode():
+                logits = self.model(**padded.to(self.device)).logits.float()
+            scores[batch] = self._relevance(logits).cpu()
+            self.num_tokens += sum(lengths[i] for i in batch)
+            advance(len(batch))
+        if not torch.isfinite(scores).all():
+            raise ModelError(
+                f"'{self.source.name}' gave a score that is not finite: use --lm_dtype"
+            )
+        return scores
+
+    def _relevance(self, logits: Tensor) -> Tensor:
+        if logits.shape[1] == 1:
+            return logits[:, 0]
+        names = {str(name).lower(): i for i, name in self.config.id2label.items()}
+        return logits.log_softmax(dim=1)[:, names.get(_RELEVANT, logits.shape[1] - 1)]
+
+
+class CrossEncoderReranker(PairReranker):
+    """Orders candidates by a cross-encoder's scores; each pair is scored once.
+
+    Attributes:
+        model: The cross-encoder.
+    """
+
+    Arguments = CrossEncoderArguments
+
+    def __init__(self, model: CrossEncoder, request: RerankRequest) -> None:
+        super().__init__(
+            request.corpus,
+            request.context,
+            name=bank_name(model.source.name),
+            fields={**model.fingerprint, "reranker": "cross-encoder"},
+            shard_rows=batch_budget(request.args.bank_shard_rows, model.device),
+        )
+        self.model = self.counter = model
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> Reranker:
+        """Open a cross-encoder and the bank of its scores.
+
+        Raises:
+            ConfigError: If it reads fewer tokens than asked for.
+            ArtifactError: If the bank is damaged.
+            ModelError: If there is no such model, or it cannot be used.
+        """
+        args, options = request.args, cls._options(request.args, request.options)
+        model = CrossEncoder(
+            options.cross_encoder,
+            dtype=args.lm_dtype,
+            device=request.context.device,
+            max_tokens=options.cross_encoder_tokens,
+            batch_tokens=args.lm_batch_tokens,
+        )
+        return cls(model, request)
+
+    @classmethod
+    def _options(cls, args: RerankArguments, options: _Arguments | None) -> CrossEncoderArguments:
+        return options if isinstance(options, CrossEncoderArguments) else args
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:
+        """Name the cross-encoder."""
+        return [cls._options(args, options).cross_encoder]
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that the order depends on: model, longest pair, dtype and corpus."""
+        return self.bank.fingerprint
+
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        """Return the query as one text."""
+        return {"query": example.text}
+
+    def read(self, pairs: Pairs, keys: Any) -> list[dict[str, Any]]:
+        """Tokenise a shard's pairs."""
+        at = pairs.find(keys)
+        queries = [pairs.examples[query].text for query in pairs.queries[at]]
+        return self.model.tokenize(queries, self.corpus.texts(pairs.rows[at]))
+
+    def compute(self, shard: list[dict[str, Any]], advance: Advance) -> Tensor:
+        """Score a shard's pairs, (n, 1)."""
+        return self.model.score(shard, advance=advance)[:, None]
+
+    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+        """Count the pairs that were not scored yet, and tokenise some pairs by chance."""
+        model, count = self.model, self.count(examples, first)
+        rng, cut = np.random.default_rng(0), model.num_cut
+        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
+        drawn = min(_SAMPLE, count.new_pairs)
+        asked = [examples[i].text for i in rng.integers(len(examples), size=drawn)]
+        pairs = model.tokenize(asked, self.corpus.texts(rng.choice(rows, drawn))) if drawn else []
+        lengths = [len(pair["input_ids"]) for pair in pairs]
+        num_cut, model.num_cut = model.num_cut - cut, cut
+        return Cost(
+            model=model.source.name,
+            device=describe_device(model.device, model.dtype),
+            basis=count.basis,
+            queries=count.queries,
+            passages=count.pairs,
+            most_passages=count.pairs,
+            banked=count.pairs - count.new_pairs,
+            to_read=count.new_pairs,
+            shards=max(1, -(-count.new_pairs // self.shard_rows)),
+            bank_bytes=count.new_pairs * _PAIR_BYTES,
+            reading=estimate_reading(
+                LmShape.of(model.config, is_causal=False),
+                [TextSample(count.new_pairs, lengths, lengths)],
+                num_cut=num_cut,
+                dtype=model.dtype,
+                batch_tokens=model.batch_tokens,
+            ),
+            trial=partial(self._measure, pairs),
+        )
+
+    def _measure(self, pairs: Sequence[dict[str, Any]], seconds: float) -> Speed:
+        """Time the model on runs of these pairs, sorted by length as in a shard."""
+        order = sorted(pairs, key=lambda pair: -len(pair["input_ids"]))
+        lengths = [len(pair["input_ids"]) for pair in order]
+        batches = token_budget_batches(lengths, self.model.batch_tokens)
+        runs = [batches[i : i + _TRIAL_BATCHES] for i in range(0, len(batches), _TRIAL_BATCHES)]
+        pieces = [[order[i] for batch in run for i in batch] for run in runs]
+        random.Random(0).shuffle(pieces)
+
+        def read(piece: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
+            start = time.perf_counter()
+            self.model.score(piece)
+            tokens = sum(len(pair["input_ids"]) for pair in piece)
+            return len(piece), tokens, time.perf_counter() - start
+
+        def load() -> None:
+            self.model.score(pairs[:1])
+
+        return time_reading(load, iter(pieces), read, seconds=seconds)
+
+
+def _window(config: Any) -> float:
+    """Return how many positions a model has; those of RoBERTa's kin begin behind the padding's."""
+    positions: float = getattr(config, "max_position_embeddings", None) or math.inf
+    is_behind = config.model_type in ("camembert", "mpnet", "roberta", "xlm-roberta")
+    return positions - (config.pad_token_id + 1 if is_behind else 0)

@@ -1,0 +1,196 @@
+"""Scores of pairs of query and passage, each computed once and kept in a bank by a hash of both.
+
+For rerankers that read a passage together with its query, so that it has no state of its own: a
+stopped job goes on with the queries that are missing, and fewer candidates cost nothing.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from torch import Tensor
+
+from pgra.artifacts import artifact_dir, canonical_json
+from pgra.core import MISSING_ROW, Context, Example, Json, Rows, Scores
+from pgra.data.corpus import Corpus
+from pgra.rerank.bank import Advance, Bank
+from pgra.rerank.base import MOST_PAIRS, PAIRS, ScoringReranker
+from pgra.retrieval.survey import FirstStage
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Distinct pairs of queries and passages.
+
+    Attributes:
+        examples: The queries.
+        keys: (n,) int64, rising.
+        queries: Indices of the queries in `examples`, (n,).
+        rows: Passages, (n,).
+    """
+
+    examples: Sequence[Example]
+    keys: Rows
+    queries: Rows
+    rows: Rows
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], keys: Rows, rows: Rows) -> Self:
+        """Gather pairs.
+
+        Args:
+            examples: B queries.
+            keys: (B, K).
+            rows: Candidates, (B, K), `MISSING_ROW` where missing.
+        """
+        present = rows != MISSING_ROW
+        distinct, first = np.unique(keys[present], return_index=True)
+        queries = np.nonzero(present)[0].astype(np.int64)
+        return cls(examples, distinct, queries[first], rows[present][first])
+
+    def find(self, keys: Rows) -> npt.NDArray[np.intp]:
+        """Return the indices of keys that are there, (n,)."""
+        return np.searchsorted(self.keys, keys)
+
+    def cut(self, keys: Rows, *, shard_rows: int) -> list[Rows]:
+        """Make shards of keys: whole queries, until there are `shard_rows` keys or more."""
+        queries = self.queries[self.find(keys)]
+        order = np.argsort(queries, kind="stable")
+        ends = [*np.flatnonzero(np.diff(queries[order])) + 1, len(order)]
+        shards, begin = [], 0
+        for end in ends:
+            if end - begin >= shard_rows or end == len(order):
+                shards.append(np.sort(keys[order[begin:end]]))
+                begin = end
+        return shards
+
+
+@dataclass(frozen=True)
+class PairCount:
+    """How many texts there are to read.
+
+    Attributes:
+        basis: `PAIRS` where these are counts, else `MOST_PAIRS`; "stored" as in the survey.
+        pairs: Distinct pairs.
+        new_pairs: Those that were not read yet.
+        queries: Different queries.
+        new_queries: Queries with a pair that was not read yet.
+    """
+
+    basis: str
+    pairs: int
+    new_pairs: int
+    queries: int
+    new_queries: int
+
+
+class PairReranker(ScoringReranker):
+    """Orders candidates by a score of query and passage read together.
+
+    Attributes:
+        bank: Scores of pairs, a column a kind of score.
+        column: Which of them decides.
+        shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
+        reads_queries: Whether each query with new pairs is a text of its own, too.
+    """
+
+    reads_queries = False
+    column = 0
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        context: Context,
+        *,
+        name: str,
+        fields: Mapping[str, Json],
+        shard_rows: int,
+    ) -> None:
+        """Open the bank.
+
+        Args:
+            corpus: What rows stand for.
+            context: Where banks are kept, and who shares the work.
+            name: How the bank's folder begins.
+            fields: What scores depend on, besides corpus, query and passage.
+            shard_rows: Pairs in one shard of the bank.
+
+        Raises:
+            ArtifactError: If the bank is damaged.
+        """
+        self.corpus, self.context, self.shard_rows = corpus, context, shard_rows
+        fields = {**fields, **corpus.fingerprint}
+        self.bank = Bank(artifact_dir(context.artifacts / "banks", f"{name}-pairs", fields), fields)
+
+    @abstractmethod
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        """Return what a query's pairs depend on, besides the passage."""
+
+    @abstractmethod
+    def read(self, pairs: Pairs, keys: Rows) -> Any:
+        """Tokenise a shard's pairs, in another thread."""
+
+    @abstractmethod
+    def compute(self, shard: Any, advance: Advance) -> Tensor:
+        """Score what `read` returned: (n, columns) float32."""
+
+    @property
+    def store(self) -> str:
+        """The bank's folder."""
+        return str(self.bank.folder)
+
+    def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
+        """Name the pairs of queries and candidates, (B, K)."""
+        return Pairs.of(examples, self._keys(examples, rows), rows)
+
+    def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
+        """Return the keys of pairs, (B, K): hashes of query and passage."""
+        keys = np.empty(rows.shape, dtype=np.uint64)
+        for i, example in enumerate(examples):
+            seed = xxhash.xxh3_64_intdigest(canonical_json(self.identify(example)).encode())
+            keys[i] = [xxhash.xxh3_64_intdigest(row.tobytes(), seed) for row in rows[i]]
+        return keys.astype(np.int64)
+
+    def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:
+        """Read the pairs that were not read yet."""
+        pairs = self.pairs(examples, rows)
+        new_queries = self._count_queries(pairs)
+        new = self.bank.fill(
+            pairs.keys,
+            partial(self.read, pairs),
+            self.compute,
+            shard_rows=self.shard_rows,
+            cut=partial(pairs.cut, shard_rows=self.shard_rows),
+            context=self.context,
+            title="reads candidates",
+        )
+        return len(np.unique(pairs.rows)), new + new_queries * self.reads_queries
+
+    def _count_queries(self, pairs: Pairs) -> int:
+        return len(np.unique(pairs.queries[pairs.find(self.bank.missing(pairs.keys))]))
+
+    def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
+        """Look up the pairs' scores, (B, K), -inf where a row is missing."""
+        scores = np.full(rows.shape, -np.inf, dtype=np.float32)
+        present = rows != MISSING_ROW
+        if present.any():
+            keys = self._keys(examples, rows)[present]
+            scores[present] = self.bank.states(keys)[:, self.column]
+        return scores
+
+    def count(self, examples: Sequence[Example], first: FirstStage) -> PairCount:
+        """Count the pairs of queries with their candidates; those on disk are looked up."""
+        num_queries = len({canonical_json(dict(example.fields)) for example in examples})
+        if first.stored is not None and len(self.bank):
+            known = self.pairs(examples, first.stored)
+            new = len(self.bank.missing(known.keys))
+            return PairCount(PAIRS, len(known.keys), new, num_queries, self._count_queries(known))
+        # The bank may hold some of them, and words may find fewer than k.
+        is_exact = first.is_full and not len(self.bank)
+        pairs = num_queries * first.num_candidates
+        return PairCount(PAIRS if is_exact else MOST_PAIRS, pairs, pairs, num_queries, num_queries)
