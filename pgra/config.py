@@ -560,49 +560,44 @@ class RuntimeArguments:
 
 
 @dataclass(kw_only=True)
-class DataArguments:
+class DataArguments(Arguments):
     """Which task, and where its examples come from."""
 
-    task: str | None = argument(None, "Name of a YAML in configs/tasks, or the path of one.")
-    dataset_name: str | None = argument(
+    task: str | None = arg(None, "Name of a YAML in configs/tasks, or the path of one.")
+    dataset_name: str | None = arg(
         None,
         "Hub id, local folder with {train,validation,test}.jsonl, or bundled:NAME; "
         "default: the task's own.",
     )
-    train_file: str | None = argument(
+    train_file: str | None = arg(
         None,
         "jsonl, csv or tsv (tsv: no quoting) with the task's input fields and 'label'; over "
         "dataset_name.",
     )
-    validation_file: str | None = argument(
+    validation_file: str | None = arg(
         None, "The same, to choose a checkpoint on; without one a part of train is held out."
     )
-    test_file: str | None = argument(None, "The same, to report on.")
-    max_train_samples: int | None = argument(
-        None, "Keep this many training examples (drawn with split_seed)."
+    test_file: str | None = arg(None, "The same, to report on.")
+    max_train_samples: int | None = arg(
+        None, "Keep this many training examples (drawn with split_seed).", least=1
     )
-    max_dev_samples: int | None = argument(
-        500, "At most this many examples to choose a checkpoint on."
+    max_dev_samples: int | None = arg(
+        500, "At most this many examples to choose a checkpoint on.", least=1
     )
-    max_test_samples: int | None = argument(
-        None, "Keep this many test examples (drawn with split_seed)."
+    max_test_samples: int | None = arg(
+        None, "Keep this many test examples (drawn with split_seed).", least=1
     )
-    dev_fraction: float = argument(
+    dev_fraction: float = arg(
         0.1,
         "Share of train held out when there is no validation file, the same share of each label.",
+        above=0,
+        below=1,
     )
-    split_seed: int = argument(0, "Seed of the held-out part and of every sub-sample.")
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        for name in ("max_train_samples", "max_dev_samples", "max_test_samples"):
-            at_least(name, getattr(self, name), 1)
-        if not 0 < self.dev_fraction < 1:
-            raise ConfigError(f"dev_fraction is {self.dev_fraction}: it must lie between 0 and 1")
+    split_seed: int = arg(0, "Seed of the held-out part and of every sub-sample.")
 
 
 @dataclass(kw_only=True)
-class CorpusArguments:
+class CorpusArguments(Arguments):
     """The sentences that are searched."""
 
     corpus: str | list[str] = field(  # of a factory: HfArgumentParser passes a list's default over
@@ -614,32 +609,31 @@ class CorpusArguments:
             "the order given."
         },
     )
-    corpus_field: str = argument("text", "Field that holds the passage, for all but .txt.")
-    passage_words: int | None = argument(
-        None, "Cut each line, a document, into passages of so many words (DPR: 100)."
+    corpus_field: str = arg("text", "Field that holds the passage, for all but .txt.")
+    passage_words: int | None = arg(
+        None, "Cut each line, a document, into passages of so many words (DPR: 100).", least=1
     )
-    max_passages: int | None = argument(None, "Keep the first so many passages.")
-    drop_duplicates: bool = argument(
+    max_passages: int | None = arg(None, "Keep the first so many passages.", least=1)
+    drop_duplicates: bool = arg(
         True, "Keep only the first of equal passages (their number is reported either way)."
     )
-    strict: bool = argument(
+    strict: bool = arg(
         False,
         "Refuse a corpus with blank, duplicate or non-UTF-8 lines, or passages longer than the "
         "encoder reads, rather than count them and go on.",
+        decides=False,
     )
 
-    def __post_init__(self) -> None:
-        """Refuse contradictions; several names of which there is one are that one."""
+    def check(self) -> None:
+        """Refuse a corpus of no file; a list of one name is that name."""
         if isinstance(self.corpus, list) and len(self.corpus) == 1:
             self.corpus = self.corpus[0]
         if not self.sources:
             raise ConfigError("corpus names no file: give one, or a bundled: name")
-        at_least("max_passages", self.max_passages, 1)
-        at_least("passage_words", self.passage_words, 1)
 
     @property
     def sources(self) -> list[str]:
-        """Name the files that make up the corpus, in order."""
+        """The files that make up the corpus, in order."""
         return [self.corpus] if isinstance(self.corpus, str) else list(self.corpus)
 
 
@@ -1172,3 +1166,89 @@ def _is_number(text: str) -> bool:
 
 def _spell(kind: Any) -> str:
     return str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
+
+
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def from_yaml(cls: type[_T], path: Path, **given: Any) -> _T:
+    """Build a dataclass from a YAML, whose keys are its fields; their type hints are checked.
+
+    Hints may be text, numbers, bool, Any, Path, Literal, unions, lists, tuples of one type,
+    mappings, and dataclasses of these. What a class says against its values (`__post_init__`) is
+    told with the file's name.
+
+    Args:
+        cls: The dataclass.
+        path: The YAML.
+        given: Fields that are not read from the file.
+
+    Raises:
+        ConfigError: If the file cannot be read, has an unknown key, lacks one, or has a value of
+            another type, with the file, the key and the nearest known one.
+    """
+    values = read_yaml(path)
+    try:
+        return from_values(cls, values, **given)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **given: Any) -> _T:
+    """Build a dataclass from a mapping; see `from_yaml`.
+
+    Args:
+        cls: The dataclass.
+        values: Values by name, as a YAML has them.
+        where: What stands before a name in messages, such as "hub.".
+        given: Other fields.
+    """
+    hints = typing.get_type_hints(cls)
+    fields: Any = dataclasses.fields(cls)  # type: ignore[arg-type]
+    known = {f.name: f for f in fields if f.init and f.name not in given}
+    for name in values:
+        choose("key", str(name), known)
+    for name, f in known.items():
+        if name not in values and f.default is f.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"'{where}{name}' is missing")
+    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    return cls(**given, **typed)
+
+
+def typed_value(name: str, value: Any, kind: Any) -> Any:
+    """Return a value of a YAML as a type hint has it, or refuse it; see `from_yaml`."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        fitting = [part for part in parts if _fits(value, part)]
+        return typed_value(name, value, (fitting or [parts[0]])[0])
+    if origin is typing.Literal:
+        choose(name, str(value), parts)
+        return value
+    if origin in (list, tuple, Sequence):
+        if not isinstance(value, list) or not value:
+            raise ConfigError(f"{name} is {value!r}; it must be a list of at least one")
+        items = [typed_value(name, item, parts[0]) for item in value]
+        return items if origin is list else tuple(items)
+    if (origin in (dict, Mapping) or dataclasses.is_dataclass(kind)) and not isinstance(
+        value, dict
+    ):
+        raise ConfigError(f"{name} is {value!r}; it must be a mapping")
+    if dataclasses.is_dataclass(kind):
+        return from_values(kind, value, f"{name}.")  # type: ignore[arg-type]
+    if origin in (dict, Mapping):
+        key = f"key of {name}"
+        return {
+            typed_value(key, k, parts[0]): typed_value(f"{name}.{k}", v, parts[1])
+            for k, v in value.items()
+        }
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if not _fits(value, kind) or value == "":
+        hints = {str: " (in quotes, where YAML reads yes, no, true or a number)"}
+        if isinstance(value, str) and _is_number(value):
+            hints[kind] = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
+        wanted = _KINDS.get(kind, _spell(kind))
+        raise ConfigError(f"{name} is {value!r}; it must be {wanted}{hints.get(kind, '')}")
+    return value

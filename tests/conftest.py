@@ -142,6 +142,13 @@ def encoder_dirs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def cross_encoder_dir(tmp_path_factory) -> Path:
+    from tiny_models import build_cross_encoder
+
+    return build_cross_encoder(tmp_path_factory.mktemp("cross-encoders") / "one")
+
+
+@pytest.fixture(scope="session")
 def encoder_dir(encoder_dirs) -> Path:
     return encoder_dirs["bert"]
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from pgra.commands.listing import Entry, package_state, parse_help_only, show_list
-from pgra.data.bundled import BUNDLED_DATA, BundledData
+from pgra.commands.listing import Entry, bundled_entry, parse_help_only, show_list
+from pgra.data.bundled import BUNDLED_DATA
 from pgra.data.tasks import (
     GenerationTask,
     Task,
@@ -26,45 +26,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parse_help_only(argv, prog="pgra data", about=ABOUT, example=EXAMPLE)
     show_list(
         "tasks, for --task:",
-        [_task_entry(load_task(name)) for name in task_names()],
+        [_entry(load_task(name)) for name in task_names()],
         "Any task takes --train_file, --validation_file and --test_file (jsonl, csv or tsv with "
         "its inputs and 'label'). A new task is one YAML: give its path to --task.",
     )
     show_list(
         "\ntasks whose answers are written, for pgra icl:",
-        [_written_entry(load_generation_task(name)) for name in generation_task_names()],
+        [_entry(load_generation_task(name)) for name in generation_task_names()],
         "They take --train_file and --test_file (jsonl). A new one is one YAML too.",
     )
     show_list(
         "\ndata inside packages, for --dataset_name (task) and --corpus (corpus):",
-        [_data_entry(data) for data in BUNDLED_DATA.values()],
+        [bundled_entry(data) for data in BUNDLED_DATA.values()],
         "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
         "dataset/file.",
     )
     return 0
 
 
-def _task_entry(task: Task) -> Entry:
-    return Entry(task.name, f"{', '.join(task.labels)} ({task.metric})", _sources(task))
-
-
-def _written_entry(task: GenerationTask) -> Entry:
-    return Entry(task.name, f"{', '.join(task.inputs)} ({', '.join(task.metrics)})", _sources(task))
-
-
-def _sources(task: Task | GenerationTask) -> list[str]:
+def _entry(task: Task | GenerationTask) -> Entry:
+    if isinstance(task, Task):
+        about = f"{', '.join(task.labels)} ({task.metric})"
+    else:
+        about = f"{', '.join(task.inputs)} ({', '.join(task.metrics)})"
     sizes = ", ".join(f"{split} {rows:,}" for split, rows in task.sizes.items())
     own = f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
-    return [own, *([f"sizes: {sizes}"] if sizes else [])]
-
-
-def _data_entry(data: BundledData) -> Entry:
-    return Entry(
-        f"bundled:{data.name}",
-        f"{data.kind}: {data.about}",
-        (
-            package_state(data.file.package, data.package),
-            f"licence: {data.licence}",
-            f"note: {data.note}",
-        ),
-    )
+    return Entry(task.name, about, [own, *([f"sizes: {sizes}"] if sizes else [])])

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pgra.data.bundled import Bundled
+
 _NAME_WIDTH = 24
 _INDENT = "    "
 _WIDTH = 100
@@ -38,16 +40,15 @@ def parse_help_only(argv: Sequence[str] | None, *, prog: str, about: str, exampl
     ).parse_args(argv)
 
 
-def package_state(package: str, pip_name: str) -> str:
-    """Say whether a package is there, without importing it.
-
-    Args:
-        package: Top-level name that Python imports.
-        pip_name: Name and version as pip takes them.
-    """
-    if importlib.util.find_spec(package) is None:
-        return f"not installed: pip install --no-deps {pip_name}"
-    return f"installed, from {pip_name}"
+def bundled_entry(bundled: Bundled) -> Entry:
+    """Describe what comes inside a package, and whether it is there; nothing is imported."""
+    is_there = importlib.util.find_spec(bundled.module) is not None
+    state = "installed, from" if is_there else "not installed: pip install --no-deps"
+    return Entry(
+        f"bundled:{bundled.name}",
+        f"{bundled.kind}: {bundled.about}",
+        (f"{state} {bundled.package}", f"licence: {bundled.licence}", f"note: {bundled.note}"),
+    )
 
 
 def show_list(title: str, entries: Sequence[Entry], closing: str = "") -> None:

@@ -14,11 +14,12 @@ import logging
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,63 +31,66 @@ from tqdm import tqdm
 from pgra.artifacts import Manifest, artifact_dir, build_once, file_checksum, read_manifest
 from pgra.config import CorpusArguments
 from pgra.core import Json, Rows
-from pgra.data.bundled import bundled_corpus_file
+from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import (
     PACKED,
     Position,
     Spoiled,
     check_file,
-    data_set_builder,
-    fetch_file,
     hub_errors,
     hub_reason,
     is_utf8,
+    load_data_set,
     read_lines,
     read_records,
 )
 from pgra.errors import ArtifactError, DataError
 
 # Where a corpus' texts come from: a file, a file on the hub, a data set on the hub, a bundled one.
-#
-# A source gives raw texts one after the other, never all at once; `pgra.data.corpus` makes
-# passages.
+# A source gives raw texts one after the other, never all at once.
 
 
-BUNDLED = "bundled:"
 KINDS = ("txt", "jsonl", "parquet")
 _HUB_DATASET = re.compile(r"[\w.-]+/[\w.-]+(:[^:/\\]*){0,2}")
 _READ_ROWS = 1 << 12
 
 
-class Source(Protocol):
+@dataclass
+class Source:
     """Texts from somewhere.
 
     Attributes:
+        where: The source in words, for messages.
         kind: "txt", "jsonl", "parquet" or "dataset".
         size: What there is to read, in `unit`.
-        unit: "B" (bytes on disk) or "row".
+        path: The file, or None.
+        table: The split of a hub data set, which `datasets` memory-maps, or None.
+        commit: The data set's, with config and split.
         position: How much of it has been read.
         spoiled: Lines that were left out, as they are not UTF-8.
     """
 
+    where: str
     kind: str
     size: int
-    unit: str
-    position: Position
-    spoiled: Spoiled
+    path: Path | None = None
+    table: Any = None
+    commit: str = ""
+    position: Position = field(default_factory=Position)
+    spoiled: Spoiled = field(default_factory=Spoiled)
 
     @property
-    def where(self) -> str:
-        """The source in words, for messages."""
-        ...
+    def unit(self) -> str:
+        """What its size is counted in: "B" (bytes on disk) or "row"."""
+        return "row" if self.path is None else "B"
 
     @property
     def identity(self) -> str:
         """What the texts are, in fingerprints: a file's checksum, a data set's commit."""
-        ...
+        return self.commit if self.path is None else file_checksum(self.path)
 
     def texts(self, column: str) -> Iterator[str]:
-        """Give the texts in order; a missing value of a table is an empty text.
+        """Return the texts in order; a missing value of a table is an empty text.
 
         Args:
             column: The field that holds the text, where there are several.
@@ -94,7 +98,88 @@ class Source(Protocol):
         Raises:
             DataError: If it cannot be read to its end, or has no such field of text.
         """
-        ...
+        if self.path is None:
+            return self._dataset_texts(column)
+        if self.kind == "parquet":
+            return self._parquet_texts(self.path, column)
+        lines = self._json_texts if self.kind == "jsonl" else self._line_texts
+        return lines(self.path, column)
+
+    def _line_texts(self, path: Path, _: str) -> Iterator[str]:
+        num_lines, has_returns = 0, False
+        for line in read_lines(path, self.position, spoiled=self.spoiled):
+            num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
+            yield line.text.replace("\r", " ")  # a stray one is white space
+        if num_lines == 1 and has_returns:
+            raise DataError(
+                f"{self.where} is one line with carriage returns inside, as files with CR line "
+                "ends are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
+            )
+
+    def _json_texts(self, path: Path, column: str) -> Iterator[str]:
+        for record in read_records(path, self.position, spoiled=self.spoiled):
+            value = record.fields.get(column)
+            place = f"{self.where}, line {record.line}"
+            if column not in record.fields:
+                raise _no_field(place, column, record.fields)
+            if not isinstance(value, str):
+                raise DataError(f"{place}: '{column}' is a {type(value).__name__}, not text")
+            yield _one_line(value, place, column)
+
+    def _parquet_texts(self, path: Path, column: str) -> Iterator[str]:
+        try:
+            with pq.ParquetFile(path) as file:
+                self._check_column(column, file.schema_arrow)
+                num_rows, done = max(1, file.metadata.num_rows), 0
+                for batch in file.iter_batches(_READ_ROWS, columns=[column]):
+                    yield from self._values(column, batch.column(0), done)
+                    done += len(batch)
+                    self.position.done = self.size * done // num_rows
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
+
+    def _dataset_texts(self, column: str) -> Iterator[str]:
+        self._check_column(column, self.table.data.schema)
+        rows = self.table.select_columns([column]).with_format("arrow")
+        for batch in rows.iter(_READ_ROWS):
+            for chunk in batch.column(column).chunks:
+                yield from self._values(column, chunk, self.position.done)
+                self.position.done += len(chunk)
+
+    def _check_column(self, column: str, schema: Any) -> None:
+        if column not in schema.names:
+            raise _no_field(self.where, column, schema.names)
+        kind = schema.field(column).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
+        if not is_text and not pa.types.is_string_view(plain):
+            raise DataError(
+                f"{self.where}: '{column}' is {kind}, not text: name another with --corpus_field"
+            )
+
+    def _values(self, column: str, values: Any, start: int) -> Iterator[str]:
+        """Return a column's texts; rows are counted from `start`, messages from 1."""
+        for number, scalar in enumerate(values, start + 1):
+            place = f"{self.where}, row {number}"
+            try:
+                value = scalar.as_py()
+            except UnicodeDecodeError:
+                raise DataError(f"{place}: '{column}' is not UTF-8") from None
+            yield "" if value is None else _one_line(value, place, column)
+
+
+def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
+    return DataError(
+        f"{where}: no field '{column}' (it has {', '.join(found) or 'none'}): name another with "
+        "--corpus_field"
+    )
+
+
+def _one_line(value: str, place: str, column: str) -> str:
+    if not is_utf8(value):
+        raise DataError(f"{place}: '{column}' holds a NUL or half a surrogate pair")
+    return " ".join(value.split("\n"))
 
 
 def find_source(name: str) -> Source:
@@ -109,180 +194,44 @@ def find_source(name: str) -> Source:
     parts = name.split("/")
     if path.exists() or not all(parts) or parts[0] in (".", "..", "~") or path.parent.is_dir():
         return _open_file(path)
+
+    def failed(reason: str) -> DataError:
+        return DataError(
+            f"cannot find corpus '{name}': there is no such file here, and the hub says: {reason} "
+            "Give a local .txt, .jsonl or .parquet file, a data set's file or OWNER/SET:CONFIG, or "
+            "a bundled: name (pgra data lists them)."
+        )
+
     if len(parts) >= 3:
-        return _open_file(_fetch_from_hub(name, "/".join(parts[:2]), "/".join(parts[2:])))
+        from huggingface_hub import hf_hub_download
+
+        repo, file = "/".join(parts[:2]), "/".join(parts[2:])
+        try:
+            return _open_file(Path(hf_hub_download(repo, file, repo_type="dataset")))
+        except hub_errors() as error:
+            raise failed(hub_reason(error)) from None
     suffixes = [s.lower().lstrip(".") for s in path.suffixes if s.lower() not in PACKED]
-    if _HUB_DATASET.fullmatch(name) and (":" in name or not {*suffixes} & {*KINDS}):
-        return _load_from_hub(name)
-    return _open_file(path)
-
-
-@dataclass
-class _FileSource:
-    path: Path
-    kind: str
-    size: int
-    unit: str = "B"
-    position: Position = field(default_factory=Position)
-    spoiled: Spoiled = field(default_factory=Spoiled)
-
-    @property
-    def where(self) -> str:
-        return str(self.path)
-
-    @property
-    def identity(self) -> str:
-        return file_checksum(self.path)
-
-    def texts(self, column: str) -> Iterator[str]:
-        if self.kind == "parquet":
-            return _parquet_texts(self, column)
-        return _json_texts(self, column) if self.kind == "jsonl" else _line_texts(self)
-
-
-@dataclass
-class _DatasetSource:
-    """A split of a hub data set, which `datasets` keeps on disk and memory-maps."""
-
-    where: str
-    identity: str
-    table: Any
-    size: int
-    kind: str = "dataset"
-    unit: str = "row"
-    position: Position = field(default_factory=Position)
-    spoiled: Spoiled = field(default_factory=Spoiled)
-
-    def texts(self, column: str) -> Iterator[str]:
-        _check_column(self.where, column, self.table.data.schema)
-        rows = self.table.select_columns([column]).with_format("arrow")
-        for batch in rows.iter(_READ_ROWS):
-            for chunk in batch.column(column).chunks:
-                yield from _column_texts(self.where, column, chunk, self.position.done)
-                self.position.done += len(chunk)
+    if not _HUB_DATASET.fullmatch(name) or (":" not in name and {*suffixes} & {*KINDS}):
+        return _open_file(path)
+    repo, _, rest = name.partition(":")
+    config, _, split = rest.partition(":")
+    builder, tables = load_data_set(repo, config or None, revision=None, failed=failed)
+    split = split or (next(iter(tables)) if len(tables) == 1 else "train")
+    if split not in tables:
+        raise DataError(
+            f"data set '{name}' has no split '{split}' (it has {', '.join(tables)}): name one, as "
+            "OWNER/SET:CONFIG:SPLIT"
+        )
+    commit = f"{repo}@{builder.hash}/{builder.config.name}/{split}"
+    where, table = f"data set '{name}', split '{split}'", tables[split]
+    return Source(where, "dataset", len(table), table=table, commit=commit)
 
 
 def _open_file(path: Path) -> Source:
     kind = check_file(path, KINDS)
     if kind == "parquet" and path.suffix.lower() in PACKED:
         raise DataError(f"{path}: parquet is packed inside and is not read in another: unpack it")
-    return _FileSource(path, kind, path.stat().st_size)
-
-
-def _line_texts(source: _FileSource) -> Iterator[str]:
-    num_lines, has_returns = 0, False
-    for line in read_lines(source.path, source.position, spoiled=source.spoiled):
-        num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
-        yield line.text.replace("\r", " ")  # a stray one is white space
-    if num_lines == 1 and has_returns:
-        raise DataError(
-            f"{source.where} is one line with carriage returns inside, as files with CR line ends "
-            "are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
-        )
-
-
-def _json_texts(source: _FileSource, column: str) -> Iterator[str]:
-    for record in read_records(source.path, source.position, spoiled=source.spoiled):
-        value = record.fields.get(column)
-        place = f"{source.where}, line {record.line}"
-        if column not in record.fields:
-            raise DataError(
-                f"{place}: no field '{column}' (it has {', '.join(record.fields) or 'none'}): "
-                "name another with --corpus_field"
-            )
-        if not isinstance(value, str):
-            raise DataError(f"{place}: '{column}' is a {type(value).__name__}, not text")
-        yield _one_line(value, place, column)
-
-
-def _parquet_texts(source: _FileSource, column: str) -> Iterator[str]:
-    try:
-        with pq.ParquetFile(source.path) as file:
-            _check_column(source.where, column, file.schema_arrow)
-            num_rows, done = max(1, file.metadata.num_rows), 0
-            for batch in file.iter_batches(_READ_ROWS, columns=[column]):
-                yield from _column_texts(source.where, column, batch.column(0), done)
-                done += len(batch)
-                source.position.done = source.size * done // num_rows
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{source.where} is damaged or is not parquet ({reason})") from None
-
-
-def _check_column(where: str, column: str, schema: Any) -> None:
-    if column not in schema.names:
-        raise DataError(
-            f"{where}: no field '{column}' (it has {', '.join(schema.names) or 'none'}): "
-            "name another with --corpus_field"
-        )
-    kind = schema.field(column).type
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
-    if not is_text and not pa.types.is_string_view(plain):
-        raise DataError(
-            f"{where}: '{column}' is {kind}, not text: name another with --corpus_field"
-        )
-
-
-def _column_texts(where: str, column: str, values: Any, start: int) -> Iterator[str]:
-    """Give a column's texts; rows are counted from `start`, messages from 1."""
-    for number, scalar in enumerate(values, start + 1):
-        place = f"{where}, row {number}"
-        try:
-            value = scalar.as_py()
-        except UnicodeDecodeError:
-            raise DataError(f"{place}: '{column}' is not UTF-8") from None
-        yield "" if value is None else _one_line(value, place, column)
-
-
-def _one_line(value: str, place: str, column: str) -> str:
-    if not is_utf8(value):
-        raise DataError(f"{place}: '{column}' holds a NUL or half a surrogate pair")
-    return " ".join(value.split("\n"))
-
-
-def _fetch_from_hub(name: str, repo: str, file: str) -> Path:
-    try:
-        return fetch_file(repo, file)
-    except hub_errors() as error:
-        raise _not_found(name, error) from None
-
-
-def _not_found(name: str, error: BaseException) -> DataError:
-    return DataError(
-        f"cannot find corpus '{name}': there is no such file here, and the hub says: "
-        f"{hub_reason(error)} Give a local .txt, .jsonl or .parquet file, a data set's file or "
-        "OWNER/SET:CONFIG, or a bundled: name (pgra data lists them)."
-    )
-
-
-def _load_from_hub(name: str) -> Source:
-    from datasets.exceptions import DatasetGenerationError, DatasetsError
-
-    repo, _, rest = name.partition(":")
-    config, _, split = rest.partition(":")
-    try:
-        builder = data_set_builder(repo, config or None)
-        builder.download_and_prepare()
-        tables = builder.as_dataset()
-    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
-        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
-        raise _not_found(name, (error.__cause__ if is_vague else None) or error) from None
-    split = _choose_split(name, split, tables)
-    identity = f"{repo}@{builder.hash}/{builder.config.name}/{split}"
-    table = tables[split]
-    return _DatasetSource(f"data set '{name}', split '{split}'", identity, table, len(table))
-
-
-def _choose_split(name: str, split: str, tables: Mapping[str, Any]) -> str:
-    """Take the split that is asked for, or the only one, or train."""
-    chosen = split or (next(iter(tables)) if len(tables) == 1 else "train")
-    if chosen not in tables:
-        raise DataError(
-            f"data set '{name}' has no split '{chosen}' (it has {', '.join(tables)}): name one, as "
-            "OWNER/SET:CONFIG:SPLIT"
-        )
-    return chosen
+    return Source(str(path), kind, path.stat().st_size, path)
 
 
 # Which texts came before, in memory that does not grow with their number.
@@ -369,7 +318,7 @@ class Corpus:
     """Passages on disk. Nothing of the text is in memory but what is asked for.
 
     Attributes:
-        folder: The artefact that holds them.
+        folder: The artifact that holds them.
         fingerprint: {"corpus_sha256", "rows"}: the sha256 of the passages, one a line.
         counts: {"rows", "blank", "duplicates", "not_utf8"}: kept, and what the source held beside.
         batches: The memory-mapped text, `_BATCH_ROWS` rows each but the last.
@@ -387,7 +336,7 @@ class Corpus:
         return self.counts["rows"]
 
     def __getitem__(self, row: int) -> str:
-        """Give one passage.
+        """Return one passage.
 
         Raises:
             IndexError: If there is no such row.
@@ -397,7 +346,7 @@ class Corpus:
         return str(self.batches[row // _BATCH_ROWS].column(0)[row % _BATCH_ROWS].as_py())
 
     def texts(self, rows: Sequence[int] | Rows) -> list[str]:
-        """Give the passages of these rows, in the order asked, repeats included.
+        """Return the passages of these rows, in the order asked, repeats included.
 
         Raises:
             IndexError: If a row is outside the corpus, such as `MISSING_ROW`.
@@ -421,11 +370,11 @@ class Corpus:
         return given
 
     def slice(self, start: int, stop: int) -> list[str]:
-        """Give the passages from `start` up to `stop`, which may lie past the end."""
+        """Return the passages from `start` up to `stop`, which may lie past the end."""
         return self.texts(np.arange(max(start, 0), min(stop, len(self))))
 
     def batched(self, size: int) -> Iterator[list[str]]:
-        """Give all passages in order, `size` at a time."""
+        """Return all passages in order, `size` at a time."""
         for start in range(0, len(self), size):
             yield self.slice(start, start + size)
 
@@ -462,7 +411,7 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
         folder,
         stage=STAGE,
         fingerprint=fields,
-        build=lambda aside: _CorpusWriter(args, sources, is_told=is_told).write(aside),
+        build=lambda aside: _write_corpus(args, sources, aside, is_told=is_told),
         verify=False,  # it may be large
     )
     corpus = replace(_open(folder, built.manifest), made_by=args)
@@ -522,117 +471,96 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
     return Corpus(folder, fingerprint, counts, batches)
 
 
-class _CorpusWriter:
-    """Streams sources into an Arrow file, in memory that does not grow with them."""
+def _write_corpus(
+    args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_told: bool
+) -> Mapping[str, Json]:
+    """Stream sources into an Arrow file, in memory that does not grow with them."""
+    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
+    texts, rest = _passages(args, sources, counts), args.max_passages or sys.maxsize
+    sha256, seen, units = hashlib.sha256(), SeenTexts(folder), {source.unit for source in sources}
+    batch: list[str] = []
+    num_read = 0
+    bar = tqdm(
+        total=sum(source.size for source in sources),
+        desc="read",
+        unit=units.pop() if len(units) == 1 else "",
+        unit_scale=True,
+        delay=2,
+        disable=not is_told,
+    )
+    with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
+        while read := list(islice(texts, min(_BATCH_ROWS, rest))):  # no more than is needed
+            is_new = seen.add(read)
+            counts["duplicates"] += len(read) - int(is_new.sum())
+            kept = read
+            if args.drop_duplicates:
+                kept = [text for text, new in zip(read, is_new, strict=True) if new]
+            rest, num_read, batch = rest - len(kept), num_read + len(read), batch + kept
+            if len(batch) >= _BATCH_ROWS:
+                _write_batch(sink, sha256, batch[:_BATCH_ROWS])
+                batch = batch[_BATCH_ROWS:]
+            counts["rows"] += len(kept)
+            seconds = bar.format_dict["elapsed"]
+            speed = f"{num_read / seconds:,.0f} texts/s" if seconds else ""
+            bar.set_postfix_str(f"{num_read:,} texts, {speed}", refresh=False)
+            bar.update(sum(source.position.done for source in sources) - bar.n)
+        _write_batch(sink, sha256, batch)
+    for source in sources:
+        source.spoiled.check()
+        counts["not_utf8"] += source.spoiled.count
+    _check_counts(args, sources, counts, level=logging.INFO if is_told else logging.DEBUG)
+    return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
-    def __init__(self, args: CorpusArguments, sources: Sequence[Source], *, is_told: bool) -> None:
-        self.args = args
-        self.is_told = is_told
-        self.sources = sources
-        self.where = ", ".join(source.where for source in sources)
-        self.sha256 = hashlib.sha256()
-        self.rows = self.blank = self.duplicates = self.cut = 0
 
-    def write(self, folder: Path) -> Mapping[str, Json]:
-        with pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
-            batch: list[str] = []
-            for kept in self._kept(SeenTexts(folder)):
-                batch += kept
-                while len(batch) >= _BATCH_ROWS:
-                    self._flush(sink, batch[:_BATCH_ROWS])
-                    del batch[:_BATCH_ROWS]
-            self._flush(sink, batch)
-        for source in self.sources:
-            source.spoiled.check()
-        if not self.rows:
-            raise DataError(f"{self.where} holds no passage: all of its lines are blank")
-        self._tell()
-        return {
-            "rows": self.rows,
-            "blank": self.blank,
-            "duplicates": self.duplicates,
-            "not_utf8": sum(source.spoiled.count for source in self.sources),
-            "sha256": self.sha256.hexdigest(),
-        }
+def _passages(
+    args: CorpusArguments, sources: Sequence[Source], counts: Counter[str]
+) -> Iterator[str]:
+    for source in sources:
+        for text in source.texts(args.corpus_field):
+            document = text.strip()
+            if not document:
+                counts["blank"] += 1
+            elif args.passage_words is None:
+                yield document
+            else:
+                blocks = cut_words(document, args.passage_words)
+                counts["cut"] += len(blocks) > 1
+                yield from blocks
 
-    def _tell(self) -> None:
-        if self.args.passage_words is not None and not self.cut:
-            logger.warning(
-                "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
-                "must be a document",
-                self.where,
-                self.args.passage_words,
-            )
-        logger.log(
-            logging.INFO if self.is_told else logging.DEBUG,
-            "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
-            self.where,
-            self.rows,
-            self.blank,
-            self.duplicates,
-            "dropped" if self.args.drop_duplicates else "kept",
+
+def _write_batch(sink: Any, sha256: Any, texts: list[str]) -> None:
+    if texts:
+        sink.write_batch(pa.record_batch([pa.array(texts, pa.large_string())], schema=_SCHEMA))
+        sha256.update("".join(f"{passage}\n" for passage in texts).encode())
+
+
+def _check_counts(
+    args: CorpusArguments, sources: Sequence[Source], counts: Mapping[str, int], *, level: int
+) -> None:
+    """Say what was read, and refuse a corpus of nothing."""
+    where = ", ".join(source.where for source in sources)
+    if not counts["rows"]:
+        raise DataError(f"{where} holds no passage: all of its lines are blank")
+    if args.passage_words is not None and not counts["cut"]:
+        logger.warning(
+            "corpus %s: no line has more than %d words, so passage_words cuts nothing; a line "
+            "must be a document",
+            where,
+            args.passage_words,
         )
-        for source in self.sources:
-            if source.spoiled.count:
-                told = source.spoiled
-                logger.warning("corpus: %d lines dropped, as %s", told.count, told.first)
-
-    def _flush(self, sink: Any, batch: list[str]) -> None:
-        if batch:
-            sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
-            self.sha256.update("".join(f"{passage}\n" for passage in batch).encode())
-            self.rows += len(batch)
-
-    def _kept(self, seen: SeenTexts) -> Iterator[list[str]]:
-        """Give what is kept, some passages at a time; no more is read than is needed for them."""
-        passages, rest = self._passages(), self.args.max_passages or sys.maxsize
-        with self._bar() as bar:
-            num_seen = 0
-            while batch := list(islice(passages, min(_BATCH_ROWS, rest))):
-                is_new = seen.add(batch)
-                self.duplicates += len(batch) - int(is_new.sum())
-                if self.args.drop_duplicates:
-                    kept = [text for text, new in zip(batch, is_new, strict=True) if new]
-                else:
-                    kept = batch
-                yield kept
-                rest -= len(kept)
-                num_seen += len(batch)
-                self._show(bar, num_seen)
-
-    def _bar(self) -> Any:
-        """Make a bar of what is read of the source; a short corpus shows none."""
-        units = {source.unit for source in self.sources}
-        return tqdm(
-            total=sum(source.size for source in self.sources),
-            desc="read",
-            unit=units.pop() if len(units) == 1 else "",
-            unit_scale=True,
-            delay=2,
-            disable=not self.is_told,
-        )
-
-    def _show(self, bar: Any, num_seen: int) -> None:
-        seconds = bar.format_dict["elapsed"]
-        speed = f"{num_seen / seconds:,.0f} texts/s" if seconds else ""
-        bar.set_postfix_str(f"{num_seen:,} texts, {speed}", refresh=False)
-        bar.update(sum(source.position.done for source in self.sources) - bar.n)
-
-    def _passages(self) -> Iterator[str]:
-        for source in self.sources:
-            for text in source.texts(self.args.corpus_field):
-                yield from self._cut(text)
-
-    def _cut(self, text: str) -> list[str]:
-        document = text.strip()
-        if not document:
-            self.blank += 1
-            return []
-        if self.args.passage_words is None:
-            return [document]
-        blocks = cut_words(document, self.args.passage_words)
-        self.cut += len(blocks) > 1
-        return blocks
+    logger.log(
+        level,
+        "corpus %s: %d passages, %d blank lines dropped, %d duplicates %s",
+        where,
+        counts["rows"],
+        counts["blank"],
+        counts["duplicates"],
+        "dropped" if args.drop_duplicates else "kept",
+    )
+    for source in sources:
+        if source.spoiled.count:
+            count, first = source.spoiled.count, source.spoiled.first
+            logger.warning("corpus: %d lines dropped, as %s", count, first)
 
 
 def cut_words(text: str, num_words: int) -> list[str]:

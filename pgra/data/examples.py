@@ -2,127 +2,135 @@
 
 Formats of files: jsonl; csv as the csv module reads it; tsv without quoting (a quote mark is a
 character). All may end in .gz. csv and tsv need a header. Other columns are ignored.
+
+The dev set, on which checkpoints are chosen, is a validation file, the data set's validation split
+where the task's YAML names one, or a held-out part of train. It is never the test set.
 """
 
-import difflib
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from pgra.config import DataArguments, at_least
 from pgra.core import Example, Json
-from pgra.data.bundled import bundled_task_files
-from pgra.data.read import (
-    Row,
-    check_file,
-    data_set_builder,
-    hub_errors,
-    hub_reason,
-    is_utf8,
-    json_rows,
-    table_rows,
-)
-from pgra.data.tasks import LABEL, SPLITS, HubSource, Task
+from pgra.data.bundled import BUNDLED, bundled_task_files
+from pgra.data.read import Row, check_file, clean_text, json_rows, load_data_set, table_rows
+from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.errors import ConfigError, DataError, unknown_name
 
 logger = logging.getLogger(__name__)
 
-BUNDLED = "bundled:"
 KINDS = ("jsonl", "csv", "tsv")
 _ANY_SPLITS = {split: split for split in SPLITS}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class SplitRows:
-    """What a source holds for one split.
+class RawSplit:
+    """One split of a source, to be read.
 
     Attributes:
-        examples: In the source's order, without blank rows.
-        blank: How many rows had no text and were dropped.
+        rows: Its rows.
+        columns: Column by field of the task, and by "label" or "answers".
         where: The source, in words.
+        labels: Label names in the order of the source's integers; None: the task's.
         is_standard: Whether it stands where the task's own split stands, so that its size is known.
-        ignored: How many rows had a label that the task does without, and were dropped.
     """
 
-    examples: list[Example]
-    blank: int
+    rows: Iterable[Row]
+    columns: Mapping[str, str]
     where: str
+    labels: Sequence[str] | None = None
     is_standard: bool = False
-    ignored: int = 0
 
 
-def load_examples(
-    task: Task, source: str, split: str, *, require_labels: bool = True
-) -> list[Example]:
-    """Read one split from a file, or from anything that `dataset_name` may be.
+def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit | None:
+    """Open one split of a data set; None if the data set has no such split.
 
     Args:
-        task: Whose inputs and labels the rows have.
-        source: A jsonl, csv or tsv file; or a local folder, bundled:NAME or hub id.
-        split: "train", "validation" or "test"; ids begin with it.
-        require_labels: Whether a row without label is refused; otherwise its label is None.
-
-    Raises:
-        DataError: If nothing is there, or it is not readable, or lacks a column or label.
-    """
-    is_file = not Path(source).is_dir() and _is_file_name(source)
-    if is_file:
-        return read_file(task, Path(source), split, require_labels=require_labels).examples
-    rows = read_dataset(task, source, split, require_labels=require_labels)
-    if rows is None:
-        raise DataError(f"{source} has no {split} split for task '{task.name}'")
-    return rows.examples
-
-
-def _is_file_name(source: str) -> bool:
-    suffixes = [s.lstrip(".").lower() for s in Path(source).suffixes]
-    return Path(source).is_file() or any(kind in suffixes for kind in KINDS)
-
-
-def read_file(task: Task, path: Path, split: str, *, require_labels: bool = True) -> SplitRows:
-    """Read one split from a file.
-
-    Raises:
-        DataError: If the file cannot be read, lacks a column, or has a row without a known label.
-    """
-    kind = check_file(path, KINDS)
-    columns = {name: task.local_columns.get(name, name) for name in (*task.inputs, LABEL)}
-    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
-    reader = _RowReader(task, columns, task.labels, require_labels=require_labels)
-    return reader.read(rows, split, str(path))
-
-
-def read_dataset(
-    task: Task, name: str, split: str, *, require_labels: bool = True
-) -> SplitRows | None:
-    """Read one split of a data set; None if the data set has no such split.
-
-    Args:
-        task: Whose inputs and labels the rows have.
-        name: bundled:NAME, a local folder, or a hub id.
+        task: Whose fields the rows have.
+        source: A jsonl file (csv or tsv too where labels are asked for), a local folder,
+            bundled:NAME or a hub id.
         split: "train", "validation" or "test".
-        require_labels: Whether a row without label is refused.
 
     Raises:
-        DataError: If there is no such data set, or as `read_file`.
+        DataError: If there is no such data set, or none but the validation split is missing.
     """
-    if name.startswith(BUNDLED):
-        files = bundled_task_files(name.removeprefix(BUNDLED))
-        if split not in files:
+    kinds = KINDS if isinstance(task, Task) else ("jsonl",)
+    if source.startswith(BUNDLED):
+        files = bundled_task_files(source.removeprefix(BUNDLED))
+        return open_file(task, files[split]) if split in files else None
+    path = Path(source).expanduser()
+    if path.is_dir():
+        file = find_split_file(path, split, task=task.name, splits=task.local.splits, kinds=kinds)
+        if file is None:
             return None
-        return read_file(task, files[split], split, require_labels=require_labels)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        path = find_split_file(folder, split, task=task.name, splits=task.local_splits)
-        if path is None:
+        return replace(open_file(task, file), is_standard=task.local.splits is not None)
+    if path.is_file() or any(suffix.lstrip(".").lower() in kinds for suffix in path.suffixes):
+        return open_file(task, path)
+    is_own = task.hub is not None and task.hub.id == source
+    hub = task.hub if task.hub and is_own else HubSource(id=source, splits=_ANY_SPLITS)
+    if split not in hub.splits:
+        return None
+    _, tables = load_data_set(
+        hub.id,
+        hub.config,
+        revision=hub.revision,
+        failed=lambda reason: DataError(
+            f"cannot load data set '{hub.id}': it is no folder here, and the hub says: {reason} "
+            "Give a local folder or a bundled: name with --dataset_name, or --train_file and "
+            "--test_file."
+        ),
+    )
+    name = hub.splits[split]
+    if name not in tables:
+        if split == "validation":
             return None
-        rows = read_file(task, path, split, require_labels=require_labels)
-        return replace(rows, is_standard=task.local_splits is not None)
-    return _read_hub(task, name, split, require_labels=require_labels)
+        raise DataError(
+            f"data set '{source}' has no split '{name}' (it has {', '.join(tables)}): "
+            f"give the {split} split with --{split}_file"
+        )
+    table, where = tables[name], f"data set '{source}', split '{name}'"
+    columns = _columns(task, hub.columns)
+    names = hub.labels
+    if names is None and isinstance(task, Task):
+        names = _class_names(table, columns[LABEL], task.labels)
+    rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(table))
+    return RawSplit(rows, columns, where, names, is_own)
+
+
+def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
+    """Open a file of a task's rows.
+
+    Raises:
+        DataError: If it is missing, empty or of another kind.
+    """
+    kind = check_file(path, KINDS if isinstance(task, Task) else ("jsonl",))
+    columns = _columns(task, task.local.columns)
+    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
+    return RawSplit(rows, columns, str(path))
+
+
+def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
+    target = LABEL if isinstance(task, Task) else ANSWERS
+    return {name: named.get(name, name) for name in (*task.inputs, target)}
+
+
+def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names behind a hub column's integers, where the data set states ours."""
+    feature = getattr(table, "features", {}).get(column)
+    names = getattr(feature, "names", None)
+    if names is not None and set(names) != set(labels):
+        raise DataError(
+            f"column '{column}' has the classes {', '.join(names)}, the task has "
+            f"{', '.join(labels)}: state the order in the task's YAML (hub.labels)"
+        )
+    return names and tuple(names)
 
 
 def find_split_file(
@@ -149,8 +157,7 @@ def find_split_file(
     if stem is None:
         return None
     names = [f"{stem}.{kind}{end}" for kind in kinds for end in ("", ".gz")]
-    found = [home / n for home in (folder, folder / task) for n in names]
-    present = [path for path in found if path.is_file()]
+    present = [p for home in (folder, folder / task) for n in names if (p := home / n).is_file()]
     if len(present) > 1:
         raise DataError(
             f"{folder} holds {len(present)} files for the {split} split "
@@ -159,178 +166,100 @@ def find_split_file(
         )
     if not present and split != "validation":
         raise DataError(
-            f"{folder} has no {stem}.{_listed(kinds)}, nor has "
+            f"{folder} has no {' or '.join(f'{stem}.{kind}' for kind in kinds)}, nor has "
             f"{folder / task}: it is the {split} split of task '{task}'; name another with "
             f"--{split}_file"
         )
     return present[0] if present else None
 
 
-def _listed(kinds: Sequence[str]) -> str:
-    *others, last = kinds
-    return f"{', .'.join(others)} or .{last}" if others else last
-
-
 @dataclass(frozen=True)
-class _RowReader:
-    """Turns rows into examples.
+class SplitRows:
+    """What a source holds for one split.
 
     Attributes:
-        task: Whose inputs and labels the rows have.
-        columns: Column by input name, and by "label".
-        names: Label names in the order of the source's integers.
-        require_labels: Whether a row without label is refused.
+        examples: In the source's order, without blank rows.
+        blank: How many rows had no text and were dropped.
+        ignored: How many rows had a label that the task does without, and were dropped.
+        raw: Where they come from.
     """
 
-    task: Task
-    columns: Mapping[str, str]
-    names: Sequence[str]
-    require_labels: bool
-
-    def read(self, rows: Iterable[Row], split: str, where: str) -> SplitRows:
-        examples, blank, ignored = [], 0, 0
-        for number, row in enumerate(rows):
-            fields = {name: self._field(row, name) for name in self.task.inputs}
-            if not any(fields.values()):
-                blank += 1
-                continue
-            if self._is_ignored(row):
-                ignored += 1
-                continue
-            examples.append(Example(f"{split}-{number}", fields, self._label(row)))
-        if not examples:
-            raise DataError(f"{where} holds no example ({blank} blank rows{_told(ignored)})")
-        if blank:
-            logger.warning("%s: %d rows without text were dropped", where, blank)
-        if ignored:
-            names = ", ".join(self.task.ignored_labels)
-            logger.info("%s: %d rows labelled %s were left out", where, ignored, names)
-        return SplitRows(examples, blank, where, ignored=ignored)
-
-    def _is_ignored(self, row: Row) -> bool:
-        value = row.values.get(self.columns[LABEL])
-        return isinstance(value, str) and value.strip() in self.task.ignored_labels
-
-    def _field(self, row: Row, name: str) -> str:
-        column = self.columns[name]
-        value = row.values.get(column)
-        if column not in row.values:
-            raise DataError(_missing_column(row, column))
-        if not isinstance(value, str):
-            raise DataError(f"{row.place}: '{column}' is {value!r}, not text")
-        _refuse_unclean(row, column, value)
-        return value.strip()
-
-    def _label(self, row: Row) -> str | None:
-        column = self.columns[LABEL]
-        value = row.values.get(column)
-        text = value.strip() if isinstance(value, str) else value
-        if text in (None, "", -1):  # -1 is what hidden labels are on the hub
-            if self.require_labels:
-                is_there = column in row.values
-                raise DataError(
-                    f"{row.place}: has no label" if is_there else _missing_column(row, column)
-                )
-            return None
-        if not isinstance(text, str) and type(text) is not int:
-            raise DataError(
-                f"{row.place}: '{column}' is {text!r}, a {type(text).__name__}, "
-                "not a label's name or number"
-            )
-        _refuse_unclean(row, column, str(text))
-        if isinstance(text, str) and text in self.task.labels:
-            return text
-        digits = text.isdecimal() if isinstance(text, str) else True
-        if digits and 0 <= int(str(text)) < len(self.names):
-            return self.names[int(str(text))]
-        message = unknown_name("label", str(value), self.task.labels)
-        raise DataError(f"{row.place}: {message} Numbers 0 to {len(self.names) - 1} are read too.")
+    examples: list[Example]
+    blank: int
+    ignored: int
+    raw: RawSplit
 
 
-def _told(ignored: int) -> str:
-    return f", {ignored} with a label that the task does without" if ignored else ""
+def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = True) -> SplitRows:
+    """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
-
-def _refuse_unclean(row: Row, column: str, text: str) -> None:
-    if not is_utf8(text):
-        raise DataError(f"{row.place}: '{column}' holds a NUL or half a surrogate pair")
-
-
-def _missing_column(row: Row, column: str) -> str:
-    found = list(row.values)
-    near = difflib.get_close_matches(column, found, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    names = ", ".join(map(str, found)) or "none"
-    return f"{row.place}: no column '{column}'.{hint} Found: {names}. {row.hint}".rstrip()
-
-
-def _read_hub(task: Task, name: str, split: str, *, require_labels: bool) -> SplitRows | None:
-    own = task.hub is not None and task.hub.id == name
-    plain = {column: column for column in (*task.inputs, LABEL)}
-    hub = task.hub if task.hub and own else HubSource(name, None, None, plain, None, _ANY_SPLITS)
-    if split not in hub.splits:
-        return None
-    data = load_hub(hub)
-    if hub.splits[split] not in data:
-        if split == "validation":
-            return None
-        raise DataError(
-            f"data set '{name}' has no split '{hub.splits[split]}' (it has {', '.join(data)}): "
-            f"give the {split} split with --{split}_file"
-        )
-    table = data[hub.splits[split]]
-    names = hub.labels or _class_names(table, hub.columns[LABEL], task.labels)
-    where = f"data set '{name}', split '{hub.splits[split]}'"
-    rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(table))
-    reader = _RowReader(task, hub.columns, names, require_labels=require_labels)
-    found = reader.read(rows, split, where)
-    return replace(found, is_standard=own)
-
-
-def _class_names(table: object, column: str, labels: Sequence[str]) -> Sequence[str]:
-    """Give the names behind a hub column's integers, where the data set states ours."""
-    feature = getattr(table, "features", {}).get(column)
-    names = getattr(feature, "names", None)
-    if names is None:
-        return labels
-    if set(names) != set(labels):
-        raise DataError(
-            f"column '{column}' has the classes {', '.join(names)}, the task has "
-            f"{', '.join(labels)}: state the order in the task's YAML (hub.labels)"
-        )
-    return list(names)
-
-
-def load_hub(hub: HubSource) -> Mapping[str, Iterable[Mapping[str, object]]]:
-    """Load a data set of the hub, by split.
+    Args:
+        task: Whose inputs and labels the rows have.
+        raw: Where they come from.
+        split: "train", "validation" or "test".
+        require_labels: Whether a row without label is refused; otherwise its label is None.
 
     Raises:
-        DataError: If there is none, or it cannot be loaded.
+        DataError: If it is not readable or empty, or lacks a column or known label.
     """
-    from datasets.exceptions import DatasetGenerationError, DatasetsError
+    examples, blank, ignored = [], 0, 0
+    column = raw.columns[LABEL]
+    for number, row in enumerate(raw.rows):
+        fields = {name: row.text(raw.columns[name]) for name in task.inputs}
+        value = row.values.get(column)
+        value = value.strip() if isinstance(value, str) else value
+        if not any(fields.values()):
+            blank += 1
+        elif value in task.ignored_labels:
+            ignored += 1
+        elif value not in (None, "", -1):  # -1 is what hidden labels are on the hub
+            label = _label(value, task.labels, raw.labels or task.labels, row, column)
+            examples.append(Example(f"{split}-{number}", fields, label))
+        elif not require_labels:
+            examples.append(Example(f"{split}-{number}", fields, None))
+        else:
+            has_column = column in row.values
+            raise DataError(f"{row.place}: has no label") if has_column else row.lacks(column)
+    if not examples:
+        more = f", {ignored} with a label that the task does without" if ignored else ""
+        raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
+    if blank:
+        logger.warning("%s: %d rows without text were dropped", raw.where, blank)
+    if ignored:
+        names = ", ".join(task.ignored_labels)
+        logger.info("%s: %d rows labelled %s were left out", raw.where, ignored, names)
+    return SplitRows(examples, blank, ignored, raw)
 
-    try:
-        builder = data_set_builder(hub.id, hub.config, revision=hub.revision)
-        builder.download_and_prepare()
-        data: Mapping[str, Iterable[Mapping[str, object]]] = builder.as_dataset()
-    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
-        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
-        reason = hub_reason((error.__cause__ if is_vague else None) or error)
+
+def _label(
+    value: object, labels: Sequence[str], by_number: Sequence[str], row: Row, column: str
+) -> str:
+    if not isinstance(value, str) and type(value) is not int:
         raise DataError(
-            f"cannot load data set '{hub.id}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder or a bundled: name with --dataset_name, or --train_file and "
-            "--test_file."
-        ) from None
-    return data
+            f"{row.place}: '{column}' is {value!r}, a {type(value).__name__}, not a label's name "
+            "or number"
+        )
+    text = clean_text(row.place, column, str(value))
+    if isinstance(value, str) and text in labels:
+        return text
+    if text.isdecimal() and int(text) < len(by_number):
+        return by_number[int(text)]
+    message = unknown_name("label", text, labels)
+    raise DataError(f"{row.place}: {message} Numbers 0 to {len(by_number) - 1} are read too.")
 
 
-# A run's train, dev and test examples, under one stated rule.
-#
-# The dev set, on which checkpoints are chosen, is a validation file, the data set's validation
-# split where the task's YAML names one, or a held-out part of train. It is never the test set.
+def load_examples(
+    task: Task, source: str, split: str, *, require_labels: bool = True
+) -> list[Example]:
+    """Read one split from a file, or from anything that `dataset_name` may be; see `read_split`.
 
-
-__all__ = ["Splits", "load_examples", "load_pool", "load_splits"]
+    Raises:
+        DataError: If nothing is there, or it is not readable, or lacks a column or label.
+    """
+    raw = open_split(task, source, split)
+    if raw is None:
+        raise DataError(f"{source} has no {split} split for task '{task.name}'")
+    return read_split(task, raw, split, require_labels=require_labels).examples
 
 
 @dataclass(frozen=True)
@@ -353,7 +282,7 @@ class Splits:
 
 
 def load_splits(task: Task, args: DataArguments) -> Splits:
-    """Read a task's data and divide it. Ids are "SPLIT-ROW", the row counted from 0 in its source.
+    """Read a task's data and divide it.
 
     Held out are the same share of each label (rounded, at least one), at most `max_dev_samples` in
     all, drawn with `split_seed`. Sub-samples are drawn with it too and keep the source's order.
@@ -361,36 +290,47 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
-    read = {split: _read_split(task, args, split) for split in ("train", "validation", "test")}
-    train, test = _need(read, "train"), _need(read, "test")
-    _refuse_test_as_dev(args)
-    present = {split: rows for split, rows in read.items() if rows is not None}
-    for split, rows in present.items():
-        _check_size(task, split, rows)
-    divided = _choose_dev(task, train, read["validation"], args)
-    kept = _sample(divided.train, args.max_train_samples, args.split_seed)
-    tested = _sample(test.examples, args.max_test_samples, args.split_seed)
+    read = {split: rows for split in SPLITS if (rows := _read(task, args, split)) is not None}
+    train, given, test = _need(read, "train"), read.get("validation"), _need(read, "test")
+    if args.validation_file is not None and args.validation_file == args.test_file:
+        raise DataError(
+            f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
+            "chosen on the test set; leave --validation_file out to hold out a part of train"
+        )
+    for split, rows in read.items():
+        warn_of_size(task, rows.raw, split, len(rows.examples) + rows.blank + rows.ignored)
+    if given is None:
+        dev, rest = _hold_out(train.examples, task.labels, args)
+        rule = (
+            f"dev: {len(dev)} of {len(train.examples)} training rows, the same share of each "
+            f"label, seed {args.split_seed}"
+        )
+    else:
+        dev, rest = sample(given.examples, args.max_dev_samples, args.split_seed), train.examples
+        rule = f"dev: {len(dev)} of {len(given.examples)} rows of {given.raw.where}"
+    kept = sample(rest, args.max_train_samples, args.split_seed)
+    tested = sample(test.examples, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, kept)
     notes: dict[str, Json] = {
-        "rule": divided.rule,
-        "sources": {split: rows.where for split, rows in present.items()},
-        "blank_rows": {split: rows.blank for split, rows in present.items()},
-        "ignored_rows": {split: rows.ignored for split, rows in present.items()},
+        "rule": rule,
+        "sources": {split: rows.raw.where for split, rows in read.items()},
+        "blank_rows": {split: rows.blank for split, rows in read.items()},
+        "ignored_rows": {split: rows.ignored for split, rows in read.items()},
         "train": len(kept),
-        "dev": len(divided.dev),
+        "dev": len(dev),
         "test": len(tested),
-        "dev_rows_in_train": _count_shared(divided.dev, divided.train),
+        "dev_rows_in_train": _count_shared(dev, rest),
         "test_rows_in_train": _count_shared(tested, train.examples),
     }
     logger.info(
         "%s: %d training, %d dev and %d test examples (%s)",
         task.name,
         len(kept),
-        len(divided.dev),
+        len(dev),
         len(tested),
-        divided.rule,
+        rule,
     )
-    return Splits(kept, divided.dev, tested, notes)
+    return Splits(kept, dev, tested, notes)
 
 
 def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None = None) -> Splits:
@@ -411,17 +351,18 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         DataError: As `load_splits`.
     """
     check_pool_arguments(args, query_dataset_name)
-    train = _need({"train": _read_split(task, args, "train")}, "train")
+    train, test = _read(task, args, "train"), None
     if query_dataset_name is None:
-        queries = _read_split(task, args, "test")
-    else:
-        queries = read_dataset(task, query_dataset_name, "test")
-    test = _need({"test": queries}, "test")
-    pool = _sample(train.examples, args.max_train_samples, args.split_seed)
-    tested = _sample(test.examples, args.max_test_samples, args.split_seed)
+        test = _read(task, args, "test")
+    elif (raw := open_split(task, query_dataset_name, "test")) is not None:
+        test = read_split(task, raw, "test")
+    read = {split: rows for split, rows in (("train", train), ("test", test)) if rows is not None}
+    train, test = _need(read, "train"), _need(read, "test")
+    pool = sample(train.examples, args.max_train_samples, args.split_seed)
+    tested = sample(test.examples, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
     notes: dict[str, Json] = {
-        "sources": {"train": train.where, "test": test.where},
+        "sources": {"train": train.raw.where, "test": test.raw.where},
         "train": len(pool),
         "test": len(tested),
         "test_rows_in_train": _count_shared(tested, train.examples),
@@ -448,73 +389,47 @@ def check_pool_arguments(args: DataArguments, query_dataset_name: str | None) ->
         )
 
 
-@dataclass(frozen=True)
-class _Divided:
-    dev: list[Example]
-    train: list[Example]
-    rule: str
+def own_data_set(task: Task | GenerationTask) -> str:
+    """Return the hub id of a task's own data.
+
+    Raises:
+        DataError: If the task names none.
+    """
+    if task.hub is None:
+        raise DataError(
+            f"task '{task.name}' names no data set of its own: give --dataset_name, or "
+            "--train_file and --test_file"
+        )
+    return task.hub.id
 
 
-def _need(read: Mapping[str, SplitRows | None], split: str) -> SplitRows:
-    rows = read[split]
-    if rows is None:
+def _need(read: Mapping[str, SplitRows], split: str) -> SplitRows:
+    if split not in read:
         hint = " (a validation file only chooses the checkpoint)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
-    return rows
+    return read[split]
 
 
-def _refuse_test_as_dev(args: DataArguments) -> None:
-    if args.validation_file is not None and args.validation_file == args.test_file:
-        raise DataError(
-            f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
-            "chosen on the test set; leave --validation_file out to hold out a part of train"
-        )
-
-
-def _choose_dev(
-    task: Task, train: SplitRows, given: SplitRows | None, args: DataArguments
-) -> _Divided:
-    if given is not None:
-        dev = _sample(given.examples, args.max_dev_samples, args.split_seed)
-        rule = f"dev: {len(dev)} of {len(given.examples)} rows of {given.where}"
-        return _Divided(dev, train.examples, rule)
-    dev, rest = _hold_out(train.examples, task.labels, args)
-    rule = (
-        f"dev: {len(dev)} of {len(train.examples)} training rows, the same share of each label, "
-        f"seed {args.split_seed}"
-    )
-    return _Divided(dev, rest, rule)
-
-
-def _read_split(task: Task, args: DataArguments, split: str) -> SplitRows | None:
-    files = {
-        "train": args.train_file,
-        "validation": args.validation_file,
-        "test": args.test_file,
-    }
-    file = files[split]
+def _read(task: Task, args: DataArguments, split: str) -> SplitRows | None:
+    files = [args.train_file, args.validation_file, args.test_file]
+    file = files[SPLITS.index(split)]
     if file is not None:
-        return read_file(task, Path(file).expanduser(), split)
-    name = args.dataset_name
-    if name is None and not any(files.values()):
-        if task.hub is None:
-            raise DataError(
-                f"task '{task.name}' names no data set of its own: give --dataset_name, or "
-                "--train_file and --test_file"
-            )
-        name = task.hub.id
+        return read_split(task, open_file(task, Path(file).expanduser()), split)
     # With files given and no data set, nothing is fetched behind the user's back.
-    return None if name is None else read_dataset(task, name, split)
+    if args.dataset_name is None and any(files):
+        return None
+    raw = open_split(task, args.dataset_name or own_data_set(task), split)
+    return None if raw is None else read_split(task, raw, split)
 
 
-def _check_size(task: Task, split: str, rows: SplitRows) -> None:
+def warn_of_size(task: Task | GenerationTask, raw: RawSplit, split: str, num_rows: int) -> None:
+    """Warn where a task's own split has another number of rows than the papers' has."""
     expected = task.sizes.get(split)
-    found = len(rows.examples) + rows.blank + rows.ignored
-    if rows.is_standard and expected is not None and found != expected:
+    if raw.is_standard and expected is not None and num_rows != expected:
         logger.warning(
             "%s has %d rows, the papers' %s split of %s has %d: numbers are not comparable",
-            rows.where,
-            found,
+            raw.where,
+            num_rows,
             split,
             task.name,
             expected,
@@ -530,7 +445,7 @@ def _warn_of_missing_labels(task: Task, train: Sequence[Example]) -> None:
 def _hold_out(
     examples: Sequence[Example], labels: Sequence[str], args: DataArguments
 ) -> tuple[list[Example], list[Example]]:
-    """Give the held-out part and the rest, both in the order they came."""
+    """Return the held-out part and the rest, both in the order they came."""
     most = len(examples) if args.max_dev_samples is None else args.max_dev_samples
     share = min(args.dev_fraction, most / len(examples))
     draw = random.Random(args.split_seed)
@@ -551,11 +466,11 @@ def _hold_out(
     return dev, [example for row, example in enumerate(examples) if row not in chosen]
 
 
-def _sample(examples: Sequence[Example], most: int | None, seed: int) -> list[Example]:
-    if most is None or most >= len(examples):
-        return list(examples)
-    rows = sorted(random.Random(seed).sample(range(len(examples)), most))
-    return [examples[row] for row in rows]
+def sample(rows: Sequence[_T], most: int | None, seed: int) -> list[_T]:
+    """Draw at most so many rows; they keep their order. None keeps all."""
+    if most is None or most >= len(rows):
+        return list(rows)
+    return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]
 
 
 def _count_shared(examples: Sequence[Example], train: Sequence[Example]) -> int:
@@ -563,7 +478,7 @@ def _count_shared(examples: Sequence[Example], train: Sequence[Example]) -> int:
     return sum(example.text in texts for example in examples)
 
 
-# Few-shot splits: so many examples of each label to train on, as many to choose a checkpoint.
+# Few-shot splits: so many examples of each label to train on, as many to choose a checkpoint on.
 #
 # Gao et al. 2021, "Making Pre-trained Language Models Better Few-shot Learners", section 3: K
 # examples a class to train on, and a development set of the same size. Their released draw is made
@@ -618,7 +533,7 @@ def draw_shots(
 
 
 def whole_train(train: Sequence[Example], dev: Sequence[Example]) -> list[Example]:
-    """Give a training file's examples in its order, those that were held out of it included.
+    """Return a training file's examples in its order, those that were held out of it included.
 
     Args:
         train: As `load_splits` gives them, with ids "train-ROW".

@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, cast
@@ -259,6 +259,38 @@ class Row:
     values: Mapping[str, object]
     hint: str = ""
 
+    def text(self, column: str) -> str:
+        """Return a column's text without the space around it.
+
+        Raises:
+            DataError: If there is no such column, or it holds no text or none that can be kept.
+        """
+        if column not in self.values:
+            raise self.lacks(column)
+        return clean_text(self.place, column, self.values[column])
+
+    def lacks(self, column: str) -> DataError:
+        """Return the error of a missing column, with the nearest that is there."""
+        found = [str(name) for name in self.values]
+        near = difflib.get_close_matches(column, found, n=1, cutoff=0.5)
+        nearest = f" Did you mean '{near[0]}'?" if near else ""
+        names = ", ".join(found) or "none"
+        message = f"{self.place}: no column '{column}'.{nearest} Found: {names}. {self.hint}"
+        return DataError(message.rstrip())
+
+
+def clean_text(place: str, name: str, value: object) -> str:
+    """Return a text without the space around it.
+
+    Raises:
+        DataError: If it is none, or cannot be kept as UTF-8.
+    """
+    if not isinstance(value, str):
+        raise DataError(f"{place}: '{name}' is {value!r}, not text")
+    if not is_utf8(value):
+        raise DataError(f"{place}: '{name}' holds a NUL or half a surrogate pair")
+    return value.strip()
+
 
 def json_rows(path: Path) -> Iterator[Row]:
     """Give a jsonl file's rows.
@@ -353,38 +385,38 @@ def hub_reason(error: BaseException) -> str:
     return lines[0] if lines[0].endswith((".", "!")) else f"{lines[0]}."
 
 
-def fetch_file(repo: str, file: str) -> Path:
-    """Give one file of a hub data set, from the cache where it is current.
-
-    Raises:
-        Exception: One of `hub_errors`.
-    """
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(repo, file, repo_type="dataset"))
-
-
-def data_set_builder(repo: str, config: str | None, *, revision: str | None = None) -> Any:
-    """Open a hub data set as plain files; no code of it is run.
+def load_data_set(
+    repo: str, config: str | None, *, revision: str | None, failed: Callable[[str], DataError]
+) -> tuple[Any, Mapping[str, Any]]:
+    """Load a hub data set as plain files; no code of it is run.
 
     Args:
-        repo: Its id, as OWNER/NAME.
+        repo: Its id, as OWNER/NAME, or a local folder.
         config: Which of its configurations; None is the only or default one.
         revision: Branch or commit; None is the main branch or, where that holds only a loading
             script, the hub's own conversion to Parquet, which is logged.
+        failed: Makes the error of a reason in words.
 
     Returns:
-        A `datasets.DatasetBuilder`.
+        A `datasets.DatasetBuilder`, and its tables by split.
 
     Raises:
-        Exception: One of `hub_errors`, a `DatasetsError`, ValueError or RuntimeError.
+        DataError: If there is none, or it cannot be loaded.
     """
     from datasets import load_dataset_builder
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
-        return load_dataset_builder(repo, config, revision=revision)
-    except RuntimeError as error:
-        if revision is not None or "scripts are no longer supported" not in str(error):
-            raise
-    logger.info("%s: a loading script, which is not run; read from %s", repo, PARQUET_BRANCH)
-    return load_dataset_builder(repo, config, revision=PARQUET_BRANCH)
+        try:
+            builder = load_dataset_builder(repo, config, revision=revision)
+        except RuntimeError as error:
+            if revision is not None or "scripts are no longer supported" not in str(error):
+                raise
+            logger.info("%s: a loading script, not run; read from %s", repo, PARQUET_BRANCH)
+            builder = load_dataset_builder(repo, config, revision=PARQUET_BRANCH)
+        builder.download_and_prepare()
+        return builder, builder.as_dataset()
+    except hub_errors(DatasetsError, ValueError, RuntimeError) as error:
+        is_vague = isinstance(error, DatasetGenerationError)  # its cause is not
+        reason = hub_reason((error.__cause__ if is_vague else None) or error)
+        raise failed(reason) from None

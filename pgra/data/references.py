@@ -4,17 +4,15 @@ Files are jsonl (also .gz): a row's answers are a text, a list of texts, or Triv
 its aliases; of a table they are the sentences that tell it.
 """
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pgra.config import DataArguments
-from pgra.core import Example, Json
-from pgra.data.examples import find_split_file, load_hub
-from pgra.data.read import Row, check_file, is_utf8, json_rows
-from pgra.data.tasks import ANSWERS, GenerationTask, HubSource
+from pgra.core import Example
+from pgra.data.examples import RawSplit, open_split, own_data_set, sample, warn_of_size
+from pgra.data.read import Row, clean_text
+from pgra.data.tasks import ANSWERS, GenerationTask
 from pgra.errors import DataError
 
 # Tables with highlighted cells, as ToTTo and FeTaQA have them, written as one line of text.
@@ -114,51 +112,6 @@ def _present(texts: Sequence[str]) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def read_totto(row: Mapping[str, Any]) -> Highlights:
-    """Read ToTTo's columns.
-
-    Raises:
-        KeyError: If one is missing.
-        TypeError: If a value is of another kind.
-        ValueError: If a highlighted cell is not in the table.
-    """
-    cells = [
-        [Cell(_text(c["value"]), c["is_header"] is True, int(c["column_span"])) for c in line]
-        for line in row["table"]
-    ]
-    return Highlights(
-        cells,
-        [[int(i) for i in pair] for pair in row["highlighted_cells"]],
-        page=_text(row["table_page_title"]),
-        section=_text(row["table_section_title"]),
-        section_text=_text(row.get("table_section_text") or ""),
-        is_overlap=row.get("overlap_subset"),
-    )
-
-
-def read_fetaqa(row: Mapping[str, Any]) -> Highlights:
-    """Read FeTaQA's columns, whose tables have one line of headers; raises as `read_totto`."""
-    cells = [
-        [Cell(_text(value), is_header=number == 0) for value in line]
-        for number, line in enumerate(row["table_array"])
-    ]
-    return Highlights(
-        cells,
-        [[int(i) for i in pair] for pair in row["highlighted_cell_ids"]],
-        page=_text(row["table_page_title"]),
-        section=_text(row["table_section_title"]),
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-_ANY_SPLITS = {"train": "train", "validation": "validation", "test": "test"}
-
-
 @dataclass(frozen=True)
 class Reference:
     """An example of a generation task.
@@ -181,12 +134,10 @@ class References:
     Attributes:
         pool: Where exemplars are drawn from.
         queries: What is asked.
-        notes: Where each came from, and counts.
     """
 
     pool: list[Reference]
     queries: list[Reference]
-    notes: Mapping[str, Json]
 
 
 def load_references(task: GenerationTask, args: DataArguments) -> References:
@@ -195,19 +146,15 @@ def load_references(task: GenerationTask, args: DataArguments) -> References:
     Raises:
         DataError: If a source is missing or unreadable, or has a bad row.
     """
-    found, notes = {}, dict[str, Json]()
-    sources = {"train": args.train_file, "test": args.test_file}
+    files = {"train": args.train_file, "test": args.test_file}
     most = {"train": args.max_train_samples, "test": args.max_test_samples}
-    for split, file in sources.items():
+    found = {}
+    for split, file in files.items():
         source = file or args.dataset_name
-        if source is None and any(sources.values()):
+        if source is None and any(files.values()):
             raise DataError(f"there is no {split} set: give --{split}_file")
-        rows = read_references(task, source, split)
-        found[split] = _sample(rows, most[split], args.split_seed)
-        notes[split] = len(found[split])
-        notes[f"{split}_source"] = source or (task.hub.id if task.hub else None)
-        notes[f"{split}_is_usual"] = task.sizes.get(split) in (None, len(rows))
-    return References(found["train"], found["test"], notes)
+        found[split] = sample(read_references(task, source, split), most[split], args.split_seed)
+    return References(found["train"], found["test"])
 
 
 def read_references(task: GenerationTask, source: str | None, split: str) -> list[Reference]:
@@ -221,128 +168,84 @@ def read_references(task: GenerationTask, source: str | None, split: str) -> lis
     Raises:
         DataError: If nothing is there, it cannot be read, or a row is bad; its place is named.
     """
-    path = None if source is None else Path(source).expanduser()
-    if path is not None and path.is_dir():
-        path = find_split_file(
-            path, split, task=task.name, splits=task.local_splits, kinds=("jsonl",)
-        )
-    if path is not None and (path.is_file() or "jsonl" in path.name.split(".")):
-        check_file(path, ("jsonl",))
-        return _read_rows(task, json_rows(path), task.local_columns, split=split, where=str(path))
-    hub = task.hub if source is None or (task.hub and task.hub.id == source) else None
-    if hub is None and source is None:
-        raise DataError(
-            f"task '{task.name}' names no data set of its own: give --dataset_name, or "
-            "--train_file and --test_file"
-        )
-    return _read_hub(task, hub or HubSource(str(source), None, None, {}, None, _ANY_SPLITS), split)
-
-
-def _read_hub(task: GenerationTask, hub: HubSource, split: str) -> list[Reference]:
-    data = load_hub(hub)
-    name = hub.splits.get(split, split)
-    if name not in data:
-        raise DataError(
-            f"data set '{hub.id}' has no split '{name}' (it has {', '.join(data)}): give the "
-            f"{split} split with --{split}_file"
-        )
-    where = f"data set '{hub.id}', split '{name}'"
-    rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(data[name]))
-    return _read_rows(task, rows, hub.columns, split=split, where=where)
-
-
-def _read_rows(
-    task: GenerationTask,
-    rows: Iterable[Row],
-    columns: Mapping[str, str],
-    *,
-    split: str,
-    where: str,
-) -> list[Reference]:
-    shown = {name: columns.get(name, name) for name in (*task.inputs, ANSWERS)}
-    found = [_reference(task, row, shown, f"{split}-{number}") for number, row in enumerate(rows)]
+    raw = open_split(task, source or own_data_set(task), split)
+    if raw is None:
+        raise DataError(f"{source} has no {split} split for task '{task.name}'")
+    found = [_reference(task, row, raw, f"{split}-{i}") for i, row in enumerate(raw.rows)]
     if not found:
-        raise DataError(f"{where} holds no example")
+        raise DataError(f"{raw.where} holds no example")
+    warn_of_size(task, raw, split, len(found))
     return found
 
 
-def _reference(task: GenerationTask, row: Row, columns: Mapping[str, str], name: str) -> Reference:
+def _reference(task: GenerationTask, row: Row, raw: RawSplit, name: str) -> Reference:
     try:
-        parsed = _READERS[task.kind](row, columns)
+        parsed, given, table = _parse(task.kind, row, raw.columns)
     except KeyError as error:
-        names = ", ".join(map(str, row.values)) or "none"
-        raise DataError(f"{row.place}: no column {error}. Found: {names}.") from None
+        raise row.lacks(str(error.args[0])) from None
     except (TypeError, ValueError) as error:
         raise DataError(f"{row.place}: {str(error).splitlines()[0]}") from None
-    fields = {field: _clean(row, field, parsed.fields.get(field)) for field in task.inputs}
-    answers = [_clean(row, ANSWERS, answer, may_be_blank=True) for answer in parsed.answers]
+    fields = {field: clean_text(row.place, field, parsed.get(field)) for field in task.inputs}
+    for key, text in fields.items():
+        if not text:
+            raise DataError(f"{row.place}: '{key}' is blank")
+    answers = [clean_text(row.place, ANSWERS, answer) for answer in given]
     right = tuple(dict.fromkeys(answer for answer in answers if answer))
     if not right:
         raise DataError(f"{row.place}: has no answer")
-    return Reference(Example(name, fields, right[0]), right, parsed.table)
+    return Reference(Example(name, fields, right[0]), right, table)
 
 
-def _clean(row: Row, name: str, text: object, *, may_be_blank: bool = False) -> str:
-    """Give a text as one line would hold it.
+def _parse(
+    kind: str, row: Row, columns: Mapping[str, str]
+) -> tuple[Mapping[str, object], Sequence[object], Highlights | None]:
+    """Return a row's fields, its answers and its table, as its kind of task has them.
 
     Raises:
-        DataError: If it is none, blank, or cannot be kept as UTF-8.
+        KeyError: If a column is missing.
+        TypeError: If a value is of another kind.
+        ValueError: If a highlighted cell is not in the table.
     """
-    if not isinstance(text, str):
-        raise DataError(f"{row.place}: '{name}' is {text!r}, not text")
-    if not is_utf8(text):
-        raise DataError(f"{row.place}: '{name}' holds a NUL or half a surrogate pair")
-    if not text.strip() and not may_be_blank:
-        raise DataError(f"{row.place}: '{name}' is blank")
-    return text.strip()
+    values: Mapping[str, Any] = row.values
+    if kind == "question":
+        fields = {name: values[column] for name, column in columns.items()}
+        given = fields.pop(ANSWERS)
+        if isinstance(given, Mapping):  # TriviaQA: the answer, and other names of it
+            given = [given["value"], *given.get("aliases", ())]
+        return fields, given if isinstance(given, list) else [given], None
+    page, section = _text(values["table_page_title"]), _text(values["table_section_title"])
+    if kind == "totto":
+        cells = [
+            [Cell(_text(c["value"]), c["is_header"] is True, int(c["column_span"])) for c in line]
+            for line in values["table"]
+        ]
+        table = Highlights(
+            cells,
+            _pairs(values["highlighted_cells"]),
+            page,
+            section,
+            _text(values.get("table_section_text") or ""),
+            values.get("overlap_subset"),
+        )
+        given = values["sentence_annotations"]
+        if isinstance(given, Mapping):  # on the hub a mapping of lists
+            return {"table": table.line}, list(given["final_sentence"]), table
+        if not isinstance(given, list):
+            raise TypeError(f"{given!r} is not a list")
+        return {"table": table.line}, [each["final_sentence"] for each in given], table
+    cells = [  # FeTaQA's tables have one line of headers
+        [Cell(_text(value), is_header=number == 0) for value in line]
+        for number, line in enumerate(values["table_array"])
+    ]
+    table = Highlights(cells, _pairs(values["highlighted_cell_ids"]), page, section)
+    return {"table": table.line, "question": values["question"]}, [values["answer"]], table
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    fields: Mapping[str, object]
-    answers: Sequence[object]
-    table: Highlights | None = None
+def _pairs(values: Any) -> list[list[int]]:
+    return [[int(i) for i in pair] for pair in values]
 
 
-def _question(row: Row, columns: Mapping[str, str]) -> _Parsed:
-    """Take text fields, and answers in any of the known shapes."""
-    fields = {name: row.values[column] for name, column in columns.items()}
-    given = fields.pop(ANSWERS)
-    if isinstance(given, Mapping):  # TriviaQA: the answer, and other names of it
-        given = [given["value"], *given.get("aliases", ())]
-    return _Parsed(fields, given if isinstance(given, list) else [given])
-
-
-def _totto(row: Row, _: Mapping[str, str]) -> _Parsed:
-    """Take a table and its sentences; on the hub they are a mapping of lists."""
-    table, told = read_totto(row.values), row.values["sentence_annotations"]
-    if isinstance(told, Mapping):
-        sentences = list(told["final_sentence"])
-    else:
-        sentences = [annotation["final_sentence"] for annotation in _listed(told)]
-    return _Parsed({"table": table.line}, sentences, table)
-
-
-def _fetaqa(row: Row, _: Mapping[str, str]) -> _Parsed:
-    table = read_fetaqa(row.values)
-    fields = {"table": table.line, "question": row.values["question"]}
-    return _Parsed(fields, [row.values["answer"]], table)
-
-
-def _listed(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list")
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
     return value
-
-
-_READERS: Mapping[str, Callable[[Row, Mapping[str, str]], _Parsed]] = {
-    "question": _question,
-    "totto": _totto,
-    "fetaqa": _fetaqa,
-}
-
-
-def _sample(rows: list[Reference], most: int | None, seed: int) -> list[Reference]:
-    if most is None or most >= len(rows):
-        return rows
-    return [rows[row] for row in sorted(random.Random(seed).sample(range(len(rows)), most))]

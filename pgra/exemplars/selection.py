@@ -132,7 +132,7 @@ class Selector:
         return {"num_exemplars": self.count, **{n: getattr(self.args, n) for n in names}}
 
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
-        """Order the pool's `guard.distinct` rows for each query.
+        """Order the pool's `guard.distinct` rows for each query; here as they stand in the pool.
 
         Args:
             queries: B queries.
@@ -141,7 +141,8 @@ class Selector:
         Returns:
             (B, depth), best first, with their similarity to the query, or any falling numbers.
         """
-        raise NotImplementedError
+        rows = np.tile(self.pool.guard.distinct, (len(queries), 1))
+        return Candidates.best(rows, -rows.astype(np.float32), depth)
 
     def choose(self, queries: Sequence[Example]) -> Chosen:
         """Choose each query's exemplars; a query's do not depend on those beside it.

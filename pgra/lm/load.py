@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 
 from pgra.artifacts import digest, file_checksum
 from pgra.core import Json
+from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.bundled import bundled_model_dir
 
 # Which commit of a hub model is loaded: one that holds safetensors, the only kind that is read.
 #

@@ -7,9 +7,8 @@ from typing import Any
 
 from pgra.config import PgraArguments, choose
 from pgra.core import ALONE, Candidates, Context, Json, Prediction, Scores
-from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.errors import ConfigError
-from pgra.lm.bundled import BUNDLED_MODELS
 from pgra.lm.load import BUNDLED, ModelSource, choose_device, find_model, load_tokenizer
 from pgra.methods.pgra import (
     find_evidence,

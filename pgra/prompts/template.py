@@ -6,32 +6,14 @@ them, because byte-pair merges do not reach across that place but do reach acros
 """
 
 import re
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgra.errors import ConfigError, unknown_name
+from pgra.data.tasks import check_slots
 
 INSTRUCTION = "Follow the demonstrations:\n"
 SEPARATOR = "\n\n"
 _BREAKS = re.compile(r"\n{2,}")
-
-
-def template_fields(template: str) -> list[str]:
-    """Return the names of a template's slots, in order.
-
-    Raises:
-        ConfigError: If the braces do not pair or a slot has no name.
-    """
-    try:
-        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(f"template {template!r} is not valid: {error}") from None
-    if not all(name.isidentifier() for name in names):
-        raise ConfigError(
-            f"template {template!r} has a slot without a plain name, such as {{text}}"
-        )
-    return names
 
 
 def check_template(template: str, inputs: Sequence[str]) -> None:
@@ -40,13 +22,7 @@ def check_template(template: str, inputs: Sequence[str]) -> None:
     Raises:
         ConfigError: If it has no slot, or one that is no input.
     """
-    names = template_fields(template)
-    if not names:
-        slots = " or ".join(f"{{{name}}}" for name in inputs)
-        raise ConfigError(f"template {template!r} has no slot: write {slots} where the text goes")
-    for name in names:
-        if name not in inputs:
-            raise ConfigError(f"template {template!r}: {unknown_name('input', name, inputs)}")
+    check_slots(f"template {template!r}", template, inputs)
 
 
 @dataclass(frozen=True)

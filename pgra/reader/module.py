@@ -183,13 +183,14 @@ def check_adapters(args: ReaderArguments, source: ModelSource, auto: Any = None)
     if args.lora_target_modules is None:
         return
     from transformers import AutoModelForSeq2SeqLM
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
     try:
         with torch.device("meta"):  # names and shapes, without the weights
             model = (auto or AutoModelForSeq2SeqLM).from_config(load_config(source))
     except ValueError:
         return  # another kind of model: that is refused where the reader is loaded
-    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]
     linear = sorted({name.rpartition(".")[2] for name in layers})
     for requested in args.lora_target_modules:
         if requested.rpartition(".")[2] not in linear:

@@ -7,50 +7,66 @@ import sys
 
 import pytest
 
-from pgra.data import bundled as data_module
 from pgra.data.bundled import (
     BUNDLED_DATA,
-    PackageFile,
+    BUNDLED_MODELS,
+    Bundled,
+    article_lines,
     bundled_corpus_file,
+    bundled_model_dir,
     bundled_task_files,
     cache_dir,
-    package_file,
+    clean_review,
+    draw_test_rows,
+    is_sentence,
+    locate_files,
+    split_sentences,
 )
 from pgra.data.corpus import cut_words
 from pgra.errors import ArtifactError, DataError, ModelError
-from pgra.lm.bundled import BUNDLED_MODELS, BundledModel, bundled_model_dir
+
+HELLO = hashlib.sha256(b"hello").hexdigest()
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package whose import fails: it may only be located."""
+def fake(tmp_path, monkeypatch):
+    """What makes an entry of a package whose import fails: it may only be located."""
     folder = tmp_path / "site" / "pgra_fake_package"
     (folder / "data").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise RuntimeError('imported')")
     (folder / "data" / "a.txt").write_text("hello")
     monkeypatch.syspath_prepend(str(folder.parent))
-    digest = hashlib.sha256(b"hello").hexdigest()
-    return PackageFile("pgra_fake_package", "data/a.txt", digest, "fake==1.0")
+    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+
+    def make(file="data/a.txt", sha256=HELLO, **values):
+        about = {"name": "fake", "kind": "encoder", "about": "a", "licence": "b", "note": "c"}
+        package = {"package": "fake==1.0", "module": "pgra_fake_package", "files": {file: sha256}}
+        made = Bundled(**{**about, **package, **values})
+        monkeypatch.setitem(BUNDLED_MODELS, "fake", made)
+        return made
+
+    return make
 
 
-def test_file_in_a_package_is_found_without_importing_it(package):
-    assert package.locate().read_text() == "hello"
+def test_file_in_a_package_is_found_without_importing_it(fake):
+    fake()
+    assert (bundled_model_dir("fake") / "a.txt").read_text() == "hello"
     assert "pgra_fake_package" not in sys.modules
 
 
-def test_absent_package_names_the_command_that_installs_it(package):
+def test_absent_package_names_the_command_that_installs_it(fake):
     pattern = "pip install --no-deps fake==1.0.*requirements-bundled.txt"
     with pytest.raises(DataError, match=pattern):
-        package_file("pgra_no_such_package", "a", "0", pip_name="fake==1.0")
+        locate_files(fake(module="pgra_no_such_package"), DataError)
     with pytest.raises(ModelError, match=pattern):
-        package_file("pgra_fake_package", "b", "0", pip_name="fake==1.0", missing=ModelError)
+        locate_files(fake(file="b"), ModelError)
 
 
-def test_file_of_other_content_is_refused(package):
-    with pytest.raises(
-        ArtifactError, match=r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
-    ):
-        package_file("pgra_fake_package", "data/a.txt", "0" * 64, pip_name="fake==1.0")
+def test_file_of_other_content_is_refused(fake):
+    fake(sha256="0" * 64)
+    message = r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
+    with pytest.raises(ArtifactError, match=message):
+        bundled_model_dir("fake")
 
 
 def test_cache_folder_follows_pgra_home(monkeypatch, tmp_path):
@@ -86,23 +102,20 @@ def test_reader_is_not_passed_off_as_flan_t5_small():
     assert "SST-2" in note
 
 
-def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(
-    package, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
+def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tmp_path):
     runs = []
 
-    def convert(paths, folder):
+    def write(paths, folder):
         (folder / "half.txt").write_text("half")
         runs.append(paths)
         if len(runs) == 1:
             raise ModelError("stopped")
+        return {}
 
-    model = BundledModel("fake", "encoder", "a", "b", "c", (package,), convert)
-    monkeypatch.setitem(BUNDLED_MODELS, "fake", model)
+    fake(write=write)
     with pytest.raises(ModelError, match="stopped"):
         bundled_model_dir("fake")
-    assert not [p for p in (tmp_path / "home" / "models").iterdir() if not p.name.endswith("lock")]
+    assert not [p for p in (tmp_path / "home/bundled").iterdir() if not p.name.endswith("lock")]
     folder = bundled_model_dir("fake")
     assert folder == bundled_model_dir("fake")
     assert len(runs) == 2
@@ -112,33 +125,29 @@ def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(
         bundled_model_dir("fake", verify=True)
 
 
-def test_conversion_names_the_package_it_needs(package, monkeypatch, tmp_path):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-    model = BundledModel(
-        "fake", "encoder", "a", "b", "c", (package,), lambda *_: None, ("pgra_no_such",)
-    )
-    monkeypatch.setitem(BUNDLED_MODELS, "fake", model)
+def test_conversion_names_the_package_it_needs(fake):
+    fake(write=lambda *_: {}, needs=("pgra_no_such",))
     with pytest.raises(ModelError, match="needs pgra_no_such: pip install pgra_no_such"):
         bundled_model_dir("fake")
 
 
 def test_control_characters_become_the_windows_characters_they_were():
-    assert data_module._clean("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
-    assert data_module._clean("one<br /><br />two <br>three") == "one two three"
-    assert data_module._clean("caf\xe9 \x81") == "caf\xe9 \x81"  # undefined: left as it is
+    assert clean_review("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
+    assert clean_review("one<br /><br />two <br>three") == "one two three"
+    assert clean_review("caf\xe9 \x81") == "caf\xe9 \x81"  # undefined: left as it is
 
 
 def test_like_texts_stand_on_one_side_of_the_split():
     texts = [f"text {i // 2}" + " !" * (i % 2) for i in range(100)]
-    test = data_module._test_rows(texts)
+    test = draw_test_rows(texts)
     assert len(test) == 20
     assert all((row ^ 1) in test for row in test)
-    assert test == data_module._test_rows(texts)
+    assert test == draw_test_rows(texts)
 
 
 def test_sentences_are_cut_after_full_stops_but_not_after_abbreviations():
     text = "Dr. A. Smith met J. R. Roe in the U.S. Army. They left (in 1990.) It rained, e.g. Hard!"
-    assert list(data_module._split(text)) == [
+    assert list(split_sentences(text)) == [
         "Dr. A. Smith met J. R. Roe in the U.S. Army.",
         "They left (in 1990.)",
         "It rained, e.g. Hard!",
@@ -158,12 +167,12 @@ def test_sentences_are_cut_after_full_stops_but_not_after_abbreviations():
     ],
 )
 def test_only_whole_sentences_without_markup_are_kept(text, is_kept):
-    assert data_module._is_sentence(text) is is_kept
+    assert is_sentence(text) is is_kept
 
 
 def test_lists_of_references_are_left_out():
     article = "Body.\n==See also==\n* A link\n===More===\nx\n==History==\n'''Bold''' text.\n* Item."
-    assert list(data_module._paragraphs(article)) == ["Body.", "Bold text.", "Item."]
+    assert list(article_lines(article)) == ["Body.", "Bold text.", "Item."]
 
 
 @pytest.mark.slow

@@ -9,10 +9,9 @@ from pgra.commands.rerank import side_by_side
 from pgra.commands.search import describe_hits
 from pgra.config import CorpusArguments
 from pgra.core import Candidates
-from pgra.data.bundled import BUNDLED_DATA
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 from pgra.data.corpus import open_corpus
 from pgra.data.tasks import task_names
-from pgra.lm.bundled import BUNDLED_MODELS
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_models_tells_role_package_licence_and_note_of_each(capsys):
     assert main(["models"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     for model in BUNDLED_MODELS.values():
-        assert f"bundled:{model.name} {model.role}: {model.about}" in told
+        assert f"bundled:{model.name} {model.kind}: {model.about}" in told
         assert f"licence: {model.licence}" in told
         assert model.note in told
         assert model.package in told

@@ -34,7 +34,7 @@ from pgra.errors import ConfigError
         (ReaderArguments, {"segment_order": "evidence"}, "Did you mean 'evidence_first'"),
         (ReaderArguments, {"decode": "greedy"}, "unknown decode 'greedy'"),
         (ReaderArguments, {"max_segment_tokens": 2}, "max_segment_tokens is 2"),
-        (DataArguments, {"dev_fraction": 1.0}, "dev_fraction is 1.0: .* between 0 and 1"),
+        (DataArguments, {"dev_fraction": 1.0}, "dev_fraction is 1.0: .* above 0 and below 1"),
         (DataArguments, {"max_train_samples": 0}, "max_train_samples is 0"),
         (CorpusArguments, {"max_passages": 0}, "max_passages is 0"),
     ],

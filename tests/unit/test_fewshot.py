@@ -91,11 +91,11 @@ def test_braces_in_a_text_are_only_text():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{sentence}", "unknown input 'sentence'"),
-        ("no slot", "has no slot: write {text}"),
-        ("{text", "is not valid"),
-        ("{}", "without a plain name"),
-        ("{text.upper}", "without a plain name"),
+        ("{sentence}", "unknown field in .* 'sentence'"),
+        ("no slot", "holds no field; put {text} into it"),
+        ("{text", "has a stray brace"),
+        ("{}", "unknown field in .* ''"),
+        ("{text.upper}", "unknown field in .* 'text.upper'"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_refused(template, message):

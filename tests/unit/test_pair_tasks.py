@@ -228,7 +228,7 @@ def test_a_local_column_is_of_an_input(tmp_path):
         "labels: [a, b]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {a: x, b: z}\n"
         "local: {splits: {train: train, test: test}, columns: {txt: claim}}\n"
     )
-    with pytest.raises(ConfigError, match="unknown key 'txt'. Did you mean 'text'"):
+    with pytest.raises(ConfigError, match="unknown key of local.columns 'txt'. Did you mean"):
         load_task(str(path))
     path.write_text(path.read_text().replace("txt", "text"))
     tsv = tmp_path / "train.tsv"

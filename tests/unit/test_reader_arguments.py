@@ -1,5 +1,6 @@
 import copy
 import re
+import sys
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -11,71 +12,32 @@ from pgra.artifacts import canonical_json
 from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
-from pgra.memory import train as finetuning
-from pgra.reader.arguments import REFUSED, ReaderTrainingArguments, check_trainer
+from pgra.memory.lessons import FinetuneArguments
+from pgra.memory.train import training_arguments
+from pgra.reader.arguments import (
+    REFUSED,
+    ReaderTrainingArguments,
+    check_trackers,
+    check_trainer,
+    finish_trackers,
+)
 from pgra.reader.fields import NOT_DECIDING
 from pgra.run_folder import training_identity
 
 
-def test_arguments_have_the_papers_defaults():
-    arguments = ReaderTrainingArguments(use_cpu=True)
-    assert (arguments.learning_rate, arguments.max_steps, arguments.weight_decay) == (
-        8e-5,
-        5000,
-        0.01,
-    )
-    assert (arguments.per_device_train_batch_size, arguments.seed) == (8, 42)
-    assert (arguments.eval_steps, arguments.save_steps, arguments.max_grad_norm) == (500, 500, 1.0)
-    assert arguments.load_best_model_at_end
-    assert arguments.report_to == []
-    assert arguments.lr_scheduler_type == "linear"
-
-
-def test_a_short_run_is_measured_at_its_end():
-    arguments = ReaderTrainingArguments(use_cpu=True, max_steps=40)
-    assert (arguments.eval_steps, arguments.save_steps) == (40, 40)
-    arguments = ReaderTrainingArguments(use_cpu=True, max_steps=40, eval_steps=20)
-    assert (arguments.eval_steps, arguments.save_steps) == (20, 20)
-
-
-def test_arguments_that_cannot_work_are_refused():
-    with pytest.raises(ConfigError, match=r"save_steps \(500\) differs from eval_steps \(20\)"):
-        ReaderTrainingArguments(save_steps=500, eval_steps=20)
-    with pytest.raises(ConfigError, match="training arguments: --load_best_model_at_end requires"):
-        ReaderTrainingArguments(eval_strategy="no")
-
-
-def test_arguments_come_from_yaml_and_command_line(tmp_path):
+def test_arguments_have_the_papers_defaults_and_are_read_from_yaml_and_command_line(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("learning_rate: 0.001\nmax_steps: 40\nmax_segment_tokens: 64\n")
-    reader, training = parse_arguments(
-        [ReaderArguments, ReaderTrainingArguments],
-        ["--config", str(path), "--max_steps", "20", "--use_cpu"],
-        prog="train.py",
-        description="Train.",
-    )
-    assert reader.max_segment_tokens == 64
-    assert (training.learning_rate, training.max_steps, training.eval_steps) == (0.001, 20, 20)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"early_stopping_patience": 0}, "early_stopping_patience is 0: it must be at least 1"),
-        (
-            {"early_stopping_patience": 2, "load_best_model_at_end": False},
-            "early_stopping_patience needs measurements and their checkpoints",
-        ),
-    ],
-    ids=str,
-)
-def test_what_would_spoil_a_stop_is_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        ReaderTrainingArguments(use_cpu=True, **change)
-
-
-def test_a_dropout_rate_is_a_share():
-    assert ReaderArguments(dropout_rate=0.0).dropout_rate == 0
+    classes = [ReaderArguments, ReaderTrainingArguments]
+    _, paper = parse_arguments(classes, ["--use_cpu"], prog="train.py", description="")
+    words = ["--config", str(path), "--max_steps", "20", "--use_cpu"]
+    reader, training = parse_arguments(classes, words, prog="train.py", description="")
+    assert (paper.learning_rate, paper.max_steps, paper.weight_decay) == (8e-5, 5000, 0.01)
+    assert (paper.per_device_train_batch_size, paper.seed, paper.max_grad_norm) == (8, 42, 1.0)
+    assert (paper.eval_steps, paper.save_steps, paper.lr_scheduler_type) == (500, 500, "linear")
+    assert paper.load_best_model_at_end
+    assert (reader.max_segment_tokens, training.learning_rate, training.max_steps) == (64, 1e-3, 20)
+    assert (training.eval_steps, training.save_steps) == (20, 20)  # measured at its end
     with pytest.raises(ConfigError, match="dropout_rate is 1.0: it must be at least 0 and below 1"):
         ReaderArguments(dropout_rate=1.0)
 
@@ -159,11 +121,9 @@ def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
     assert (identity(before) == identity(after)) == (name in NOT_DECIDING)
 
 
-def test_what_is_declared_exists():
+def test_an_argument_of_a_later_trainer_decides_and_what_is_declared_exists():
     assert set(FIELDS) >= NOT_DECIDING
 
-
-def test_an_argument_of_a_later_trainer_decides():
     @dataclass
     class Later(ReaderTrainingArguments):
         brand_new: int = 0
@@ -210,11 +170,6 @@ def test_no_number_is_endless_or_none(name, value):
         ReaderTrainingArguments(use_cpu=True, **{name: value})
 
 
-def test_no_number_in_a_mapping_is_none():
-    with pytest.raises(ConfigError, match="^lr_scheduler_kwargs is .*it must be"):
-        ReaderTrainingArguments(use_cpu=True, lr_scheduler_kwargs='{"min_lr": NaN}')
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -232,6 +187,7 @@ def test_no_number_in_a_mapping_is_none():
         {"lr_scheduler_kwargs": "text"},
         {"lr_scheduler_kwargs": "{"},
         {"lr_scheduler_kwargs": '{"unknown": 1}'},
+        {"lr_scheduler_kwargs": '{"min_lr": NaN}'},
         {"accelerator_config": '{"unknown": 1}'},
         {"accelerator_config": "/nowhere.json"},
         {"accelerator_config": '{"gradient_accumulation_kwargs": {"num_steps": 2}}'},
@@ -250,6 +206,9 @@ def test_no_number_in_a_mapping_is_none():
         {"eval_steps": -5},
         {"eval_steps": 0},
         {"greater_is_better": False},
+        {"early_stopping_patience": 0},
+        {"load_best_model_at_end": False, "early_stopping_patience": 2},
+        {"eval_steps": 20, "save_steps": 500},
     ],
     ids=str,
 )
@@ -259,8 +218,9 @@ def test_a_value_that_cannot_be_used_is_refused_before_the_training(values):
         check_trainer(ReaderTrainingArguments(use_cpu=True, **values))
     (name, value), *_ = reversed(values.items())
     assert name in str(caught.value)
-    told = str(caught.value).lower()
-    assert all(word.lower() in told for word in re.findall(r"\w+", str(value)))
+    message = str(caught.value).lower()
+    if name != "early_stopping_patience" or value == 0:
+        assert all(word.lower() in message for word in re.findall(r"\w+", str(value)))
 
 
 @pytest.mark.parametrize("name", [one for one in FIELDS if one not in {*REFUSED, *NOT_HERE}])
@@ -297,36 +257,68 @@ def seen_gpu(monkeypatch, cudnn_on):
     monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
 
 
-def finetune_arguments(folder):
-    settings = finetuning.FinetuneSettings(
-        max_steps=1,
-        packs_per_step=1,
-        learning_rate=1e-3,
-        frozen_layers=0,
-        save_steps=1,
-        seed=0,
-        bf16=False,
-        device="cpu",
-    )
-    return finetuning._arguments(folder, settings)
-
-
 WAYS_TO_A_DEVICE = {
-    "choose_device": lambda folder: choose_device("auto"),
-    "the reader's Trainer": lambda folder: ReaderTrainingArguments(use_cpu=True),
-    "the LM's Trainer": finetune_arguments,
+    "choose_device": lambda: choose_device("auto"),
+    "the Trainer": lambda: ReaderTrainingArguments(use_cpu=True),
+    "the LM's Trainer": lambda: training_arguments(FinetuneArguments(device="cpu")),
 }
 
 
 @pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
-def test_whoever_takes_a_gpu_goes_without_cudnns_attention(way, seen_gpu, tmp_path):
-    WAYS_TO_A_DEVICE[way](tmp_path)
+def test_whoever_takes_a_gpu_goes_without_cudnns_attention(way, seen_gpu):
+    WAYS_TO_A_DEVICE[way]()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
-def test_on_a_cpu_torchs_attention_is_left_as_it_is(way, cudnn_on, tmp_path):
-    WAYS_TO_A_DEVICE[way](tmp_path)
+def test_on_a_cpu_torchs_attention_is_left_as_it_is(way, cudnn_on):
+    WAYS_TO_A_DEVICE[way]()
     choose_device("cpu")
     assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Say which trackers are installed."""
+
+    def run(*names):
+        where = "transformers.integrations.get_available_reporting_integrations"
+        monkeypatch.setattr(where, lambda: list(names))
+
+    return run
+
+
+def test_nothing_is_reported_unless_asked_for(installed):
+    installed("tensorboard", "wandb")
+    for nothing in ({}, {"report_to": "none"}):
+        assert ReaderTrainingArguments(use_cpu=True, **nothing).report_to == []
+    assert TrainingArguments(use_cpu=True).report_to == []  # the Trainer's default is ours
+    both = ["tensorboard", "wandb"]
+    for words in (both, "tensorboard,wandb", "all"):
+        assert check_trackers(words) == both
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["tensorbord"], "unknown tracker 'tensorbord'. Did you mean 'tensorb"),
+        (["tensorboard", "all"], "unknown tracker 'all'"),
+        (["wandb"], "report_to wandb needs .*pip install wandb, or"),
+        (["tensorboard"], "report_to tensorboard needs .*pip install tensorboardX, or"),
+    ],
+)
+def test_a_tracker_that_is_unknown_or_missing_is_refused(installed, names, message):
+    installed(*(["tensorboard"] if "all" in names else []))
+    with pytest.raises(ConfigError, match=message):
+        ReaderTrainingArguments(use_cpu=True, report_to=names)
+
+
+def test_wandb_is_closed_after_a_training_and_nothing_else_is_touched(monkeypatch):
+    closed = []
+    wandb = SimpleNamespace(finish=lambda: closed.append("wandb"))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    finish_trackers(["tensorboard"])
+    assert closed == []
+    finish_trackers(["wandb"])
+    assert closed == ["wandb"]

@@ -1,16 +1,35 @@
+"""What the reader reads: segments that fit, tokens kept on disk, batches of like length."""
+
+import shutil
+from itertools import combinations
+
 import numpy as np
 import pytest
 from conftest import reader_inputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_training import VERBALIZER as WORDS
+from small_training import classifier_of, tokens
 
 from pgra.core import Example
-from pgra.errors import ConfigError, DataError
-from pgra.lm.load import find_model, load_tokenizer
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.lm.batching import GroupCost, group_by_length, pack_segments
+from pgra.lm.load import find_model, load_tokenizer, tokenizer_identity
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.inputs import SegmentLayout, build_inputs, check_labels
+from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import (
+    SegmentLayout,
+    SeparateInputs,
+    build_inputs,
+    check_labels,
+    collate,
+    store_inputs,
+)
 
 TEMPLATE = "{text} It was <extra_id_0> ."
 VERBALIZER = Verbalizer({"negative": "terrible", "positive": "great"}, TEMPLATE)
 LONG = "The film is a warm and funny portrait of a family by the sea. " * 6
+SOME = settings(derandomize=True, deadline=None, max_examples=40)
 
 
 @pytest.fixture(scope="module")
@@ -18,27 +37,26 @@ def tokenizer(t5_dir):
     return load_tokenizer(find_model(str(t5_dir)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def build(tokenizer):
-    def run(examples, evidence, **layout):
-        chosen = SegmentLayout(layout.pop("template", TEMPLATE), **layout)
+    def run(examples, evidence, template=TEMPLATE, **layout):
+        chosen = SegmentLayout(template, **layout)
         return build_inputs(examples, evidence, tokenizer, VERBALIZER, layout=chosen)
 
     return run
 
 
-@pytest.fixture
-def show(tokenizer):
-    """Give an input's segments as text; the tiny tokenizer's pieces join to what they came from."""
-
-    def run(item):
-        return [tokenizer.decode(s[:-1], skip_special_tokens=False) for s in item.segments]
-
-    return run
-
-
-def _example(text="A dull story.", name="test-0", label="negative"):
+def example(text="A dull story.", name="test-0", label="negative"):
     return Example(name, {"text": text}, label)
+
+
+def shown(tokenizer, item):
+    """Return segments as text without spaces; the tiny tokenizer's pieces join to their source."""
+    texts = [tokenizer.decode(s[:-1], skip_special_tokens=False) for s in item.segments]
+    return [text.replace(" ", "") for text in texts]
+
+
+# Segments.
 
 
 @pytest.mark.parametrize("order", ["query_first", "evidence_first"])
@@ -48,10 +66,10 @@ def _example(text="A dull story.", name="test-0", label="negative"):
 )
 def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, template):
     tokenizer = load_tokenizer(find_model(str(reader_dir)))
-    evidence = [["Red apples.", "Blue sea."], ["Blue sea.", "The river Main, 1925!"], []]
-    texts = ["A dull story.", "Warm", "It's, well: great"]
-    labels = ["negative", "positive", None]
-    examples = [_example(t, f"e-{i}", labels[i]) for i, t in enumerate(texts)]
+    evidence = [["Red apples.", "Blue sea."], ["Blue sea.", "The river Main, 1925!"], ["{d}"], []]
+    texts = ["A dull story.", "Warm", "a {b} c", "It's, well: great"]
+    labels = ["negative", "positive", None, None]
+    examples = [example(t, f"e-{i}", labels[i]) for i, t in enumerate(texts)]
     layout = SegmentLayout(template, order)
     built = build_inputs(examples, evidence, tokenizer, VERBALIZER, layout=layout)
     queries = [template.format(text=text) for text in texts]
@@ -60,103 +78,251 @@ def test_a_segments_tokens_are_those_of_its_whole_text(reader_dir, order, templa
         for q, found in zip(queries, evidence, strict=True)
     ]
     items = [(f"e-{i}", segments, labels[i]) for i, segments in enumerate(whole)]
-    expected = reader_inputs(tokenizer, VERBALIZER, items)
-    for one, other in zip(built, expected, strict=True):
-        assert one.example_id == other.example_id
-        assert [s.tolist() for s in one.segments] == [s.tolist() for s in other.segments]
-        np.testing.assert_equal(one.target, other.target)
-    assert built.labels == labels
-    assert built.sizes() == [sum(map(len, row.segments)) for row in expected]
+    assert content(built) == content(reader_inputs(tokenizer, VERBALIZER, items))
 
 
-def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
-    given = []
-    plain = type(tokenizer).__call__
+@SOME
+@given(
+    words=st.integers(1, 60),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    limit=st.integers(20, 90),
+    order=st.sampled_from(["query_first", "evidence_first"]),
+)
+def test_evidence_is_cut_first_then_the_query_and_its_slot_never(
+    tokenizer, build, words, lengths, limit, order
+):
+    text, evidence = " ".join(["sea"] * words), [" ".join(["town"] * n) for n in lengths]
+    (item,) = build([example(text)], [evidence], order=order, max_tokens=limit)
+    query = f"{text} It was <extra_id_0> ."
+    query_fits = len(tokenizer(query).input_ids) <= limit
+    texts = zip(shown(tokenizer, item), evidence, item.segments, strict=True)
+    for segment, passage, ids in texts:
+        parts = (query, passage) if order == "query_first" else (passage, query)
+        fits = len(tokenizer(" ".join(parts)).input_ids) <= limit
+        assert "Itwas<extra_id_0>." in segment
+        assert (segment.count("sea") == words) == query_fits
+        assert (segment.count("town") == len(passage.split())) == fits
+        assert len(ids) <= limit
+        assert fits or not query_fits or len(ids) == limit  # no room is left
 
-    def spy(self, texts, **kwargs):
-        given.extend(texts)
-        return plain(self, texts, **kwargs)
 
-    monkeypatch.setattr(type(tokenizer), "__call__", spy)
-    build([_example("Warm", "a"), _example("Dull", "b")], [["Sea.", "Town."], ["Town.", "Sea."]])
-    assert sorted(t for t in given if "It was" not in t and t.startswith(" ")) == [
-        " Sea.",
-        " Town.",
-    ]
-
-
-@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_evidence_is_cut_first_and_the_query_stays_whole(build, show, order, caplog):
+def test_what_was_cut_is_said(build, caplog):
     caplog.set_level("INFO")
-    built = build([_example()], [[LONG, "the sea"]], order=order, max_tokens=60)
-    query = "A dull story. It was <extra_id_0> ."
-    (item,) = built
-    long, short = (text.replace(" ", "") for text in show(item))
-    assert query.replace(" ", "") in long
-    assert short.replace(query.replace(" ", ""), "") == "thesea"
+    build([example()], [[LONG, "the sea"]], max_tokens=60)
     assert "cut to 60 tokens: 0 of 1 queries, 1 of 2 evidence texts" in caplog.text
-    kept = long.replace(query.replace(" ", ""), "")
-    assert kept
-    assert LONG.replace(" ", "").startswith(kept)
-    assert len(item.segments[0]) == 60
 
 
-@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
-def test_a_long_query_loses_its_own_text_never_its_slot(build, show, order):
-    template = "Review: {text} It was <extra_id_0> ."
-    built = build(
-        [_example(LONG)], [["Red apples."]], order=order, template=template, max_tokens=50
-    )
-    (item,) = built
-    (segment,) = (text.replace(" ", "") for text in show(item))
-    assert "Review:Thefilm" in segment
-    assert "Itwas<extra_id_0>." in segment
-    assert 45 < len(item.segments[0]) <= 50
-
-
-def test_the_longest_field_is_cut_and_then_the_next(build, show):
-    example = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "negative")
+def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
+    pair = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "negative")
     template = "{premise} ? <extra_id_0> , {claim}"
-    (item,) = build([example], [[]], template=template, max_tokens=60)
-    assert show(item)[0].replace(" ", "").endswith("?<extra_id_0>,Theseaisblue.")
-    (item,) = build([example], [[]], template=template, max_tokens=12)
-    text = show(item)[0].replace(" ", "")
+    (item,) = build([pair], [[]], template, max_tokens=60)
+    assert shown(tokenizer, item)[0].endswith("?<extra_id_0>,Theseaisblue.")
+    (item,) = build([pair], [[]], template, max_tokens=12)
+    (text,) = shown(tokenizer, item)
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
 
 
-def test_a_template_longer_than_the_limit_is_refused(build):
+def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
+    texts = []
+    plain = type(tokenizer).__call__
+
+    def spy(self, given_, **kwargs):
+        texts.extend(given_)
+        return plain(self, given_, **kwargs)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", spy)
+    build([example("Warm", "a"), example("Dull", "b")], [["Sea.", "Town."], ["Town.", "Sea."]])
+    assert sorted(t for t in texts if t.startswith(" ")) == [" Sea.", " Town."]
+
+
+def test_what_cannot_be_built_is_refused(build):
     with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) is less than the reader temp"):
-        build([_example()], [[]], max_tokens=8)
-
-
-def test_a_field_that_examples_lack_is_refused(build):
+        build([example()], [[]], max_tokens=8)
     with pytest.raises(ConfigError, match=r"unknown input 'texts'. Did you mean 'text'"):
-        build([_example()], [[]], template="{texts} It was")
-
-
-def test_an_unknown_order_is_refused():
+        build([example()], [[]], "{texts} It was")
     with pytest.raises(ConfigError, match=r"unknown segment order 'query'"):
         SegmentLayout(TEMPLATE, "query")
-
-
-def test_one_list_of_evidence_an_example_is_asked_for(build):
     with pytest.raises(ValueError, match="1 examples, 2 lists of evidence"):
-        build([_example()], [[], []])
-
-
-def test_braces_in_a_text_are_text(tokenizer, build):
-    (item,) = build([_example("a {b} c")], [["{d}"]], template="{text} was")
-    assert item.segments[0].tolist() == tokenizer("a {b} c was {d}").input_ids
-
-
-def test_a_label_that_the_task_lacks_is_refused(build):
+        build([example()], [[], []])
     with pytest.raises(DataError, match="'test-0' has label 'meh', the task knows: negative, pos"):
-        build([_example(label="meh")], [[]])
-
-
-def test_an_example_to_learn_from_needs_a_label(build):
-    built = build([_example(label=None)], [[]])
+        build([example(label="meh")], [[]])
     with pytest.raises(DataError, match="'test-0' has label None, the task knows: a, b"):
-        check_labels(built.example_ids, built.labels, ["a", "b"])
+        check_labels(["test-0"], [None], ["a", "b"])
+
+
+# Tokens, as a sequence and on disk.
+
+ITEMS = [
+    ("a", ("red sea", "sea"), "positive"),
+    ("b", ("the old house by the sea",), None),
+    ("c", ("film", "plot", "cast"), "negative"),
+]
+
+
+def content(inputs):
+    return [
+        (
+            row.example_id,
+            [s.tolist() for s in row.segments],
+            None if row.target is None else row.target.tolist(),
+        )
+        for row in inputs
+    ]
+
+
+@pytest.fixture
+def store(tokenizer, tmp_path):
+    examples = [Example(name, {"text": name}, label) for name, _, label in ITEMS]
+
+    def run(make, **fields):
+        parts = {"examples": examples, "tokenizer": tokenizer, "verbalizer": VERBALIZER}
+        return store_inputs(tmp_path, "train", {"x": 1, **fields}, make, **parts)
+
+    return run
+
+
+def test_rows_come_back_as_they_were_given(tokenizer):
+    inputs = reader_inputs(tokenizer, VERBALIZER, ITEMS)
+    targets = dict(zip(VERBALIZER.labels, VERBALIZER.target_ids(tokenizer), strict=True))
+    assert content(inputs) == [
+        (name, tokenizer(list(segments)).input_ids, targets.get(label))
+        for name, segments, label in ITEMS
+    ]
+    assert inputs.sizes() == [sum(map(len, row.segments)) for row in inputs]
+    with pytest.raises(IndexError):
+        inputs[3]
+    assert reader_inputs(tokenizer, VERBALIZER, []).sizes() == []
+
+
+def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, store, tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return reader_inputs(tokenizer, VERBALIZER, ITEMS)
+
+    first, second = store(make), store(make)
+    assert content(first) == content(second) == content(make())
+    assert len(made) == 2  # once by the store, once by the line above
+    store(make, x=2)
+    assert len(made) == 3
+    for path in tmp_path.glob("train-*/tokens.npy"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="tokens.npy is damaged"):
+        store(lambda: pytest.fail("made again"))
+
+
+def test_a_tokenizers_identity_is_its_content(reader_dir, lm_dirs, tmp_path):
+    one = load_tokenizer(find_model(str(reader_dir)))
+    shutil.copytree(reader_dir, tmp_path / "copy")
+    one.save_pretrained(tmp_path / "copy")
+    same = load_tokenizer(find_model(str(tmp_path / "copy")))
+    assert tokenizer_identity(one) == tokenizer_identity(same)
+    same.add_tokens(["a whole sentence"])
+    other = load_tokenizer(find_model(str(lm_dirs["gpt2"])))
+    assert tokenizer_identity(one) not in (tokenizer_identity(same), tokenizer_identity(other))
+
+
+# Batches.
+
+
+def cost_of(groups, cost):
+    return sum(group.max() * len(group) + cost.overhead for group in groups)
+
+
+@SOME
+@given(
+    lengths=st.lists(st.integers(1, 14), min_size=1, max_size=8),
+    overhead=st.sampled_from([0, 3, 99]),
+)
+def test_no_other_cut_of_the_sorted_lengths_is_cheaper(lengths, overhead):
+    sizes, cost = np.array(lengths), GroupCost(overhead, 1 << 20)
+    order = np.sort(sizes)
+    every = [
+        [order[a:b] for a, b in zip((0, *cuts), (*cuts, len(order)), strict=True)]
+        for count in range(len(order))
+        for cuts in combinations(range(1, len(order)), count)
+    ]
+    found = cost_of([sizes[g] for g in group_by_length(sizes, cost)], cost)
+    assert found == min(cost_of(groups, cost) for groups in every)
+
+
+SEGMENTS = st.lists(st.integers(0, 60), min_size=1, max_size=12)
+
+
+@SOME
+@given(
+    examples=st.lists(st.lists(SEGMENTS, min_size=1, max_size=4), min_size=1, max_size=5),
+    overhead=st.sampled_from([0, 16, 10_000]),
+    most=st.sampled_from([1, 20, 1 << 20]),
+)
+def test_packed_segments_hold_every_token_once_where_its_example_says(examples, overhead, most):
+    arrays = [[np.array(s, np.int32) for s in segments] for segments in examples]
+    packed = pack_segments(arrays, pad_token_id=7, cost=GroupCost(overhead, most))
+    for segments, places in zip(examples, packed.places, strict=True):
+        real = places[places >= 0]
+        assert packed.input_ids[real].tolist() == np.concatenate(segments).tolist()
+    everywhere = packed.places[packed.places >= 0].tolist()
+    assert sorted(everywhere) == packed.attention_mask.nonzero().squeeze(1).tolist()
+    assert len(packed.input_ids) == sum(rows * length for rows, length, _ in packed.groups)
+    assert all(rows * length <= max(most, length) for rows, length, _ in packed.groups)
+    assert sum(tokens for _, _, tokens in packed.groups) == len(everywhere)
+
+
+def test_an_example_without_tokens_is_refused():
+    for examples in ([[]], [[np.array([], np.int32)]]):
+        with pytest.raises(ValueError, match="no segment, or a segment no token"):
+            pack_segments(examples, pad_token_id=0, cost=GroupCost(1, 1))
+
+
+def test_a_batch_has_padded_targets_and_its_examples_names(tokenizer):
+    rows = [row for row in reader_inputs(tokenizer, WORDS, ITEMS) if row.target is not None]
+    batch = collate(rows, pad_token_id=0, cost=GroupCost(0, 1 << 20))
+    assert batch["example_ids"] == ("a", "c")
+    assert len({len(row.target) for row in rows}) == 2
+    for labels, row in zip(batch["labels"], rows, strict=True):
+        assert labels[: len(row.target)].tolist() == row.target.tolist()
+        assert (labels[len(row.target) :] == -100).all()
+
+
+# Segments that are read each alone.
+
+ROWS = [
+    ("a", ("A warm film <extra_id_0>", "A dull film <extra_id_0>"), "positive"),
+    ("b", ("A story <extra_id_0>",), "negative"),
+]
+SCORES = np.log(np.array([[0.5, 0.5], [0.125, 0.5], [0.25, 0.5]], dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        # The means of log 1/2 and log 1/8, and of log 1/2 twice.
+        (None, [[0.25, 0.5], [0.25, 0.5]]),
+        # 0.75 * 1/2 + 0.25 * 1/8, and so on; one segment is sure to be read.
+        ([0.75, 0.25, 1.0], [[0.40625, 0.5], [0.25, 0.5]]),
+        # A segment of no weight says nothing.
+        ([1.0, 0.0, 1.0], [[0.5, 0.5], [0.25, 0.5]]),
+    ],
+)
+def test_scores_are_averaged_or_summed_over_an_examples_segments(t5_dir, weights, expected):
+    with np.errstate(divide="ignore"):
+        logs = None if weights is None else np.log(weights)
+    separate = SeparateInputs.over(tokens(t5_dir, ROWS), logs)
+    np.testing.assert_allclose(np.exp(separate.combine(SCORES)), expected, rtol=1e-6)
+
+
+def test_segments_are_read_alone_and_not_together(t5_dir):
+    inputs = tokens(t5_dir, ROWS)
+    score = classifier_of(FusionReader.from_name(str(t5_dir)), t5_dir, batch_tokens=40).score
+    each = score(tokens(t5_dir, [(t, (t,), None) for _, texts, _ in ROWS for t in texts]))
+    apart, fused = score(SeparateInputs.over(inputs)), score(inputs)
+    np.testing.assert_allclose(apart[0], each[:2].mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose([apart[1], fused[1]], [each[2]] * 2, rtol=1e-5)
+    assert abs(fused[0] - apart[0]).min() > 1e-3
+    with pytest.raises(ValueError, match="2 weights, 3 segments"):
+        SeparateInputs.over(inputs, np.zeros(2))

@@ -219,7 +219,7 @@ def test_two_processes_killed_stopped_and_out_of_time_go_on_as_one_run(t5_dir, t
     size = {"per_device_train_batch_size": 1, "max_steps": 24}
 
     def both(folder, **told):
-        return script(t5_dir, folder, json.dumps({**size, **told}), context=2)
+        return script(t5_dir, folder, json.dumps({**size, **told}), processes=2)
 
     done = both(whole)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pgra.data.bundled import BUNDLED_DATA
-from pgra.lm.bundled import BUNDLED_MODELS
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = [

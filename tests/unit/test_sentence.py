@@ -293,7 +293,7 @@ def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, f
 @pytest.mark.filterwarnings("default")
 def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
     library = pytest.importorskip("sentence_transformers")
-    from pgra.lm.bundled import bundled_model_dir
+    from pgra.data.bundled import bundled_model_dir
 
     ours = Encoder.from_name("bundled:minilm-l6", device="cpu")
     assert ours.fingerprint["max_tokens"] == 256

@@ -234,7 +234,7 @@ def test_missing_splits_name_the_argument_that_gives_them(task, review_files, tm
         load_splits(task, arguments(review_files, validation_file=str(review_files["test"])))
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(DataError, match=r"has no train\.jsonl, \.csv or \.tsv.*--train_file"):
+    with pytest.raises(DataError, match=r"has no train\.jsonl or train\.csv.*--train_file"):
         load_splits(task, DataArguments(dataset_name=str(empty)))
 
 

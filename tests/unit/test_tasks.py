@@ -5,7 +5,13 @@ import string
 import pytest
 import yaml
 
-from pgra.data.tasks import TASK_METRICS, load_task, task_names
+from pgra.data.tasks import (
+    TASK_METRICS,
+    generation_task_names,
+    load_generation_task,
+    load_task,
+    task_names,
+)
 from pgra.errors import ConfigError
 from pgra.report.metrics import METRICS
 
@@ -86,45 +92,87 @@ def test_metric_names_are_those_that_can_be_measured():
     assert set(TASK_METRICS) == set(METRICS) - of_written_answers
 
 
-def test_unknown_task_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"unknown task 'sst22'\. Did you mean 'sst2'\?.*path"):
-        load_task("sst22")
-
-
+WRITTEN = {
+    "kind": "question",
+    "inputs": ["question"],
+    "frame": "Q: {question}\nA:",
+    "metrics": ["exact_match"],
+    "num_exemplars": 4,
+}
 BAD = {
     "unknown key 'verbaliser'. Did you mean 'verbalizer'": {"verbaliser": {}},
     "'prompt' is missing": {"prompt": "absent"},
     "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
     "labels names something twice": {"labels": ["no", "no "]},
-    "labels is None": {"labels": None},
+    "labels is None; it must be a list": {"labels": None},
     "labels is False; it must be text .in quotes": {"labels": [False, True]},
     "unknown metric 'acc'": {"metric": "acc"},
     "unknown field in prompt 'txt'. Did you mean 'text'": {"prompt": "{txt}"},
     "prompt holds no field; put {text}": {"prompt": "Is it?"},
     "reader_template has a stray brace": {"reader_template": "{text} }"},
     "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "unknown key 'maybe'": {"verbalizer": {"no": "a", "yes": "b", "maybe": "c"}},
+    "unknown key of verbalizer 'maybe'": {"verbalizer": {"no": "a", "yes": "b", "maybe": "c"}},
     "verbalizer has 'right' for both 'no' and 'yes'": {
         "verbalizer": {"no": "right ", "yes": "right"}
     },
     "prompt_words is 'x'; it must be a mapping": {"prompt_words": "x"},
     "an input cannot be named 'label'": {"inputs": ["text", "label"]},
     "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
-    "hub.id is None": {"hub": {}},
+    "'hub.id' is missing": {"hub": {}},
     "unknown key 'name'": {"hub": {"id": "a/b", "name": "c"}},
+    "unknown key of local.columns 'txt'": {"local": {"columns": {"txt": "claim"}}},
     "does not say which is the test split": {"local": {"splits": {"train": "train"}}},
     "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
-    "sizes.train is 'many'": {"sizes": {"train": "many"}},
+    "unknown key of sizes 'tests'": {"sizes": {"tests": 4}},
+    "sizes.train is 'many'; it must be a whole number": {"sizes": {"train": "many"}},
+}
+BAD_WRITTEN = {
+    "unknown kind 'questions'. Did you mean 'question'": {"kind": "questions"},
+    "unknown metrics 'f1'": {"metrics": ["f1"]},
+    "parent compares with a table": {"metrics": ["parent"]},
+    "frame holds no field": {"frame": "Q:"},
+    "frame ends in a space": {"frame": "Q: {question} "},
+    "frame does not show the input {table}": {"inputs": ["question", "table"]},
+    "num_exemplars is 0; it must be a number from 1": {"num_exemplars": 0},
+    "stop is ''": {"stop": ""},
+    "unknown key 'labels'": {"labels": [1]},
+    "hub.labels are for tasks with labels": {"hub": {"id": "a/b", "labels": ["a"]}},
+    "'inputs' is missing": {"inputs": "absent"},
 }
 
 
-@pytest.mark.parametrize("message", sorted(BAD))
-def test_contradictory_yaml_is_refused(message, tmp_path):
+@pytest.mark.parametrize(
+    ("load", "whole", "change", "message"),
+    [
+        *((load_task, MINIMAL, change, message) for message, change in BAD.items()),
+        *((load_generation_task, WRITTEN, c, message) for message, c in BAD_WRITTEN.items()),
+    ],
+)
+def test_contradictory_yaml_is_refused(load, whole, change, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(whole))
+    assert load(str(path)).name == "mine"  # the control
+    values = {k: v for k, v in {**whole, **change}.items() if v != "absent"}
+    path.write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=message) as caught:
-        load_task(write_task(tmp_path, **BAD[message]))
+        load(str(path))
     assert "mine.yaml" in str(caught.value)
 
 
-def test_missing_yaml_is_refused(tmp_path):
+@pytest.mark.parametrize("load", [load_task, load_generation_task])
+def test_a_name_that_is_none_is_told_with_the_nearest(load, tmp_path):
+    near = {load_task: "sst2", load_generation_task: "webquestions"}[load]
+    with pytest.raises(ConfigError, match=rf"unknown task.*Did you mean '{near}'\?.*give its path"):
+        load(f"{near}2")
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml"):
-        load_task(str(tmp_path / "none.yaml"))
+        load(str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("name", generation_task_names())
+def test_every_shipped_task_of_written_answers_is_sound(name):
+    task = load_generation_task(name)
+    assert task.stop == "\n"
+    assert task.max_new_tokens == (10 if task.kind == "question" else task.max_new_tokens)
+    assert task.hub is not None
+    shown = task.frame.format_map({field: "X" for field in task.inputs})
+    assert shown in ("Q: X\nA:", "Table: X Sentence:")

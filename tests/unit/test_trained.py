@@ -162,54 +162,35 @@ def test_generation_writes_a_text_for_each_query(reader):
     assert max(map(len, longer)) > max(map(len, texts))
 
 
-def test_a_reader_of_evidence_given_none_says_how(reader):
-    with pytest.raises(ConfigError, match="was trained with 2 evidence texts a query, and none"):
-        reader.predict(QUERIES)
-    assert len(reader.predict(QUERIES, [])) == 3
-
-
 @pytest.mark.parametrize(
-    ("queries", "message"),
+    ("queries", "evidence", "message"),
     [
-        ("a text", "queries is a single query"),
-        ([""], "query 0 is empty"),
-        (["a", 3], "query 1 is a int"),
-        ([{"text": "a"}], "query 0 has no 'title': task 'reviews' needs it"),
-        ([{"text": "a", "title": "", "body": "b"}], "query 0: unknown input 'body'"),
-        ([{"text": "a\0", "title": ""}], "query 0: 'text' is 'a.x00', not clean text"),
+        ("a text", [], "queries is a single query"),
+        ([""], [], "query 0 is empty"),
+        (["a", 3], [], "query 1 is a int"),
+        ([{"text": "a"}], [], "query 0 has no 'title': task 'reviews' needs it"),
+        ([{"text": "a", "title": "", "body": "b"}], [], "query 0: unknown input 'body'"),
+        ([{"text": "a\0", "title": ""}], [], "query 0: 'text' is 'a.x00', not clean text"),
+        (QUERIES, None, "was trained with 2 evidence texts a query, and none"),
+        (QUERIES, [["a"]], "evidence holds 1 lists, there are 3 queries"),
+        (QUERIES, ["a", [], []], "evidence 0 is 'a': give a list"),
+        (QUERIES, [["a"], [3], []], r"evidence 1 is \[3\]: give a list"),
+        (QUERIES, [["a"], 4, []], "evidence 1 is 4: give a list"),
     ],
 )
-def test_queries_that_the_task_does_not_take_are_refused(reader, queries, message):
+def test_what_the_task_does_not_take_is_refused(reader, queries, evidence, message):
     with pytest.raises(ConfigError, match=message):
-        reader.predict(queries, [])
-
-
-@pytest.mark.parametrize(
-    ("evidence", "message"),
-    [
-        ([["a"]], "evidence holds 1 lists, there are 3 queries"),
-        (["a", [], []], "evidence 0 is 'a': give a list"),
-        ([["a"], [3], []], r"evidence 1 is \[3\]: give a list"),
-        ([["a"], 4, []], "evidence 1 is 4: give a list"),
-    ],
-)
-def test_evidence_that_is_no_list_of_texts_is_refused(reader, evidence, message):
-    with pytest.raises(ConfigError, match=message):
-        reader.predict(QUERIES, evidence)
+        reader.predict(queries, evidence)
 
 
 def test_no_query_gives_nothing(reader):
     assert reader.predict([], []) == reader.attention([], []) == reader.generate([], []) == []
 
 
-def test_the_model_card_may_be_edited(copy):
-    (copy / "README.md").write_text("A reader.")
-    write_record(copy, RECORD)
-    (copy / "README.md").write_text("A better description.")
-    assert Reader.load(copy, device="cpu").record == RECORD
-
-
-def test_damaged_weights_are_refused_by_name(copy):
+def test_damaged_weights_are_refused_by_name_and_the_model_card_may_be_edited(copy):
+    for text in ("A reader.", "A better description."):
+        (copy / "README.md").write_text(text)
+        assert Reader.load(copy, device="cpu").record == RECORD
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4] + b"abcd")
     with pytest.raises(ArtifactError, match=r"model\.safetensors is damaged"):
@@ -217,12 +198,6 @@ def test_damaged_weights_are_refused_by_name(copy):
     path.unlink()
     with pytest.raises(ArtifactError, match=r"model\.safetensors is missing: copy the folder"):
         Reader.load(copy)
-
-
-def rewrite(folder, **changes):
-    path = folder / RECORD_FILE
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in values.items() if v != "gone"}))
 
 
 @pytest.mark.parametrize(
@@ -237,13 +212,12 @@ def rewrite(folder, **changes):
     ],
 )
 def test_a_damaged_or_foreign_record_is_refused(copy, changes, message):
-    rewrite(copy, **changes)
+    path = copy / RECORD_FILE
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if v != "gone"}))
     with pytest.raises(ArtifactError, match=message):
         Reader.load(copy)
-
-
-def test_a_record_that_is_no_json_is_refused(copy):
-    (copy / RECORD_FILE).write_text('{"format"')
+    path.write_text('{"format"')
     with pytest.raises(ArtifactError, match=r"pgra\.json is damaged .*: copy the folder again"):
         Reader.load(copy)
 
