@@ -52,7 +52,7 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("pgra.commands.demo", "see it at work: three readers on real models and data"),
     "index": Command("pgra.commands.index", "build, grow, check or look into an index"),
-    "search": Command("pgra.commands.search", "look up passages near a text"),
+    "search": Command("pgra.commands.index:search", "look up passages near a text"),
     "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
     "ablate": Command("pgra.commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.config import KernelArguments, arg, parse_arguments
 from pgra.data.read import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
@@ -106,7 +106,7 @@ From Python, with evidence of your own:
 
 
 @dataclass(kw_only=True)
-class PredictArguments(Arguments):
+class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
     run: str | None = arg(None, "Folder of a finished run; of a trained reader also its reader/.")

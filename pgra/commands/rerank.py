@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
+from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError

@@ -19,7 +19,7 @@ from pgra.commands.common import (
     show_metrics,
     show_summary,
 )
-from pgra.config import Arguments, Defaults, SeriesArguments, arg, parse_arguments
+from pgra.config import Defaults, KernelArguments, SeriesArguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _show_search(found: "SearchResult") -> str:
 
 
 @dataclass(kw_only=True)
-class EvaluateArguments(Arguments):
+class EvaluateArguments(KernelArguments):
     """Which run, and on what."""
 
     run: str | None = arg(None, "Folder of a finished run.")

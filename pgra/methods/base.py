@@ -31,7 +31,7 @@ from pgra.data.examples import load_splits
 from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
 from pgra.report.results import EvidenceLine
-from pgra.retrieval.shards import examples_digest
+from pgra.retrieval.base import examples_digest
 
 logger = logging.getLogger(__name__)
 

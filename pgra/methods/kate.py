@@ -53,9 +53,8 @@ from pgra.exemplars.selection import (
     vote_shares,
 )
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
-from pgra.lm.cache import KeptCompleter
-from pgra.lm.completion import Completer
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
+from pgra.lm.cache import CachedLM
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
@@ -324,7 +323,7 @@ class Kate(Method):
         words = {str(example.label): str(example.label) for example in pool}
         return build_prompt(template, pool, words, num_exemplars=count, method="random")
 
-    def _open_lm(self) -> Completer:
+    def _open_lm(self) -> LanguageModel:
         """Open the LM, or take the one of the run before if it is the same.
 
         Two LMs are never in memory together.
@@ -333,17 +332,12 @@ class Kate(Method):
         shared = self.context.shared
         if shared.get("lm", (None,))[0] != asked:
             shared.pop("lm", None)
-            completer = open_kept_completer(
-                self.args["completer"],
-                artifacts=self.context.artifacts,
-                device=self.context.device,
-                context=self.context,
-            )
+            completer = open_lm(self.args["completer"], self.context)
             shared["lm"] = (asked, completer)
-        found: Completer = shared["lm"][1]
+        found: LanguageModel = shared["lm"][1]
         return found
 
-    def _open_answerer(self, completer: Completer) -> Answerer:
+    def _open_answerer(self, completer: LanguageModel) -> Answerer:
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
         if isinstance(task, GenerationTask):
             most = icl.max_new_tokens or task.max_new_tokens
@@ -789,9 +783,9 @@ class Icl(Kate):
 
 
 @contextmanager
-def _counted(completer: Completer) -> Iterator[None]:
+def _counted(completer: LanguageModel) -> Iterator[None]:
     """Log how many prompts were asked meanwhile; several runs may share an LM."""
-    if not isinstance(completer, KeptCompleter):
+    if not isinstance(completer, CachedLM):
         yield
         return
     asked, found = completer.num_asked, completer.num_found

@@ -25,7 +25,7 @@ from pgra.errors import ConfigError
 from pgra.methods.base import Decisions, Forecast, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
-from pgra.retrieval.shards import examples_digest, store_candidates
+from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliabilit
 from pgra.report.results import add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
-from pgra.retrieval.shards import examples_digest
+from pgra.retrieval.base import examples_digest
 
 
 class Pgra(Method):

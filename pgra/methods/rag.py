@@ -21,7 +21,7 @@ from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ConfigError
 from pgra.methods.pgra import Pgra
 from pgra.reader.rag import Passages, PooledInputs, RagReader, build_pooled
-from pgra.retrieval import IndexRequest, prepare_index
+from pgra.retrieval import IndexRequest, find_retriever
 from pgra.retrieval.shards import read_vectors
 
 
@@ -77,9 +77,6 @@ class Rag(Pgra):
         request = IndexRequest(
             args=self.pgra.retriever,
             corpus=self.stages.corpus,
-            artifacts=self.pgra.artifacts,
-            device=self.context.device,
-            context=self.context,
-            progress=False,
+            context=replace(self.context, progress=False),
         )
-        return prepare_index(request)[0].folder
+        return find_retriever(self.pgra.retriever.retriever).prepare(request)[0].folder

@@ -32,9 +32,14 @@ from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
-from pgra.retrieval.base import check_num_candidates
+from pgra.retrieval.base import (
+    Stored,
+    candidates_fields,
+    check_num_candidates,
+    examples_digest,
+    store_candidates,
+)
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.retrieval.shards import Stored, candidates_fields, examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -166,12 +171,7 @@ class Stages(Timed):
     def retriever(self) -> Retriever:
         """The first stage; its index is built if it is not there."""
         return open_retriever(
-            self.args.retriever,
-            self.corpus,
-            self.args.artifacts,
-            device=self.args.runtime.device,
-            context=self.context,
-            progress=self.context.shows_progress,
+            self.args.retriever, self.corpus, self.context, options=self.args.retriever_options
         )
 
     @cached_property
