@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, KernelArguments, arg, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError, unknown_name
 from pgra.memory.families import Family, load_family
@@ -373,7 +373,7 @@ def _stream(parse: Parse) -> None:
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
           --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    from pgra.lm.open import CompleterArguments, open_kept_completer
+    from pgra.lm.base import CompleterArguments, open_lm
     from pgra.memory.experiment import Experiment, StreamArguments, plan_variants
     from pgra.memory.lessons import read_seen
     from pgra.memory.prompts import load_few_shot
@@ -404,8 +404,7 @@ def _stream(parse: Parse) -> None:
         if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
             seen.check_unseen(steps, family)
     quiet_libraries()
-    artifacts = Path(args.artifacts_dir)
-    context = Context(artifacts=artifacts, device=args.device)
+    context = Context(artifacts=Path(args.artifacts_dir), device=args.device)
     if args.prefix == "kate":
         from pgra.memory.nearest_examples import choose_examples, read_pool
 
@@ -424,7 +423,7 @@ def _stream(parse: Parse) -> None:
     gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
     prompted = PromptedLM(
         few_shot=few_shot,
-        completer=open_kept_completer(lm, artifacts=artifacts, device=args.device),
+        completer=open_lm(lm, context),
         max_new_tokens=args.max_new_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
     )
@@ -477,7 +476,7 @@ def _score(parse: Parse) -> None:
 
 
 @dataclass(kw_only=True)
-class StudyArguments(Arguments):
+class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
     run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
@@ -661,7 +660,7 @@ def _chat(parse: Parse) -> None:
       printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
           pgra memory chat --lm MODEL
     """
-    from pgra.lm.open import CompleterArguments
+    from pgra.lm.base import CompleterArguments
     from pgra.memory.chat import ChatArguments, Talk, load_conversation
 
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments)
@@ -701,7 +700,7 @@ def _web(parse: Parse) -> None:
     for example:
       pgra memory web --lm bundled:smollm2-135m
     """
-    from pgra.lm.open import CompleterArguments
+    from pgra.lm.base import CompleterArguments
     from pgra.memory.chat import ChatArguments, load_conversation
 
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)

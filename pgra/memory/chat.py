@@ -18,7 +18,7 @@ from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, open_lm
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
@@ -254,14 +254,14 @@ def load_conversation(
     few_shot = load_few_shot(chat.prompt or family.prompt)
     if path.exists():
         FeedbackLog.open(path, is_writable=False).close()
-    artifacts, gate = Path(chat.artifacts_dir), lookup.gate_of(family)
+    context = Context(artifacts=Path(chat.artifacts_dir), device=chat.device)
+    gate = lookup.gate_of(family)
     prompted = PromptedLM(
         few_shot=few_shot,
-        completer=open_kept_completer(lm, artifacts=artifacts, device=chat.device),
+        completer=open_lm(lm, context),
         max_new_tokens=chat.max_new_tokens,
         max_prompt_tokens=chat.max_prompt_tokens,
     )
-    context = Context(artifacts=artifacts, device=chat.device)
     open_lookup = load_lookup(lookup, context, task=chat.task)
     shown = "" if gate is None else f", gate {gate:g}"
     return lambda log: Conversation(

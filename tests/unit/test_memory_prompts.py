@@ -13,16 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgra.config import config_root
-from pgra.core import Example
 from pgra.errors import ConfigError, DataError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment, plan_variants
 from pgra.memory.families import judge_situation, list_yamls, load_family, read_verdict
-from pgra.memory.labels import Correction
 from pgra.memory.lessons import load_lessons
 from pgra.memory.log import Event
 from pgra.memory.lookup import EditLookup, Match, normalize_key
-from pgra.memory.prompts import PromptExample, as_data, load_few_shot
+from pgra.memory.prompts import PromptExample, as_data, clarify, load_few_shot
 from pgra.memory.report import Trial, correlate, render_report, try_lookup
 from pgra.memory.stream import (
     SCRAMBLES,
@@ -37,7 +35,6 @@ from pgra.memory.stream import (
     read_words,
     scramble,
 )
-from pgra.methods.kate_inputs import Recalled
 
 FAMILIES = {name: load_family(name) for name in list_yamls("memory")}
 LEXICAL, CAT, RULES = FAMILIES["lexical"], FAMILIES["ert_cat"], FAMILIES["ert_nl"]
@@ -126,14 +123,13 @@ def every_way(few_shot, question, feedback):
     lm = PromptedLM(few_shot=few_shot, completer=FollowingLM(), max_prompt_tokens=3_000)
     growing, lookup = GrowPrompt(lm), Found(question, feedback)
     growing.learn(step)
-    query = Example("q", {"text": question})
-    recalled = Recalled([], [[Correction(lookup.entry, 1.0, query)] * 2], "clarification")
+    query = as_data(question, is_question=True)  # as `pgra icl` shows it
     shown = PromptExample(question, feedback)
     ways = {
         "clarification": few_shot.write(question, feedback=feedback),
         "growing": growing.ask(step).text,
         "kate": replace(few_shot, nearest={question: [shown] * 3}).write(question),
-        "icl": recalled.asked(0, query).text,
+        "icl": clarify(query, as_data(feedback)),
     }
     for name in ("lexical", "webquestions"):
         system = MemPrompt(FAMILIES[name], few_shot, None, lookup, None)
