@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         RetrieverArguments,
         RuntimeArguments,
     )
-    from pgra.core import Candidates, Example, Prediction
+    from pgra.core import Candidates, Context, Example, Prediction
     from pgra.data.corpus import Corpus, open_corpus
     from pgra.data.examples import Splits, load_splits
     from pgra.data.tasks import Task, load_task
@@ -46,6 +46,7 @@ __all__ = [
     "Candidates",
     "CausalLM",
     "ConfigError",
+    "Context",
     "Corpus",
     "CorpusArguments",
     "DataArguments",
@@ -117,7 +118,7 @@ _HOMES = {
     "pgra.rerank": ("RerankRequest", "Reranker", "open_reranker"),
     "pgra.rerank.prompted": ("PromptedReranker",),
     "pgra.retrieval": ("open_retriever",),
-    "pgra.core": ("Candidates", "Example", "Prediction"),
+    "pgra.core": ("Candidates", "Context", "Example", "Prediction"),
 }
 """Public names by the module they live in."""
 

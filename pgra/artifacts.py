@@ -420,9 +420,10 @@ def build_once(
     reused = is_finished(folder)
     context.barrier()  # all have looked before the main process writes
     if context.is_main and not reused:
+        path = folder.parent / f".{folder.name}.lock"
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = (folder.parent / f".{folder.name}.lock").open("w")
+            lock = path.open("w")
         except OSError as error:
             raise ArtifactError(
                 f"cannot write {folder} ({error.strerror}): choose another folder "
@@ -432,6 +433,7 @@ def build_once(
             _lock(lock, folder, wait=True)
             if not is_finished(folder):  # another job may have built it meanwhile
                 _build_aside(folder, stage, fingerprint, build)
+            path.unlink(missing_ok=True)  # who still waits for it finds the folder finished
     context.barrier()
     manifest = read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
     return Artifact(folder, manifest, reused)

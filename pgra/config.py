@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import enum
 import math
+import os
 import re
 import types
 import typing
@@ -104,7 +105,7 @@ class Rule:
         if value is None:
             return
         if self.choices is not None and not (self.is_open and ":" in str(value)):
-            choose(name, value, self.choices)
+            choose(name, value, [*self.choices, *(_installed(name) if self.is_open else ())])
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
         low, high = self.above, self.below
@@ -142,7 +143,7 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     if path is None and ":" in name:
         path = name
     if path is None:
-        others = {e.name: e.value for e in entry_points(group=f"pgra.{kind}s")}
+        others = _installed(kind)
         choose(kind, name, [*table, *others])
         path = others[name]
     module, _, attribute = path.partition(":")
@@ -152,6 +153,11 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
         if name in table:
             raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """Return what installed packages offer in the group `pgra.KINDs`: "module:Class" by name."""
+    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{kind}s")}
 
 
 def arg(
@@ -240,92 +246,91 @@ RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
 @dataclass(kw_only=True)
-class RetrieverArguments:
+class RetrieverArguments(Arguments):
     """First stage: k candidates a query."""
 
-    retriever: str = argument(
+    retriever: str = arg(
         "dense",
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
         "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
-        "best of all of it).",
+        "best of all of it); or your own, module:Class.",
+        choices=RETRIEVERS,
+        is_open=True,
     )
-    num_candidates: int = argument(
-        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
+    num_candidates: int = arg(
+        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus.", least=1
     )
-    encoder: str = argument(
-        "google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME."
-    )
-    pooling: str = argument(
+    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = arg(
         "auto",
         "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
         "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
     )
-    normalize: bool = argument(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int | None = argument(
+    normalize: bool = arg(True, "Unit vectors, so that the inner product is the cosine.")
+    max_encoder_tokens: int | None = arg(
         None,
         "Tokens of a passage or query that the encoder reads; default: what a "
         "sentence-transformers model says, else 128.",
+        least=4,
     )
-    query_prompt: str | None = argument(
+    query_prompt: str | None = arg(
         None,
         "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
         "sentence-transformers model says, else nothing.",
     )
-    passage_prompt: str | None = argument(
-        None, "The same before each passage, such as 'passage: '."
+    passage_prompt: str | None = arg(None, "The same before each passage, such as 'passage: '.")
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
     )
-    encoder_dtype: str = argument(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    encoder_batch_tokens: int = arg(
+        1024,
+        "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
     )
-    encoder_batch_tokens: int = argument(
-        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
-    )
-    index_factory: str = argument(
+    index_factory: str = arg(
         "Flat",
         "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
         "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
     )
-    index_memory_gb: float | None = argument(
+    index_memory_gb: float | None = arg(
         None,
         "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
         "auto chooses by it; default: half of the machine's.",
+        above=0,
+        below=math.inf,
     )
-    rescore_factor: int = argument(
+    rescore_factor: int = arg(
         4,
         "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
         "the exact vectors; 0: the index's own scores.",
+        least=0,
     )
-    index_dir: str | None = argument(
-        None, "A built index to use; default: found or built under artifacts_dir."
+    index_dir: str | None = arg(
+        None,
+        "A built index to use; default: found or built under artifacts_dir.",
+        decides=False,
     )
-    shard_rows: int = argument(
-        8192, "Passages in one shard, the unit that a stopped job does not repeat."
+    shard_rows: int = arg(
+        8192,
+        "Passages in one shard, the unit that a stopped job does not repeat.",
+        least=1,
+        decides=False,
     )
-    num_neighbors: int | None = argument(
+    num_neighbors: int | None = arg(
         None,
         "Training examples that vote, with --system knn; default: as many as suit the dev set.",
+        least=1,
     )
-    neighbor_encoder: str = argument(
+    neighbor_encoder: str = arg(
         "encoder",
         "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: "
         "the encoder of the T5, untrained, the mean of its states).",
+        choices=NEIGHBOR_ENCODERS,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("retriever", self.retriever, RETRIEVERS)
-        choose("pooling", self.pooling, POOLINGS)
-        choose("encoder_dtype", self.encoder_dtype, DTYPES)
-        choose("neighbor_encoder", self.neighbor_encoder, NEIGHBOR_ENCODERS)
-        at_least("num_neighbors", self.num_neighbors, 1)
-        at_least("num_candidates", self.num_candidates, 1)
-        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
-        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
-        at_least("shard_rows", self.shard_rows, 1)
-        at_least("rescore_factor", self.rescore_factor, 0)
-        memory = self.index_memory_gb
-        if memory is not None and not 0 < memory < math.inf:
-            raise ConfigError(f"index_memory_gb is {memory}: it must be above 0")
 
 
 # Arguments of the second stage; `pgra.config` gives them on.
@@ -339,6 +344,55 @@ BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
 QUANTIZATIONS = ("4bit", "8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
+
+
+FAST_KERNELS = ("auto", "off")
+KERNEL_SWITCH = "PGRA_FAST_KERNELS"
+"""The environment's word for `--fast_kernels`, which `pgra.lm.kernels` reads."""
+
+
+@dataclass(kw_only=True)
+class KernelArguments(Arguments):
+    """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
+
+    fast_kernels: str = arg(
+        "auto",
+        "Attention and products of our own where they are faster: auto (each is compared with the "
+        "stock way when it is first used, and dropped with a warning where it differs) or off "
+        "(stock calls of torch and transformers only).",
+        choices=FAST_KERNELS,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class LMArguments(KernelArguments):
+    """Which LM, and how it is run; shared by all that have one."""
+
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    lm_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+    lm_quantization: str = arg(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+        choices=QUANTIZATIONS,
+    )
+    lm_device_map: str = arg(
+        "none",
+        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
+        choices=DEVICE_MAPS,
+        decides=False,
+    )
+    lm_batch_tokens: int = arg(
+        2048,
+        "Tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
+    )
 
 
 @dataclass(kw_only=True)
@@ -357,7 +411,7 @@ class CrossEncoderArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class RerankArguments(CrossEncoderArguments):
+class RerankArguments(CrossEncoderArguments, LMArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     reranker: str = arg(
@@ -366,7 +420,6 @@ class RerankArguments(CrossEncoderArguments):
         "module:Class of your own.",
         is_open=True,
     )
-    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
     num_evidence: int = arg(
         16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
     )
@@ -394,23 +447,6 @@ class RerankArguments(CrossEncoderArguments):
         "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
         "under each, and a candidate's score is the mean.",
         least=1,
-    )
-    lm_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
-    )
-    lm_quantization: str = arg(
-        "none",
-        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
-        choices=QUANTIZATIONS,
-    )
-    lm_device_map: str = arg(
-        "none",
-        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
-        choices=DEVICE_MAPS,
-        decides=False,
     )
     lm_batch_tokens: int = arg(
         512,
@@ -455,6 +491,11 @@ class RerankArguments(CrossEncoderArguments):
         Raises:
             ConfigError: If there is one.
         """
+        if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
+            raise ConfigError(
+                "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
+                "--prefix_sharing auto, or leave --fast_kernels out"
+            )
         for name in ("cross_encoder", "cross_encoder_tokens"):
             if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
                 self.reranker != "cross-encoder"
@@ -968,6 +1009,9 @@ def parse_arguments(
     )
     if remaining:
         raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+    for group in parsed:
+        if hasattr(group, "fast_kernels"):  # worker processes see it too
+            os.environ[KERNEL_SWITCH] = group.fast_kernels
     return tuple(parsed)
 
 

@@ -34,7 +34,7 @@ from pgra.report.results import (
     read_object,
 )
 from pgra.rerank import Reference, Reranker
-from pgra.retrieval.shards import Stored
+from pgra.retrieval.base import Stored
 
 # What the stages before the reader leave: a task's examples with their evidence.
 

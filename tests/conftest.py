@@ -142,6 +142,13 @@ def encoder_dirs(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def cross_encoder_dir(tmp_path_factory) -> Path:
+    from tiny_models import build_cross_encoder
+
+    return build_cross_encoder(tmp_path_factory.mktemp("cross-encoders") / "one")
+
+
+@pytest.fixture(scope="session")
 def encoder_dir(encoder_dirs) -> Path:
     return encoder_dirs["bert"]
 
@@ -239,3 +246,10 @@ def with_rerank(args: PgraArguments, **changes: object) -> PgraArguments:
 
 def with_retriever(args: PgraArguments, **changes: object) -> PgraArguments:
     return replace(args, retriever=replace(args.retriever, **changes))
+
+
+@pytest.fixture(params=["auto", "off"])
+def fast_kernels(request, monkeypatch) -> str:
+    """Run a test with fast kernels where they agree, and again with stock calls only."""
+    monkeypatch.setenv("PGRA_FAST_KERNELS", request.param)
+    return request.param

@@ -16,6 +16,7 @@ from tokenizers import (
 )
 from transformers import (
     BertConfig,
+    BertForSequenceClassification,
     BertModel,
     ByT5Tokenizer,
     GPT2Config,
@@ -210,6 +211,29 @@ def build_encoder(folder: Path, kind: str = "bert") -> Path:
     }
     model = BertModel(BertConfig(**size)) if kind == "bert" else RobertaModel(RobertaConfig(**size))
     _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_cross_encoder(folder: Path, num_labels: int = 1) -> Path:
+    """Write a 2-layer sequence classifier that reads pairs of texts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tok = _word_piece(folder)
+    ends = [(t, tok.convert_tokens_to_ids(t)) for t in ("[CLS]", "[SEP]")]
+    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    tok.save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(tok),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        num_labels=num_labels,
+        pad_token_id=tok.pad_token_id,
+    )
+    _lively(BertForSequenceClassification(config)).save_pretrained(folder)
     return folder
 
 

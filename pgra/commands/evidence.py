@@ -1,11 +1,11 @@
 """Compares what each way finds, without training a reader: `ablations/evidence.py`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.config import PgraArguments, ReaderArguments, parse_arguments
+from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """example:
@@ -20,26 +20,21 @@ consistent with a query whose label that is.
 
 
 @dataclass(kw_only=True)
-class EvidenceArguments:
+class EvidenceArguments(Arguments):
     """Who labels the evidence, and how much of it is looked at."""
 
-    labeler: str | None = field(
-        default=None, metadata={"help": "A finished run of --num_evidence 0 on this task."}
+    labeler: str | None = arg(None, "A finished run of --num_evidence 0 on this task.")
+    output_dir: str | None = arg(None, "Where labels and tables go.")
+    depths: list[int] = arg(
+        [], "Look at each query's best so many evidence; default: --num_evidence."
     )
-    output_dir: str | None = field(default=None, metadata={"help": "Where labels and tables go."})
-    depths: list[int] = field(
-        default_factory=list,
-        metadata={"help": "Look at each query's best so many evidence; default: --num_evidence."},
-    )
-    centre: bool = field(
-        default=True,
-        metadata={
-            "help": "Centre the labeler at its medians over 1,000 passages of the corpus, so that "
-            "it does not call nearly all of it one label; --no_centre: the paper's labels."
-        },
+    centre: bool = arg(
+        True,
+        "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
+        "call nearly all of it one label; --no_centre: the paper's labels.",
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse to do nothing."""
         if self.labeler is None:
             raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
@@ -52,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.core import join_context
 
     names = [name for name in SECTIONS if name != "reader"]
-    asked, *sections = parse_arguments(
+    how, *sections = parse_arguments(
         [EvidenceArguments, *(SECTIONS[name] for name in names)],
         argv,
         prog="ablations/evidence.py",
@@ -66,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     context = join_context(args.runtime.device)
     study = compare_evidence(
         args,
-        Path(asked.labeler),
-        Path(asked.output_dir),
-        depths=asked.depths,
-        centre=asked.centre,
+        Path(how.labeler),
+        Path(how.output_dir),
+        depths=how.depths,
+        centre=how.centre,
         context=context,
     )
-    say(study.table.to_text())
+    say(study.tables[0].to_text())
     return 0

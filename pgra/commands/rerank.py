@@ -3,13 +3,13 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
-from pgra.config import PgraArguments, ReaderArguments, at_least, parse_arguments
+from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
 
@@ -24,6 +24,9 @@ EXAMPLE = """examples:
   pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
       --corpus bundled:wikipedia-19k --max_passages 300 --lm bundled:smollm2-135m \\
       --retriever exhaustive
+  pgra rerank "A warm and funny film." --task sst2 --dataset_name bundled:rotten-tomatoes \\
+      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --reranker cross-encoder \\
+      --cross_encoder cross-encoder/ms-marco-MiniLM-L6-v2
   pgra rerank --task sst2 --config configs/experiments/paper.yaml
 
 With texts, it shows the best of both stages side by side (the exemplars in the prompt are the
@@ -32,32 +35,19 @@ With --retriever exhaustive there is one stage: the LM reads the whole corpus on
 all of it is evidence.
 """
 _SECTIONS = [cls for name, cls in SECTIONS.items() if name != "reader"]
+_DEPTH_FLAGS = ("--num_evidence", "--num-evidence")
 _SCORE = "{:>10.4f}  "
 
 
 @dataclass(kw_only=True)
-class ShowArguments:
-    """How much is shown."""
+class ShowArguments(Arguments):
+    """How much is shown, and what the reader's section says of the second stage."""
 
-    num_shown: int = field(
-        default=5, metadata={"help": "Passages of each stage that are shown for a text."}
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse to show nothing."""
-        at_least("num_shown", self.num_shown, 1)
-
-
-@dataclass(kw_only=True)
-class NeighborModelArguments:
-    """What the reader's section tells of the second stage; no reader is trained here."""
-
-    model_name_or_path: str = field(
-        default=ReaderArguments.model_name_or_path,
-        metadata={
-            "help": "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
-            "--neighbor_encoder reader: hub id, folder or bundled:NAME."
-        },
+    num_shown: int = arg(5, "Passages of each stage that are shown for a text.", least=1)
+    model_name_or_path: str = arg(
+        ReaderArguments.model_name_or_path,
+        "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
+        "--neighbor_encoder reader: hub id, folder or bundled:NAME.",
     )
 
 
@@ -66,36 +56,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.core import join_context
 
     words = name_leading_texts(argv)
-    texts, show, model, *sections = parse_arguments(
-        [TextArguments, ShowArguments, NeighborModelArguments, *_SECTIONS],
+    texts, show, *sections = parse_arguments(
+        [TextArguments, ShowArguments, *_SECTIONS],
         words,
         prog="pgra rerank",
-        description="Find candidates and let an LM order them under a task's prompt.",
+        description="Find candidates and let a model order them, such as an LM under a prompt.",
         epilog=EXAMPLE,
     )
     names = [name for name in SECTIONS if name != "reader"]
     parts = dict(zip(names, sections, strict=True))
-    if texts.text and not _names_num_evidence(words):  # all candidates are ordered and shown
+    names_depth = any(word.split("=")[0] in _DEPTH_FLAGS for word in words)
+    if texts.text and not names_depth:  # all candidates are ordered and shown
         most = parts["retriever"].num_candidates
         kept = min(parts["rerank"].num_evidence, most)
         parts["rerank"] = replace(parts["rerank"], num_evidence=kept)
-    reader = ReaderArguments(model_name_or_path=model.model_name_or_path)
+    reader = ReaderArguments(model_name_or_path=show.model_name_or_path)
     args = PgraArguments(**parts, reader=reader)
     if args.rerank.num_evidence == 0:
         raise ConfigError("num_evidence is 0: there is nothing to rerank; ask for at least 1")
     quiet_libraries()
     context = join_context(args.runtime.device)
     if texts.text:
-        told = _show_texts(args, texts.text, show.num_shown, context)
+        message = _show_texts(args, texts.text, show.num_shown, context)
     else:
-        told = _rerank_splits(args, context)
-    if context.worker.is_main:
-        say(told)
+        message = _rerank_splits(args, context)
+    if context.is_main:
+        say(message)
     return 0
-
-
-def _names_num_evidence(words: Sequence[str]) -> bool:
-    return any(word.split("=")[0] in ("--num_evidence", "--num-evidence") for word in words)
 
 
 def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
@@ -131,7 +118,10 @@ def _show_texts(
         args, prompt, context, exemplars=found.exemplars, reference=found.reference
     )
     ranked = search.find(queries, depth=num_shown)
-    how = _describe_lm(args) if args.rerank.reranker == "prompted" else "none"
+    models = search.reranker.models(args.rerank)
+    if args.rerank.reranker == "prompted":
+        models.append(args.rerank.similarity)
+    how = ", ".join(models) or args.rerank.reranker
     if args.is_exhaustive:
         columns = [(f"exhaustive, {len(search.corpus):,} passages: {how}", ranked.best)]
     else:
@@ -140,14 +130,10 @@ def _show_texts(
             (f"second stage: {how}", ranked.best),
         ]
     lines = []
-    for place, text in enumerate(texts):
-        items = [[head, *_best(found, place, num_shown, search.corpus)] for head, found in columns]
+    for index, text in enumerate(texts):
+        items = [[head, *_best(found, index, num_shown, search.corpus)] for head, found in columns]
         lines += [f"query: {text}", *side_by_side(*items), ""]
     return "\n".join(lines).rstrip()
-
-
-def _describe_lm(args: "PgraArguments") -> str:
-    return f"{args.rerank.lm}, {args.rerank.similarity}"
 
 
 def _best(candidates: "Candidates", query: int, count: int, corpus: "Corpus") -> list[str]:

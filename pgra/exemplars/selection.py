@@ -24,8 +24,8 @@ from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Ro
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import Similarity
+from pgra.retrieval.base import examples_digest, store_candidates
 from pgra.retrieval.neighbors import Counts, LeakGuard, text_key
-from pgra.retrieval.shards import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from pgra.errors import ConfigError
 from pgra.methods.pgra import neighbor_model, open_neighbors, read_task
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.report.metrics import measure
+from pgra.retrieval.base import examples_digest, store_candidates
 from pgra.retrieval.neighbors import Neighbors
-from pgra.retrieval.shards import examples_digest, store_candidates
 from pgra.run_folder import Found, timed
 from pgra.runs import Decisions, Outcome, run_untrained
 

@@ -35,7 +35,7 @@ from pgra.reader.inputs import (
 )
 from pgra.reader.module import check_adapters
 from pgra.reader.train import check_batches
-from pgra.retrieval.shards import examples_digest
+from pgra.retrieval.base import examples_digest
 from pgra.run_folder import SPLITS, Found, check_writable, run_identity
 from pgra.runs import Outcome, run_reader
 

@@ -35,9 +35,13 @@ from pgra.reader.predict import Decision
 from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.retrieval import Retriever, open_retriever
-from pgra.retrieval.base import check_num_candidates
+from pgra.retrieval.base import (
+    candidates_fields,
+    check_num_candidates,
+    examples_digest,
+    store_candidates,
+)
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.retrieval.shards import candidates_fields, examples_digest, store_candidates
 from pgra.run_folder import SPLITS, Found, timed
 
 # Which training examples stand in the LM's prompt: the same for all queries, or each its own.
@@ -141,14 +145,8 @@ def find_evidence(
         _find_in_all(found, found.reranker, args, context, splits)
         return
     with timed(found, "index"):
-        retriever = open_retriever(
-            args.retriever,
-            found.corpus,
-            args.artifacts,
-            device=args.runtime.device,
-            context=context,
-            progress=context.worker.is_main,
-        )
+        where = replace(context, artifacts=args.artifacts, device=args.runtime.device)
+        retriever = open_retriever(args.retriever, found.corpus, where)
     found.fingerprints["index"] = dict(retriever.fingerprint)
     with timed(found, "candidates"):
         _retrieve(found, retriever, args, context, splits)
@@ -413,14 +411,10 @@ class EvidenceSearch:
     @cached_property
     def retriever(self) -> Retriever:
         """Open the first stage; its index is built if it is not there."""
-        return open_retriever(
-            self.args.retriever,
-            self.corpus,
-            self.args.artifacts,
-            device=self.args.runtime.device,
-            context=self._context,
-            progress=self._context.worker.is_main,
+        where = replace(
+            self._context, artifacts=self.args.artifacts, device=self.args.runtime.device
         )
+        return open_retriever(self.args.retriever, self.corpus, where)
 
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:

@@ -25,7 +25,7 @@ from pgra.methods.base import Prepared, prepare_runs
 from pgra.methods.pgra import segment_layout
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.rag import Passages, PooledInputs, RagReader, build_pooled
-from pgra.retrieval import IndexRequest, prepare_index
+from pgra.retrieval import IndexRequest, find_retriever
 from pgra.retrieval.shards import read_vectors
 from pgra.runs import Outcome, run_reader
 
@@ -105,15 +105,10 @@ class Pooled(Prepared):
     @cached_property
     def _index(self) -> Path:
         """Find the first stage's index, which is built by now."""
-        request = IndexRequest(
-            args=self.args.retriever,
-            corpus=self._corpus,
-            artifacts=self.args.artifacts,
-            device=self.args.runtime.device,
-            context=self.context,
-            progress=False,
-        )
-        return prepare_index(request)[0].folder
+        args, device = self.args.retriever, self.args.runtime.device
+        context = replace(self.context, artifacts=self.args.artifacts, device=device)
+        request = IndexRequest(args=args, corpus=self._corpus, context=context)
+        return find_retriever(args.retriever).prepare(request)[0].folder
 
     @property
     def _corpus(self) -> Corpus:

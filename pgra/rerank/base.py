@@ -12,9 +12,10 @@ A reranker of your own is one class and no line of ours:
         def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
 
         def rerank(self, examples, candidates):
-            lengths = [[len(text) for text in self.corpus.texts(row)] for row in candidates.rows]
-            scores = np.array(lengths, np.float32)
-            return Candidates.best(candidates.rows, scores, scores.shape[1])
+            rows, present = candidates.rows, candidates.rows != MISSING_ROW
+            scores = np.full(rows.shape, -np.inf, np.float32)
+            scores[present] = [len(text) for text in self.corpus.texts(rows[present])]
+            return Candidates.best(rows, scores, rows.shape[1])
 
     pgra rerank --reranker my_module:Longest ...
 

@@ -1,4 +1,4 @@
-"""A plan against the run that it foresees."""
+"""A plan against the run that it foresees, for each first stage and each reranker."""
 
 from dataclasses import replace
 
@@ -6,10 +6,36 @@ import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
 
+from pgra.commands.plan import describe_plan
+from pgra.core import MISSING_ROW, Candidates
 from pgra.errors import ConfigError
+from pgra.experiments.grid import GridRun, Point, foresee
 from pgra.lm.cost import Speed
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.pgra import find_evidence, open_stages, read_task
 from pgra.plan import make_plan
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.rerank import Reranker
+
+
+class Longest(Reranker):
+    """A reranker of one's own: what the contract asks for, and no more."""
+
+    def __init__(self, corpus):
+        self.corpus = corpus
+
+    @classmethod
+    def open(cls, request):
+        return cls(request.corpus)
+
+    @property
+    def fingerprint(self):
+        return {"reranker": "longest", **self.corpus.fingerprint}
+
+    def rerank(self, examples, candidates):
+        rows, present = candidates.rows, candidates.rows != MISSING_ROW
+        scores = np.full(rows.shape, -np.inf, np.float32)
+        scores[present] = [len(text) for text in self.corpus.texts(rows[present])]
+        return Candidates.best(rows, scores, rows.shape[1])
 
 
 @pytest.fixture(autouse=True)
@@ -23,18 +49,18 @@ def plain(args):
     return with_retriever(args, retriever="bm25")
 
 
-def run(args, monkeypatch):
-    """Run both stages; give what the LM read."""
-    from pgra.rerank.prompted import PromptedReranker
+@pytest.fixture
+def nearest(args):
+    few = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
+    return with_rerank(with_retriever(few, retriever="random"), exemplars="knn")
 
-    done, prepare = [], PromptedReranker.prepare
 
-    def listen(self, *args, **kwargs):
-        done.append(prepare(self, *args, **kwargs))
-        return done[-1]
-
-    monkeypatch.setattr(PromptedReranker, "prepare", listen)
-    found = read_task(args)
+def run(args):
+    """Run both stages; give what the reranker did."""
+    found, done = read_task(args), []
+    open_stages(found, args)
+    prepare = found.reranker.prepare
+    found.reranker.prepare = lambda *inputs: done.append(prepare(*inputs)) or done[-1]
     find_evidence(found, args)
     return done[-1]
 
@@ -45,69 +71,119 @@ def bank_bytes(args):
     return sum(np.load(path, mmap_mode="r").nbytes for path in paths)
 
 
-WAYS = {
-    "dense": {},
-    "bm25": {"retriever": "bm25"},
-    "exhaustive": {"retriever": "exhaustive"},
-    "random": {"retriever": "random"},
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_run_reads_what_was_planned(args, way, monkeypatch):
-    args = with_retriever(args, **WAYS[way])
-    plan = make_plan(args, seconds=1)
-    assert [path.name for path in args.artifacts.iterdir()] == ["corpora"]
-    assert plan.cost.is_exact
-    work = run(args, monkeypatch)
-    assert plan.cost.to_read == work.num_new
-    assert plan.cost.passages == work.num_passages
-    assert plan.cost.banked == 0
+def check(args, *, rel=None):
+    """Compare a plan with its run, and with a plan after it."""
+    cost = make_plan(args, seconds=1).cost
+    assert {path.name for path in args.artifacts.iterdir()} <= {"corpora", "neighbors"}
+    work = run(args)
+    assert cost.is_exact
+    assert (cost.to_read, cost.banked) == (work.num_new, 0)
     # Finding out whether the prefix can be shared may read some texts more.
-    assert plan.cost.reading.tokens == pytest.approx(work.num_tokens, abs=plan.cost.reading.prefix)
-    assert plan.cost.bank_bytes == bank_bytes(args)
+    assert cost.reading.tokens == pytest.approx(work.num_tokens, abs=cost.reading.prefix, rel=rel)
+    assert cost.bank_bytes == bank_bytes(args)
     again = make_plan(args, seconds=1)
     assert (again.cost.to_read, again.cost.reading.tokens, again.cost.bank_bytes) == (0, 0, 0)
     assert again.cost.banked == work.num_new
     assert (again.speed, again.seconds()) == (None, 0.0)
+    return cost, work
+
+
+@pytest.mark.parametrize("retriever", ["dense", "bm25", "exhaustive", "random"])
+def test_the_run_reads_what_was_planned(args, retriever):
+    cost, work = check(with_retriever(args, retriever=retriever))
+    assert cost.passages == work.num_passages
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_so_it_does_with_another_dtype_of_the_bank(plain, dtype):
+    args = with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7)
+    cost, _ = check(args)
+    width, kept = 32, {"float16": 2, "int8": 1}[dtype]
+    scales = -(-cost.passages // 7) * width * 8 if dtype == "int8" else 0
+    queries = cost.queries * (width * 4 + 12)
+    assert cost.bank_bytes == queries + cost.passages * (width * kept + 12) + scales
+
+
+def test_so_it_does_with_several_prefixes(plain):
+    cost, _ = check(with_rerank(plain, num_prefixes=3))
+    assert cost.reading.num_prefixes == 3
+    two = make_plan(with_rerank(plain, num_prefixes=2), seconds=0).cost
+    # Other examples are left out of training with fewer draws, and those alone are new.
+    assert two.to_read < two.banked
+
+
+def test_so_it_does_with_a_cross_encoder(args, cross_encoder_dir):
+    named = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
+    cost, _ = check(with_retriever(with_rerank(args, **named), retriever="random"), rel=0.1)
+    assert (cost.to_read, cost.basis) == (cost.queries * 6, "every pair")
+    assert cost.model == str(cross_encoder_dir)
+    assert cost.reading.cut == 0
+
+
+def test_so_it_does_with_a_prefix_a_query(nearest):
+    """Prefixes by chance are about as long as those of neighbors."""
+    cost, _ = check(nearest, rel=0.15)
+    plan = make_plan(nearest, seconds=0)
+    assert cost.to_read == cost.queries * (6 + 1) == sum(plan.queries.values()) * 7
+    assert cost.reading.tokens_whole > 3 * cost.reading.tokens
+    assert cost.reading.num_prefixes == cost.queries
+    # More candidates: which of them were read is not known before they are looked for.
+    more = make_plan(with_retriever(nearest, num_candidates=8), seconds=0).cost
+    assert not more.is_exact
+    assert more.to_read == cost.queries * (8 + 1)
+
+
+def test_prefixes_that_do_not_fit_are_planned_as_short_as_they_are_run(nearest):
+    whole = make_plan(nearest, seconds=0).cost.reading.prefix
+    cost, _ = check(with_rerank(nearest, max_prompt_tokens=whole - 20), rel=0.15)
+    assert cost.reading.prefix < whole - 20  # the control: not as they would be with room
+
+
+def test_words_may_find_fewer_candidates_than_planned(nearest):
+    args = with_retriever(nearest, retriever="bm25")
+    cost = make_plan(args, seconds=0).cost
+    work = run(args)
+    assert not cost.is_exact
+    assert work.num_new < cost.to_read
+    again = make_plan(args, seconds=0).cost
+    assert again.is_exact
+    assert (again.to_read, again.banked) == (0, work.num_new)
 
 
 def test_numbers_by_hand(args):
     plan = make_plan(args, seconds=0)
     # 40 reviews: 4 to choose on, 4 of the other 36 in the prompt.
     assert plan.queries == {"train": 32, "dev": 4, "test": 12}
-    assert plan.first.num_candidates == 6
-    assert plan.cost.most_passages == 12
-    assert plan.cost.basis == "guessed"
-    assert plan.cost.shards == 1
-    small = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
-    assert small.cost.shards == -(-small.cost.to_read // 7) > 1
+    assert (plan.cost.queries, plan.first.num_candidates, plan.cost.most_passages) == (48, 6, 12)
+    assert (plan.cost.basis, plan.cost.shards, plan.speed) == ("guessed", 1, None)
+    small = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0).cost
+    assert small.shards == -(-small.to_read // 7) > 1
 
 
-def test_a_full_bank_reads_the_whole_corpus(plain, monkeypatch):
+def test_a_full_bank_reads_the_whole_corpus(plain):
     plain = with_retriever(plain, num_candidates=3)
-    lazy, full = make_plan(plain, seconds=1), with_rerank(plain, bank="full")
-    plan = make_plan(full, seconds=1)
-    assert (plan.cost.basis, plan.cost.passages) == ("whole corpus", 12)
-    assert lazy.cost.passages < 12
-    assert plan.cost.to_read == run(full, monkeypatch).num_new
+    lazy, full = make_plan(plain, seconds=1).cost, with_rerank(plain, bank="full")
+    cost = make_plan(full, seconds=1).cost
+    assert (cost.basis, cost.passages) == ("whole corpus", 12)
+    assert lazy.passages < 12
+    assert cost.to_read == run(full).num_new
 
 
-def test_a_bank_that_is_there_in_part_counts(plain, monkeypatch):
-    run(with_retriever(plain, num_candidates=3), monkeypatch)
-    plan = make_plan(plain, seconds=1)
-    assert plan.cost.banked > 0
-    assert plan.cost.to_read == run(plain, monkeypatch).num_new
+def test_a_bank_that_is_there_in_part_counts(plain):
+    run(with_retriever(plain, num_candidates=3))
+    cost = make_plan(plain, seconds=1).cost
+    assert cost.banked > 0
+    assert cost.to_read == run(plain).num_new
 
 
 def test_sharing_the_prefix_is_what_saves(args):
-    shared = make_plan(args, seconds=0)
-    read, prefix, texts = shared.cost.reading, shared.cost.reading.prefix, shared.cost.to_read
-    assert read.tokens_whole == pytest.approx(read.tokens + prefix * (texts - 1), abs=2)
+    shared = make_plan(args, seconds=0).cost
+    read, texts = shared.reading, shared.to_read
+    assert read.tokens_whole == pytest.approx(read.tokens + read.prefix * (texts - 1), abs=2)
     assert read.flops_whole > 3 * read.flops
-    alone = make_plan(with_rerank(args, prefix_sharing="none"), seconds=0)
-    assert alone.cost.reading.tokens == alone.cost.reading.tokens_whole == read.tokens_whole
-    assert alone.cost.reading.cache == 0 < shared.cost.reading.cache
+    alone = make_plan(with_rerank(args, prefix_sharing="none"), seconds=0).cost.reading
+    assert alone.tokens == alone.tokens_whole == read.tokens_whole
+    assert alone.cache == 0 < read.cache
 
 
 def test_a_sample_stands_for_all(plain, monkeypatch):
@@ -119,34 +195,33 @@ def test_a_sample_stands_for_all(plain, monkeypatch):
     assert part.tokens != exact.tokens
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
-def test_the_banks_bytes_follow_its_dtype(plain, dtype, monkeypatch):
-    plan = make_plan(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), seconds=1)
-    run(with_rerank(plain, bank_dtype=dtype, bank_shard_rows=7), monkeypatch)
-    assert plan.cost.bank_bytes == bank_bytes(plain)
-    width, passages = 32, plan.cost.passages
-    queries = plan.cost.queries * (width * 4 + 12)
-    saved = {"auto": 4, "float16": 2, "int8": 1}[dtype]
-    scales = -(-passages // 7) * width * 8 if dtype == "int8" else 0
-    assert plan.cost.bank_bytes == queries + passages * (width * saved + 12) + scales
-
-
 def test_time_is_load_and_tokens_shared_among_processes(args):
-    plan = make_plan(with_rerank(args, bank_shard_rows=7), seconds=0)
+    plan = make_plan(args, seconds=0)
     assert plan.seconds() is None
-    reading = replace(plan.cost.reading, tokens=1000)
+    cost = replace(plan.cost, shards=5, reading=replace(plan.cost.reading, tokens=1000))
     speed = Speed(texts=1, tokens=50, seconds=1.0, load_seconds=3.0)
-    plan = replace(plan, cost=replace(plan.cost, shards=5, reading=reading), speed=speed)
+    plan = replace(plan, cost=cost, speed=speed)
     assert plan.seconds() == 3 + 1000 / 50
     assert plan.seconds(2) == 3 + 0.6 * 20  # one has three of the five shards
     assert plan.seconds(8) == 3 + 0.2 * 20
 
 
-def test_the_lm_is_measured_only_when_asked(args):
+def test_of_a_reranker_from_outside_it_tells_the_first_stage(plain):
+    """And the run works, with nothing of ours but its name."""
+    args = with_rerank(plain, reranker=f"{__name__}:Longest")
     plan = make_plan(args, seconds=1)
-    assert plan.speed.texts >= 1
-    assert plan.seconds() > plan.speed.load_seconds
-    assert make_plan(args, seconds=0).speed is None
+    assert (plan.cost, plan.speed, plan.seconds()) == (None, None, None)
+    assert plan.first.is_exact
+    told = describe_plan(plan)
+    assert f"what {__name__}:Longest reads is not known" in told
+    assert "first stage" in told
+    found = read_task(args)
+    find_evidence(found, args)
+    best = found.evidence["test"].candidates
+    scores = best.scores[best.rows != MISSING_ROW]
+    assert (np.diff(best.scores[0][best.rows[0] != MISSING_ROW]) <= 0).all()
+    assert scores.tolist() == [len(t) for t in found.corpus.texts(best.rows[best.rows >= 0])]
+    assert found.reranker.models(args.rerank) == []
 
 
 @pytest.mark.parametrize("change", [{"num_evidence": 0}, {"reranker": "none"}])
@@ -154,12 +229,6 @@ def test_a_run_without_the_lm_is_refused(args, change):
     with pytest.raises(ConfigError, match="the LM has nothing to read with --num_evidence 0 or"):
         make_plan(with_rerank(args, **change))
     assert not args.artifacts.exists()
-
-
-def test_more_candidates_than_passages_are_refused(args):
-    with pytest.raises(ConfigError, match=r"num_candidates \(13\) exceeds the corpus \(12"):
-        make_plan(with_retriever(args, num_candidates=13))
-    make_plan(with_retriever(args, num_candidates=13, retriever="exhaustive"), seconds=0)
 
 
 @pytest.mark.parametrize("retriever", ["dense", "hybrid", "exhaustive"])
@@ -170,16 +239,36 @@ def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever, factory
     wrong = with_retriever(args, retriever=retriever, index_factory=factory)
     with pytest.raises(ConfigError, match=f"index_factory '{factory}' {message}") as planned:
         make_plan(wrong, seconds=0)
-    with pytest.raises(ConfigError) as run:
+    with pytest.raises(ConfigError) as ran:
         find_evidence(read_task(wrong), wrong)
-    assert str(planned.value) == str(run.value)
+    assert str(planned.value) == str(ran.value)
     make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)
 
 
-def test_the_trials_corpus_is_not_told(args, caplog):
-    with caplog.at_level("INFO", "pgra"):
-        assert make_plan(args, seconds=1).cost.is_exact
-    told = [line for line in caplog.messages if line.startswith("corpus ")]
-    assert len(told) == 1
-    assert "corpus.txt: 12 passages" in told[0]
-    assert "a trial with 12 of 12 passages" in caplog.text
+def test_a_dry_run_tells_the_cost_of_each_reranker(nearest, tmp_path, cross_encoder_dir):
+    training = ReaderTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
+    fixed = with_rerank(nearest, exemplars="balanced")
+    cross = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
+    points = {
+        "knn": nearest,
+        "balanced": fixed,
+        "cosine": with_rerank(fixed, similarity="cosine"),
+        "cross": with_rerank(fixed, **cross),
+        "outside": with_rerank(fixed, reranker=f"{__name__}:Longest"),
+        "none": with_rerank(fixed, reranker="none"),
+    }
+    runs = [
+        GridRun(Point(name, {}), None, 0, tmp_path / name, args, training)
+        for name, args in points.items()
+    ]
+    costs = dict(zip(points, foresee(runs), strict=True))
+    num_queries = sum(make_plan(nearest, seconds=0).queries.values())
+    assert costs["knn"].texts == num_queries * 7
+    assert costs["cross"].texts == make_plan(points["cross"], seconds=0).cost.to_read
+    for name in ("knn", "cross"):
+        assert costs[name].note.startswith("every pair: each passage with each query, about ")
+    assert 0 < costs["balanced"].texts < costs["knn"].texts / 3
+    assert costs["cosine"].note == "shares the bank of balanced"
+    assert costs["outside"].texts is None
+    assert costs["outside"].note.endswith("Longest reads is not known")
+    assert costs["none"].texts == 0

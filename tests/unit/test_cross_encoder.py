@@ -1,0 +1,183 @@
+"""A cross-encoder's scores against stock calls of transformers and sentence-transformers."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES
+from tiny_models import build_cross_encoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from pgra.config import CorpusArguments, RerankArguments
+from pgra.core import Candidates, Context, Example
+from pgra.data.corpus import open_corpus
+from pgra.errors import ConfigError, ModelError
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.rerank import RerankRequest, open_reranker
+from pgra.rerank.cross_encoder import CrossEncoder
+
+QUERIES = [
+    Example("test-0", {"text": "A warm film."}),
+    Example("test-1", {"text": "Dull!"}),
+    Example("test-2", {"text": " ".join(SENTENCES[:2])}),
+]
+ROWS = np.array([[3, 0, 7, 11], [2, 5, 0, -1], [1, 0, 9, 4]])
+PAIRS = [
+    (query.text, SENTENCES[row])
+    for query, line in zip(QUERIES, ROWS, strict=True)
+    for row in line
+    if row > -1
+]
+
+
+@pytest.fixture
+def corpus(corpus_file, tmp_path):
+    return open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
+
+
+@pytest.fixture
+def start(corpus, cross_encoder_dir, tmp_path):
+    def start(where="artifacts", folder=cross_encoder_dir, **changes):
+        changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
+        args = RerankArguments(reranker="cross-encoder", cross_encoder=str(folder), **changes)
+        return open_reranker(
+            RerankRequest(
+                args=args,
+                prompt=FewShotPrompt(PromptTemplate("{text}")),
+                corpus=corpus,
+                context=Context(artifacts=tmp_path / where, device="cpu"),
+            )
+        )
+
+    return start
+
+
+def run(reranker, queries=QUERIES, rows=ROWS):
+    work = reranker.prepare(queries, rows)
+    return reranker.rerank(queries, Candidates(rows, np.zeros(rows.shape, np.float32))), work
+
+
+def score(model, pairs=PAIRS):
+    return model.score(model.tokenize(*zip(*pairs, strict=True))).numpy()
+
+
+def by_hand(folder, pairs=PAIRS):
+    """Run each pair alone; give its logits."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return torch.cat([model(**tokenizer(*pair, return_tensors="pt")).logits for pair in pairs])
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 64, 4096])
+def test_one_logit_is_the_score_whatever_the_batches(cross_encoder_dir, batch_tokens):
+    model = CrossEncoder(str(cross_encoder_dir), device="cpu", batch_tokens=batch_tokens)
+    found = score(model)
+    np.testing.assert_allclose(found, by_hand(cross_encoder_dir)[:, 0], rtol=1e-4, atol=1e-5)
+    assert np.ptp(found) > 0.1
+    turned = score(model, [pair[::-1] for pair in PAIRS])
+    assert np.abs(turned - found).max() > 0.05  # the control: query and passage are not alike
+
+
+def test_scores_are_those_of_sentence_transformers(cross_encoder_dir):
+    from sentence_transformers import CrossEncoder as Stock
+
+    stock = Stock(str(cross_encoder_dir), device="cpu", activation_fn=torch.nn.Identity())
+    expected = stock.predict(PAIRS, show_progress_bar=False)
+    found = score(CrossEncoder(str(cross_encoder_dir), device="cpu"))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_of_several_classes_it_is_the_log_probability_of_the_relevant_one(tmp_path):
+    folder = build_cross_encoder(tmp_path / "three", num_labels=3)
+    expected = by_hand(folder).log_softmax(1)
+    last = score(CrossEncoder(str(folder), device="cpu"))
+    np.testing.assert_allclose(last, expected[:, 2], rtol=1e-4, atol=1e-5)
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {"0": "no", "1": "Relevant", "2": "other"}
+    config["label2id"] = {name: int(i) for i, name in config["id2label"].items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    named = score(CrossEncoder(str(folder), device="cpu"))
+    np.testing.assert_allclose(named, expected[:, 1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_pair_loses_the_end_of_its_longer_text_and_is_counted(cross_encoder_dir):
+    long = ("A warm film.", " ".join(SENTENCES))
+    model = CrossEncoder(str(cross_encoder_dir), device="cpu", max_tokens=24)
+    rows = model.tokenize(*zip(long, PAIRS[0], strict=True))
+    assert len(rows[0]["input_ids"]) == 24
+    assert model.num_cut == 1
+    stock = AutoTokenizer.from_pretrained(cross_encoder_dir)
+    cut = stock(*long, truncation="longest_first", max_length=24)
+    assert rows[0] == dict(cut)
+    assert rows[1] == dict(stock(*PAIRS[0]))  # the control: a short one stays whole
+
+
+def test_candidates_are_ordered_by_the_scores_and_each_pair_is_scored_once(start):
+    reranker = start()
+    found, work = run(reranker)
+    scores = score(reranker.model)
+    own = np.full(ROWS.shape, -np.inf, np.float32)
+    own[ROWS > -1] = scores
+    expected = Candidates.best(ROWS, own, 4)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+    assert (work.num_new, work.num_passages) == (11, 9)
+    assert run(start())[1].num_new == 0
+    assert run(start(), [QUERIES[1]], np.array([[5, 6]]))[1].num_new == 1  # the control
+    same = Example("other-id", QUERIES[0].fields)
+    assert run(start(), [same], ROWS[:1, :2])[1].num_new == 0
+
+
+def test_another_model_length_or_dtype_scores_anew(start, tmp_path, cross_encoder_dir):
+    run(start())
+    moved = tmp_path / "moved"
+    shutil.copytree(cross_encoder_dir, moved)
+    assert start(folder=moved).fingerprint == start().fingerprint  # it is the content that counts
+    other = build_cross_encoder(tmp_path / "other", num_labels=2)
+    for changes in ({"folder": other}, {"cross_encoder_tokens": 32}, {"lm_dtype": "bfloat16"}):
+        changed = start(**changes)
+        assert changed.fingerprint != start().fingerprint
+        assert run(changed)[1].num_new == 11
+
+
+def test_a_stopped_job_goes_on_and_leaves_the_same_bytes(start, tmp_path):
+    expected, _ = run(start("whole"))
+    stopped, scored = start(), []
+    compute = stopped.compute
+
+    def stop_at_the_third(shard, advance):
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        scored.append(len(shard))
+        return compute(shard, advance)
+
+    stopped.compute = stop_at_the_third
+    with pytest.raises(KeyboardInterrupt):
+        run(stopped)
+    found, work = run(start())
+    assert work.num_new == 11 - sum(scored) < 11
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    whole, again = (
+        {path.name: path.read_bytes() for path in folder.glob("banks/*/*.npy")}
+        for folder in (tmp_path / "whole", tmp_path / "artifacts")
+    )
+    assert whole == again != {}
+
+
+def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):
+    with pytest.raises(ModelError, match="is no cross-encoder: it has no weights for classifier"):
+        run(start(folder=encoder_dir))
+
+
+def test_more_tokens_than_it_reads_are_refused(start):
+    with pytest.raises(ConfigError, match=r"cross_encoder_tokens is 65, but .* at most 64 tokens"):
+        start(cross_encoder_tokens=65)
+
+
+def test_its_flags_belong_to_it():
+    with pytest.raises(ConfigError, match="cross_encoder is x, and reranker is prompted: add"):
+        RerankArguments(cross_encoder="x")
