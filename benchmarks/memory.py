@@ -135,7 +135,7 @@ def _measure_use(
         questions = [f"question {row}" for row in rows]
         seconds = _time_each(EncoderLookup(log, vectors), questions)
         right = sum(_is_nearest(vectors, encoder, question) for question in questions)
-        edit = EditLookup(log, max_distance=5)
+        edit = EditLookup(log)
         edit.find("what would one say of < x >")  # reads all keys
         edits = _time_each(edit, [event(int(row)).key.replace("say", "tell") for row in rows[:10]])
         start = time.perf_counter()
@@ -168,7 +168,7 @@ def _is_nearest(vectors: KeyVectors, encoder: RandomEncoder, question: str) -> b
         scores = encoder.stored[start : start + 65_536].astype(np.float32) @ query
         if scores.max() > score:
             best, score = start + int(scores.argmax()), float(scores.max())
-    return vectors.search(question, 1).ids == [best + 1]
+    return list(vectors.search(question, 1)) == [best + 1]
 
 
 if __name__ == "__main__":

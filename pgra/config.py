@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import enum
 import math
+import os
 import re
 import types
 import typing
@@ -341,6 +342,55 @@ QUANTIZATIONS = ("4bit", "8bit", "none")
 DEVICE_MAPS = ("auto", "balanced", "none", "sequential")
 
 
+FAST_KERNELS = ("auto", "off")
+KERNEL_SWITCH = "PGRA_FAST_KERNELS"
+"""The environment's word for `--fast_kernels`, which `pgra.lm.kernels` reads."""
+
+
+@dataclass(kw_only=True)
+class KernelArguments(Arguments):
+    """Whether fast kernels may be used; an argument of all that run an LM or a reader."""
+
+    fast_kernels: str = arg(
+        "auto",
+        "Attention and products of our own where they are faster: auto (each is compared with the "
+        "stock way when it is first used, and dropped with a warning where it differs) or off "
+        "(stock calls of torch and transformers only).",
+        choices=FAST_KERNELS,
+        decides=False,
+    )
+
+
+@dataclass(kw_only=True)
+class LMArguments(KernelArguments):
+    """Which LM, and how it is run; shared by all that have one."""
+
+    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
+    lm_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+    lm_quantization: str = arg(
+        "none",
+        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
+        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
+        choices=QUANTIZATIONS,
+    )
+    lm_device_map: str = arg(
+        "none",
+        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
+        choices=DEVICE_MAPS,
+        decides=False,
+    )
+    lm_batch_tokens: int = arg(
+        2048,
+        "Tokens in one LM batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
+    )
+
+
 @dataclass(kw_only=True)
 class CrossEncoderArguments(Arguments):
     """What a cross-encoder has of its own."""
@@ -357,7 +407,7 @@ class CrossEncoderArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class RerankArguments(CrossEncoderArguments):
+class RerankArguments(CrossEncoderArguments, LMArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     reranker: str = arg(
@@ -366,7 +416,6 @@ class RerankArguments(CrossEncoderArguments):
         "module:Class of your own.",
         is_open=True,
     )
-    lm: str = arg("facebook/opt-13b", "Causal LM: hub id, folder or bundled:NAME.")
     num_evidence: int = arg(
         16, "Evidence kept a query (the paper's d); 0 is the plain reader.", least=0
     )
@@ -394,23 +443,6 @@ class RerankArguments(CrossEncoderArguments):
         "Draws of exemplars (seeds exemplar_seed, exemplar_seed + 1, ...): the LM reads every text "
         "under each, and a candidate's score is the mean.",
         least=1,
-    )
-    lm_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
-    )
-    lm_quantization: str = arg(
-        "none",
-        "none, 8bit (torchao: not for GPT-2, not in float16) or 4bit (bitsandbytes: NF4) weights; "
-        "needs pip install 'pgra[int8]'. benchmarks/quantized.py measures what changes.",
-        choices=QUANTIZATIONS,
-    )
-    lm_device_map: str = arg(
-        "none",
-        "none (one device), or over all GPUs of one process: auto, balanced, sequential.",
-        choices=DEVICE_MAPS,
-        decides=False,
     )
     lm_batch_tokens: int = arg(
         512,
@@ -455,6 +487,11 @@ class RerankArguments(CrossEncoderArguments):
         Raises:
             ConfigError: If there is one.
         """
+        if self.fast_kernels == "off" and self.prefix_sharing == "cascade":
+            raise ConfigError(
+                "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
+                "--prefix_sharing auto, or leave --fast_kernels out"
+            )
         for name in ("cross_encoder", "cross_encoder_tokens"):
             if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
                 self.reranker != "cross-encoder"
@@ -968,6 +1005,9 @@ def parse_arguments(
     )
     if remaining:
         raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+    for group in parsed:
+        if hasattr(group, "fast_kernels"):  # worker processes see it too
+            os.environ[KERNEL_SWITCH] = group.fast_kernels
     return tuple(parsed)
 
 

@@ -1,11 +1,11 @@
 """Measures the label consistency of runs' evidence: `pgra consistency`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import at_least, parse_arguments
+from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
@@ -22,49 +22,36 @@ whose label that is. With --no_centre these are the paper's Table 10 and Figures
 
 
 @dataclass(kw_only=True)
-class ConsistencyArguments:
+class ConsistencyArguments(Arguments):
     """Whose evidence, and who labels it."""
 
-    runs: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Finished runs, folders of them, or a grid of pgra ablate."},
+    runs: list[str] = arg([], "Finished runs, folders of them, or a grid of pgra ablate.")
+    labeler: list[str] = arg(
+        [],
+        "Finished runs of --num_evidence 0, one for each task; default: the plain runs among "
+        "--runs.",
     )
-    labeler: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Finished runs of --num_evidence 0, one for each task; default: the plain runs "
-            "among --runs."
-        },
+    baseline: str | None = arg(
+        None, "Row to compare with; default: the grid's, else fid, else the first."
     )
-    baseline: str | None = field(
-        default=None,
-        metadata={"help": "Row to compare with; default: the grid's, else fid, else the first."},
+    output_dir: str | None = arg(None, "Where labels, tables and plots go.")
+    depth: int | None = arg(
+        None, "Look at each query's best so many evidence; default: all.", least=1
     )
-    output_dir: str | None = field(
-        default=None, metadata={"help": "Where labels, tables and plots go."}
+    centre: bool = arg(
+        True,
+        "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so that it "
+        "does not call nearly all of it one label; --no_centre: the paper's labels.",
     )
-    depth: int | None = field(
-        default=None, metadata={"help": "Look at each query's best so many evidence; default: all."}
-    )
-    centre: bool = field(
-        default=True,
-        metadata={
-            "help": "Centre the labeler at its medians over 1,000 passages of the runs' corpus, so "
-            "that it does not call nearly all of it one label; --no_centre: the paper's labels."
-        },
-    )
-    plots: bool = field(default=True, metadata={"help": "Draw (needs matplotlib)."})
-    device: str = field(
-        default="auto", metadata={"help": "auto (a GPU if there is one), cpu, cuda, cuda:1, ..."}
-    )
+    plots: bool = arg(True, "Draw them too.")
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse to do nothing."""
         if not self.runs:
             raise ConfigError("--runs is missing: give the folders of finished runs with evidence")
         if self.output_dir is None:
             raise ConfigError("--output_dir is missing: say where labels, tables and plots go")
-        at_least("depth", self.depth, 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,9 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_libraries()
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 
+    folder = Path(str(args.output_dir))
     report = report_consistency(
         [Path(name) for name in args.runs],
-        Path(args.output_dir),
+        folder,
         labelers=[Path(name) for name in args.labeler],
         baseline=args.baseline,
         depth=args.depth,
@@ -90,5 +78,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         plots=args.plots,
     )
     say("\n\n".join(table.to_text() for table in report.tables))
-    say(f"\n{report.num_read} texts were read. Written: {report.folder / TABLES_FILE}")
+    say(f"\n{report.num_read} texts were read. Written: {folder / TABLES_FILE}")
     return 0

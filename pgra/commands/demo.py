@@ -93,7 +93,9 @@ def _introduce(args: "PgraArguments") -> str:
 def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
     """Write the report and the plot; give what the terminal shows."""
     from pgra.artifacts import write_text
-    from pgra.report.page import case_study, choose_case, demo_table, plot_results
+    from pgra.report.compare import compare_runs
+    from pgra.report.page import case_study, choose_case, demo_table, plot_study
+    from pgra.report.results import Group
 
     first = systems[0].metrics
     table = demo_table(systems).to_markdown()
@@ -120,7 +122,7 @@ def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: b
         f"{table}\n\n![metric with interval](results.png)\n\n{honest}\n\n## An example\n\n{which}"
         f"\n\n```\n{case}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n",
     )
-    plot_results(systems, base / "results.png")
+    plot_study(compare_runs(Group("Three readers", systems)), base / "results.png")
     return (
         f"{head}\n\n{table}\n\n{honest}\n\n{which}\n\n{case}\n\nWhat to know:\n{notes}\n\n{timing}"
     )

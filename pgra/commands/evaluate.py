@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import quiet_libraries, say, show_metrics
-from pgra.config import choose, parse_arguments
+from pgra.config import KernelArguments, choose, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
@@ -20,7 +20,7 @@ def _arg(default: Any, text: str) -> Any:
 
 
 @dataclass(kw_only=True)
-class EvaluateArguments:
+class EvaluateArguments(KernelArguments):
     """Which run, and on what."""
 
     run: str | None = _arg(None, "Folder of a finished run of train.py.")

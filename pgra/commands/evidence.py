@@ -67,5 +67,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         centre=how.centre,
         context=context,
     )
-    say(study.table.to_text())
+    say(study.tables[0].to_text())
     return 0

@@ -27,7 +27,7 @@ run asks only what is new.
 def main(argv: Sequence[str] | None = None) -> int:
     """Choose exemplars, ask, measure and show."""
     from pgra.exemplars import SelectionArguments
-    from pgra.lm.open import CompleterArguments
+    from pgra.lm.base import CompleterArguments
     from pgra.memory.labels import PromptMemoryArguments
     from pgra.methods.kate_arguments import IclArguments
 

@@ -1,40 +1,25 @@
-"""A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`."""
+"""A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`.
 
+What a word needs beside this file is imported when it is called: listing a memory loads no torch.
+"""
+
+import contextlib
+import importlib.util
+import io
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.memory_arguments import (
-    AddArguments,
-    ChangeArguments,
-    FamilyArguments,
-    FileArguments,
-    ListArguments,
-    MemoryArguments,
-    QuestionArguments,
-)
-from pgra.config import parse_arguments
+from pgra.config import Arguments, KernelArguments, arg, parse_arguments
+from pgra.core import Context
 from pgra.errors import ConfigError, unknown_name
 from pgra.memory.families import Family, load_family
-from pgra.memory.log import (
-    Event,
-    FeedbackLog,
-    export_log,
-    import_events,
-    read_events,
-    salvage,
-)
-from pgra.memory.lookup import (
-    find_collisions,
-    find_near,
-    lookup_opener,
-    passing,
-    show_entry,
-    show_near,
-)
+from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
+from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
 
 HELP = """usage: pgra memory COMMAND [--help]
 
@@ -65,6 +50,11 @@ examples:
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
   pgra memory chat --lm bundled:smollm2-135m
 """
+_AHEAD = 16  # questions that an LM here is asked together
+_LOOPBACK = ("127.0.0.1", "localhost")
+_PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
+_FAMILY = "Name of a YAML in configs/memory, or the path of one."
+_DEVICE = "auto (a GPU if there is one), cpu, cuda, ..."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,165 +65,245 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if words[0] not in _WORDS:
         raise ConfigError(unknown_name("word after pgra memory", words[0], _WORDS))
-    return _WORDS[words[0]](words[1:])
-
-
-def _parse(
-    words: Sequence[str], classes: Sequence[type], names: Sequence[str], *, word: str, about: str
-) -> Any:
-    """Read arguments, of which the first may stand bare, in the order of `names`."""
-    bare = next((i for i, told in enumerate(words) if told.startswith("--")), len(words))
-    if bare > len(names):
-        raise ConfigError(f"'{words[len(names)]}' is one text too many: put each in quotes")
-    named = [part for pair in zip(names, words[:bare], strict=False) for part in pair]
-    prog = f"pgra memory {word}"
-    told = [*named, *words[bare:]]
-    return parse_arguments(
-        [MemoryArguments, *classes], told, prog=prog, description=about, epilog=HELP
-    )
-
-
-def _add(words: Sequence[str]) -> int:
-    memory, args = _parse(
-        words,
-        [AddArguments],
-        ("--question", "--feedback"),
-        word="add",
-        about="Write what was meant by a question that was misunderstood.",
-    )
-    whose = {"source": args.source, "task": args.task}
-    # Refused here, before a memory is made.
-    Event(kind="write", key=args.question, feedback=args.feedback, time="", **whose)
-    is_relative = not _follows_release(args)
-    with FeedbackLog.open(Path(memory.memory)) as log:
-        entry = log.write(args.question, args.feedback, **whose)
-        say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
-        for near in find_near(log, entry, is_relative=is_relative):
-            say(show_near(near))
+    _WORDS[words[0]](words[1:])
     return 0
 
 
-def _family(args: FamilyArguments) -> Family | None:
-    return None if args.family is None else load_family(args.family)
+def _parse(
+    word: str,
+    about: str,
+    words: Sequence[str],
+    *classes: type,
+    bare: Sequence[str] = (),
+    epilog: str = HELP,
+) -> Any:
+    """Read a word's arguments, of which the first may stand bare, in the order of `bare`."""
+    count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
+    if bare == ("ids...",):  # any number of them
+        words, count = (["--ids", *words] if count else list(words)), 0
+    if count > len(bare):
+        raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
+    named = [part for name, text in zip(bare, words, strict=False) for part in (f"--{name}", text)]
+    named = named[: 2 * count]
+    return parse_arguments(
+        list(classes),
+        [*named, *words[count:]],
+        prog=f"pgra memory {word}",
+        description=about,
+        epilog=epilog,
+    )
 
 
-def _follows_release(args: FamilyArguments) -> bool:
-    family = _family(args)
-    return family is not None and family.follows_release
+# The memory itself.
 
 
-def _list(words: Sequence[str]) -> int:
-    memory, args = _parse(words, [ListArguments], (), word="list", about="Show a memory.")
-    is_relative = not _follows_release(args)
+@dataclass(kw_only=True)
+class MemoryArguments(Arguments):
+    """Which memory."""
+
+    memory: str = arg("memory.sqlite", "The memory's file; add, import and stream make it.")
+
+
+@dataclass(kw_only=True)
+class FamilyArguments(Arguments):
+    """Of which family questions are, where it may be none."""
+
+    family: str | None = arg(
+        None,
+        "Name of a YAML in configs/memory, or the path of one, whose rule tells near keys; "
+        "default: the rule for questions of any kind.",
+    )
+
+    def load_family(self) -> Family | None:
+        """Return the family, if one is named."""
+        return None if self.family is None else load_family(self.family)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether near keys are told by the rule for questions of any kind."""
+        family = self.load_family()
+        return family is None or not family.follows_release
+
+
+@dataclass(kw_only=True)
+class AddArguments(FamilyArguments):
+    """What is written."""
+
+    question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
+    feedback: str | None = arg(
+        None, "What was meant, or a text's right label; it may also stand second, bare."
+    )
+    task: str = arg(
+        "",
+        "Which questions it is for, such as sst2 of a corrected label; default: all that share the "
+        "memory.",
+    )
+    source: str = arg("user", "Who says it.")
+
+    def check(self) -> None:
+        """Refuse to write nothing."""
+        if self.question is None or self.feedback is None:
+            raise ConfigError('there is nothing to add: pgra memory add "QUESTION" "WHAT I MEAN"')
+
+
+@dataclass(kw_only=True)
+class ListArguments(FamilyArguments):
+    """What is shown."""
+
+    log: bool = arg(False, "Show every event instead of what is in the memory now.")
+    verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
+    collisions: bool = arg(
+        False, "Show entries whose keys a look-up by edit distance takes for each other."
+    )
+
+
+@dataclass(kw_only=True)
+class QuestionArguments(FamilyArguments, LookupArguments):
+    """What is looked up."""
+
+    question: str | None = arg(None, "A question; it may also stand first, bare.")
+    num_matches: int = arg(3, "Entries shown.", least=1)
+    task: str = arg("", "Which entries count.")
+    device: str = arg("auto", "Where the encoder runs.")
+
+    def check(self) -> None:
+        """Refuse to look nothing up."""
+        super().check()
+        if self.question is None or not self.question.strip():
+            raise ConfigError('there is nothing to look up: pgra memory lookup "QUESTION"')
+
+
+@dataclass(kw_only=True)
+class ChangeArguments(Arguments):
+    """Which entries change."""
+
+    ids: list[int] = arg([], "Entries, as pgra memory list shows them; they may also stand first.")
+    feedback: str | None = arg(None, "What was meant (correct); it may also stand second.")
+    source: str = arg("user", "Who says it.")
+
+
+@dataclass(kw_only=True)
+class FileArguments(Arguments):
+    """Which file."""
+
+    file: str | None = arg(None, "The file; it may also stand first, bare.")
+    output: str | None = arg(None, "The new memory (salvage).")
+
+    def check(self) -> None:
+        """Refuse a command without a file."""
+        if self.file is None:
+            raise ConfigError("no file is named: give it first, as in pgra memory export FILE")
+
+
+def _add(words: Sequence[str]) -> None:
+    about = "Write what was meant by a question that was misunderstood."
+    bare = ("question", "feedback")
+    memory, args = _parse("add", about, words, MemoryArguments, AddArguments, bare=bare)
+    values = {"source": args.source, "task": args.task}
+    Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
+    is_relative = args.is_relative
+    from pgra.memory.chat import show_near
+
+    with FeedbackLog.open(Path(memory.memory)) as log:
+        entry = log.write(args.question, args.feedback, **values)
+        say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
+        for near in find_near(log, entry, is_relative=is_relative):
+            say(show_near(near))
+
+
+def _list(words: Sequence[str]) -> None:
+    memory, args = _parse("list", "Show a memory.", words, MemoryArguments, ListArguments)
+    is_relative = args.is_relative
+    from pgra.memory.chat import show_entry
+
+    def show(event: Event, kind: str = "") -> None:
+        origin = "  ".join(part for part in (event.time[:19], event.source, event.task) if part)
+        say(f"{event.id:>6}  {origin}  {kind}{show_entry(event)}")
+
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
         if args.verify:
             log.verify()
             say(f"{memory.memory}: whole: {log.last_id:,} events, {len(log):,} entries")
         if args.log:
             for event in log.events():
-                told = f"{event.kind} {show_entry(event)}"
-                say(f"{event.id:>6}  {_origin(event)}  {told}")
+                show(event, f"{event.kind} ")
         elif args.collisions:
-            _list_collisions(list(log.entries()), is_relative=is_relative)
+            entries = list(log.entries())
+            keys, meanings = [e.key for e in entries], [e.feedback for e in entries]
+            found = find_collisions(keys, meanings, is_relative=is_relative)
+            for pair in found:
+                first, second = entries[pair.first], entries[pair.second]
+                say(f"distance {pair.distance}: entry {first.id} {show_entry(first)}")
+                say(f"            entry {second.id} {show_entry(second)}")
+            say(f"{len(found):,} pairs of near keys with different feedback")
         else:
             for entry in log.entries():
-                say(f"{entry.id:>6}  {_origin(entry)}  {show_entry(entry)}")
-    return 0
+                show(entry)
 
 
-def _origin(one: Any) -> str:
-    return "  ".join(part for part in (one.time[:19], one.source, one.task) if part)
-
-
-def _list_collisions(entries: Sequence[Event], *, is_relative: bool) -> None:
-    keys, meanings = [one.key for one in entries], [one.feedback for one in entries]
-    found = find_collisions(keys, meanings, is_relative=is_relative)
-    for pair in found:
-        one, other = entries[pair.first], entries[pair.second]
-        say(f"distance {pair.distance}: entry {one.id} {show_entry(one)}")
-        say(f"            entry {other.id} {show_entry(other)}")
-    say(f"{len(found):,} pairs of near keys with different feedback")
-
-
-def _lookup(words: Sequence[str]) -> int:
-    memory, args = _parse(
-        words,
-        [QuestionArguments],
-        ("--question",),
-        word="lookup",
-        about="Show which feedback a question would get.",
-    )
-    family = _family(args)
+def _lookup(words: Sequence[str]) -> None:
+    about, bare = "Show which feedback a question would get.", ("question",)
+    memory, args = _parse("lookup", about, words, MemoryArguments, QuestionArguments, bare=bare)
+    family = args.load_family()
     settled = args.settle(family)
-    gate = settled.gate_of(family)
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
+    from pgra.memory.chat import show_entry
+
     # Vectors are written beside it, so that it must be writable for an encoder's look-up only.
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        lookup = lookup_opener(settled, device=args.device, task=args.task)(log)
+        lookup = load_lookup(settled, Context(device=args.device), task=args.task)(log)
         matches = lookup.find(args.question, args.num_matches)
-    near = len(passing(matches, gate))
+    near = len(passing(matches, settled.gate_of(family)))
     for place, match in enumerate(matches):
-        told = ("used" if place < most else "passes") if place < near else "too far"
-        say(f"{match.score:9.4f}  {told:<7}  entry {match.entry.id}  {show_entry(match.entry)}")
+        use = ("used" if place < most else "passes") if place < near else "too far"
+        say(f"{match.score:9.4f}  {use:<7}  entry {match.entry.id}  {show_entry(match.entry)}")
     if not matches:
         say("nothing found")
-    return 0
 
 
-def _correct(words: Sequence[str]) -> int:
-    memory, args = _parse(
-        words,
-        [ChangeArguments],
-        ("--ids", "--feedback"),
-        word="correct",
-        about="Replace the feedback of an entry.",
-    )
+def _correct(words: Sequence[str]) -> None:
+    about, bare = "Replace the feedback of an entry.", ("ids", "feedback")
+    memory, args = _parse("correct", about, words, MemoryArguments, ChangeArguments, bare=bare)
     if len(args.ids) != 1 or args.feedback is None:
         raise ConfigError('name one entry and what was meant: pgra memory correct 7 "I mean ..."')
+    from pgra.memory.chat import show_entry
+
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         entry = log.correct(args.ids[0], args.feedback, source=args.source)
     say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
-    return 0
 
 
-def _forget(words: Sequence[str]) -> int:
-    named = ["--ids", *words] if words and not words[0].startswith("--") else words
-    memory, args = _parse(
-        named, [ChangeArguments], (), word="forget", about="Take entries out of the memory."
-    )
+def _forget(words: Sequence[str]) -> None:
+    about, bare = "Take entries out of the memory.", ("ids...",)
+    memory, args = _parse("forget", about, words, MemoryArguments, ChangeArguments, bare=bare)
     if not args.ids:
         raise ConfigError("no entry is named: pgra memory forget 7 9")
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         log.forget(*args.ids, source=args.source)
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
-    return 0
 
 
-def _file(words: Sequence[str], *, word: str, about: str) -> Any:
-    return _parse(words, [FileArguments], ("--file",), word=word, about=about)
-
-
-def _export(words: Sequence[str]) -> int:
-    memory, args = _file(words, word="export", about="Write the log to a jsonl file.")
+def _export(words: Sequence[str]) -> None:
+    about, bare = "Write the log to a jsonl file.", ("file",)
+    memory, args = _parse("export", about, words, MemoryArguments, FileArguments, bare=bare)
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
-        count = export_log(log, Path(args.file))
-    say(f"{args.file}: {count:,} events")
-    return 0
+        say(f"{args.file}: {export_log(log, Path(args.file)):,} events")
 
 
-def _import(words: Sequence[str]) -> int:
-    memory, args = _file(words, word="import", about="Append the events of a jsonl file.")
+def _import(words: Sequence[str]) -> None:
+    about, bare = "Append the events of a jsonl file.", ("file",)
+    memory, args = _parse("import", about, words, MemoryArguments, FileArguments, bare=bare)
     events = read_events(Path(args.file))  # before a memory is made
     with FeedbackLog.open(Path(memory.memory)) as log:
         count = import_events(log, events)
-        told = f"{count:,} events added, {len(events) - count:,} were there"
-        say(f"{memory.memory}: {told}; {len(log):,} entries")
-    return 0
+        added = f"{count:,} events added, {len(events) - count:,} were there"
+        say(f"{memory.memory}: {added}; {len(log):,} entries")
 
 
-def _salvage(words: Sequence[str]) -> int:
-    _, args = _file(words, word="salvage", about="Read what is left of a damaged memory.")
+def _salvage(words: Sequence[str]) -> None:
+    about, bare = "Read what is left of a damaged memory.", ("file",)
+    (args,) = _parse("salvage", about, words, FileArguments, bare=bare)
     if args.output is None:
         raise ConfigError("salvage needs a new file: pgra memory salvage OLD --output NEW.sqlite")
     found = salvage(Path(args.file), Path(args.output))
@@ -242,21 +312,435 @@ def _salvage(words: Sequence[str]) -> int:
         shown = ", ".join(map(str, found.lost[:20])) + (", ..." if len(found.lost) > 20 else "")
         say(f"lost: {len(found.lost):,} events, with these numbers: {shown}")
     say("what was written after the last of them, if anything, is not known of")
-    return 0
 
 
-def _command(name: str, function: str = "main") -> Callable[[Sequence[str]], int]:
-    """Give what runs a word of a module of its own, which is imported when it is called."""
-
-    def run(words: Sequence[str]) -> int:
-        module = import_module(f"pgra.commands.memory_{name}")
-        code: int = getattr(module, function)(words)
-        return code
-
-    return run
+# The paper's experiments.
 
 
-_WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+@dataclass(kw_only=True)
+class GateArguments(Arguments):
+    """Which questions."""
+
+    family: str = arg("lexical", _FAMILY)
+    stream: str | None = arg(
+        None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
+    )
+    skip: int = arg(
+        0, "The first so many are left out: those on which what looks up was trained.", least=0
+    )
+    device: str = arg("auto", "Where the encoder runs.")
+
+
+def _gate(words: Sequence[str]) -> None:
+    about = "Say how often a look-up's gate lets right and wrong feedback through."
+    example = """example:
+  pgra memory gate --family lexical --stream linguistic_300.jsonl \\
+      --lookup encoder --encoder bundled:minilm-l6
+"""
+    args, lookup = _parse("gate", about, words, GateArguments, LookupArguments, epilog=example)
+    if args.stream is None:
+        raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
+    from pgra.memory.report import choose_threshold, judge_threshold, try_lookup
+    from pgra.memory.stream import read_stream
+
+    family = load_family(args.family)
+    family.check_has_types("gate")
+    lookup = lookup.settle(family)
+    steps = read_stream(Path(args.stream), family)
+    half = len(steps) // 2
+    if args.skip >= half:
+        raise ConfigError(
+            f"skip is {args.skip}, and the threshold is chosen on the first half of {args.stream}, "
+            f"{half} questions: leave out fewer"
+        )
+    quiet_libraries()
+    open_lookup = load_lookup(lookup, Context(device=args.device))
+    chosen = choose_threshold(try_lookup(steps[args.skip : half], open_lookup))
+    trials = try_lookup(steps[half:], open_lookup)
+    for name, threshold in (
+        ("given" if lookup.threshold is not None else "default", lookup.gate),
+        (f"chosen on {half - args.skip} others", chosen.threshold),
+    ):
+        report = judge_threshold(trials, threshold)
+        shares = (report.precision, report.recall)
+        precision, recall = ("-" if share is None else f"{share:.3f}" for share in shares)
+        say(
+            f"threshold {threshold:.4g} ({name}): precision {precision}, recall {recall}, "
+            f"{report.num_passed} of {report.num_trials} questions get a feedback"
+        )
+
+
+def _stream(words: Sequence[str]) -> None:
+    example = """examples:
+  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \\
+      --clarification_probabilities 0.5 1 --seeds 0 1 2
+  pgra memory stream --family scramble --words words.txt --num_steps 300 --lm bundled:smollm2-135m
+  pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \\
+      --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+  pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \\
+      --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
+"""
+    from pgra.lm.base import CompleterArguments, open_lm
+    from pgra.memory.experiment import Experiment, StreamArguments, plan_variants
+    from pgra.memory.lessons import read_seen
+    from pgra.memory.prompts import load_few_shot
+    from pgra.memory.report import choose_threshold, try_lookup, write_report
+    from pgra.memory.stream import PromptedLM, Simulation, read_stream
+
+    about = "Ask a stream of questions with a simulated user, with and without a memory."
+    classes = (StreamArguments, LookupArguments, CompleterArguments)
+    args, lookup, lm = _parse("stream", about, words, *classes, epilog=example)
+    if args.dev_stream is not None and lookup.threshold is not None:
+        raise ConfigError(
+            "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
+        )
+    plan = plan_variants(
+        args.systems,
+        args.clarification_probabilities,
+        args.seeds,
+        grow_probabilities=args.grow_probabilities,
+    )
+    family = load_family(args.family)
+    lookup = lookup.settle(family)
+    if args.dev_stream is not None:
+        family.check_has_types("dev_stream")
+    few_shot = load_few_shot(args.prompt or family.prompt)
+    streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
+    dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
+    seen = None if lm.is_remote else read_seen(lm.lm)
+    for steps in streams.values():
+        if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
+            seen.check_unseen(steps, family)
+    quiet_libraries()
+    artifacts = Path(args.artifacts_dir)
+    context = Context(artifacts=artifacts, device=args.device)
+    if args.prefix == "kate":
+        from pgra.memory.nearest_examples import choose_examples, read_pool
+
+        more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
+        own = len(few_shot.examples)
+        few_shot = choose_examples(
+            few_shot,
+            [*few_shot.examples, *more],
+            [step.question for steps in streams.values() for step in steps],
+            count=args.prefix_examples or (own if more else (own + 1) // 2),
+            encoder=args.prefix_encoder or lookup.encoder,
+            key_form=str(lookup.key_form),
+            context=context,
+        )
+    open_lookup = load_lookup(lookup, context)
+    gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
+    prompted = PromptedLM(
+        few_shot=few_shot,
+        completer=open_lm(lm, Context(artifacts=artifacts, device=args.device)),
+        max_new_tokens=args.max_new_tokens,
+        max_prompt_tokens=args.max_prompt_tokens,
+    )
+    experiment = Experiment(
+        folder=Path(args.output_dir or f"runs/memory-{family.name}"),
+        simulation=Simulation(
+            family=family,
+            lm=prompted,
+            as_released=args.released_check,
+            num_ahead=1 if lm.is_remote else _AHEAD,
+        ),
+        open_lookup=open_lookup,
+        threshold=lookup.gate_of(family) if gate is None else gate.threshold,
+        max_added=args.max_added,
+    )
+    results = experiment.run(streams, plan)
+    say(write_report(experiment.folder, family, results, gate=gate).rstrip())
+    say(f"\n{experiment.folder}: report.md, and a folder for each stream")
+
+
+@dataclass(kw_only=True)
+class ScoreArguments(Arguments):
+    """Which outputs."""
+
+    outputs: str | None = arg(
+        None,
+        "csv or jsonl with the right output (gold, expected or expected_answer) and outputs, in "
+        "columns whose names end in 'generated'; it may also stand first, bare.",
+    )
+    family: str = arg("lexical", _FAMILY)
+    released_check: bool = arg(
+        False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
+    )
+
+
+def _score(words: Sequence[str]) -> None:
+    about = "Say how many outputs in a file understood their question, by type."
+    example = """example:
+  pgra memory score results.csv --family lexical --released_check
+  pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
+"""
+    bare = ("outputs",)
+    (args,) = _parse("score", about, words, ScoreArguments, bare=bare, epilog=example)
+    if args.outputs is None:
+        raise ConfigError("no file of outputs is named: pgra memory score FILE")
+    from pgra.memory.report import score_file
+
+    family = load_family(args.family)
+    say(score_file(Path(args.outputs), family, as_released=args.released_check))
+
+
+@dataclass(kw_only=True)
+class StudyArguments(KernelArguments):
+    """Which run, and what the user does."""
+
+    run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
+    correction_probabilities: list[float] = arg([0.5, 1.0], "That a wrong decision is corrected.")
+    seeds: list[int] = arg([0, 1, 2], "Of the simulated user.")
+    memory_weights: list[float] = arg([0.6], "Of a trained reader: weights of the memory's labels.")
+    max_texts: int | None = arg(None, "Texts of the test set, the first; default: all.", least=4)
+    output: str | None = arg(None, "A jsonl file for all rows, one a seed.")
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+
+    def check(self) -> None:
+        """Refuse what is no probability, no weight or no user."""
+        if self.run is None:
+            raise ConfigError("--run is missing: give the folder of a finished run")
+        for name in ("correction_probabilities", "memory_weights", "seeds"):
+            values = getattr(self, name)
+            if not values:
+                raise ConfigError(f"{name} is empty: give at least one")
+            odd = [value for value in values if name != "seeds" and not 0 <= value <= 1]
+            if odd:
+                raise ConfigError(f"{name} holds {odd[0]:g}: each must be from 0 to 1")
+
+
+def _labels(words: Sequence[str]) -> None:
+    about = "Say what corrected labels are worth to a finished run."
+    example = """examples:
+  pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
+  pgra memory labels --run runs/sst2-icl-knn --memory_lookup encoder --memory_threshold 0.8 \\
+      --memory_encoder bundled:minilm-l6
+
+A simulated user corrects what the run decided wrongly in the first half of its test set. Then the
+first half is decided again, as it is and with words left out, and the second half.
+"""
+    from pgra.memory.labels import PromptMemoryArguments
+
+    classes = (StudyArguments, PromptMemoryArguments)
+    args, memory = _parse("labels", about, words, *classes, epilog=example)
+    if memory.memory is not None:
+        raise ConfigError(
+            f"memory names {memory.memory}, and the simulated user fills one of its own: leave it "
+            "out"
+        )
+    quiet_libraries()
+    from pgra.artifacts import write_lines
+    from pgra.experiments.label_study import as_records, study_corrections, write_table
+
+    rows = study_corrections(
+        Path(args.run),
+        memory,
+        probabilities=args.correction_probabilities,
+        seeds=args.seeds,
+        weights=args.memory_weights,
+        most=args.max_texts,
+        device=args.device,
+    )
+    if args.output is not None:
+        write_lines(Path(args.output), as_records(rows))
+    say(write_table(rows))
+
+
+# Models that are trained for a memory.
+
+
+@dataclass(kw_only=True)
+class PairsArguments(Arguments):
+    """Which questions with feedback, and where the model goes."""
+
+    pairs: str | None = arg(
+        None,
+        "jsonl with question and feedback (and type), a log of pgra memory export, or a memory; "
+        "it may also stand first, bare.",
+    )
+    family: str | None = arg(
+        None, "The file is a stream of this family (configs/memory), such as ert_nl."
+    )
+    output_dir: str | None = arg(None, "New folder of the model.")
+    device: str = arg("auto", _DEVICE)
+
+    def check(self) -> None:
+        """Refuse to learn from nothing, or for nothing."""
+        if self.pairs is None or self.output_dir is None:
+            raise ConfigError(
+                "give questions with feedback, and a new folder: FILE --output_dir FOLDER"
+            )
+
+
+def _finetune(words: Sequence[str]) -> None:
+    about = "Teach a small LM to do what clarifications ask for."
+    example = """examples:
+  pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl --output_dir runs/lm
+  pgra memory finetune --lessons lexical scramble --max_steps 100 --bf16 --frozen_layers 10
+  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm runs/lm/lm
+
+It learns with questions that no family of configs/memory asks, and with no word of the streams that
+--held_out names. `pgra memory stream` refuses a stream that has any of what its LM learned with.
+"""
+    from pgra.memory.lessons import FinetuneArguments, read_courses
+
+    (args,) = _parse("finetune", about, words, FinetuneArguments, epilog=example)
+    courses = read_courses(args)
+    quiet_libraries()
+    from pgra.memory.train import LM_FOLDER, train_lm
+
+    seen, folder = train_lm(courses, args), Path(args.output_dir) / LM_FOLDER
+    say(
+        f"{folder}: learned with {len(seen.words):,} words and {len(seen.questions):,} questions "
+        f"that are not measured; --lm {folder}"
+    )
+
+
+def _train_gud_ir(words: Sequence[str]) -> None:
+    about = "Train a seq2seq model to write the feedback that a question may need."
+    example = """example:
+  pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
+  pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
+"""
+    quiet_libraries()
+    from pgra.memory.train import GeneratorArguments, train_generator
+
+    classes = (PairsArguments, GeneratorArguments)
+    args, how = _parse("train-gud-ir", about, words, *classes, bare=("pairs",), epilog=example)
+    pairs = _read_pairs(args)
+    done = train_generator(pairs, Path(args.output_dir), how, Context(device=args.device))
+    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
+    say(f"mean loss {done.loss:.4f}; look up with --lookup gud-ir --generator {done.folder}")
+
+
+def _train_similarity(words: Sequence[str]) -> None:
+    about = "Train an encoder whose cosines of questions follow those of their feedback."
+    example = """example:
+  pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
+  pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \\
+      --encoder similar
+"""
+    quiet_libraries()
+    from pgra.memory.train import SimilarityArguments, train_encoder
+
+    classes = (PairsArguments, SimilarityArguments)
+    args, how = _parse("train-similarity", about, words, *classes, bare=("pairs",), epilog=example)
+    pairs = _read_pairs(args)
+    done = train_encoder(pairs, Path(args.output_dir), how, Context(device=args.device))
+    say(f"{done.folder}: {len(pairs):,} questions, {done.steps:,} steps, {done.seconds:.0f} s")
+    say(
+        f"mean loss {done.loss:.4f}; look up with --lookup encoder --encoder {done.folder} "
+        f"--key_form {how.key_form}"
+    )
+
+
+def _read_pairs(args: PairsArguments) -> Any:
+    from pgra.memory.stream import read_pairs
+
+    family = None if args.family is None else load_family(args.family)
+    return read_pairs(Path(str(args.pairs)), family)
+
+
+# A person with an LM.
+
+
+@dataclass(kw_only=True)
+class WebArguments(Arguments):
+    """Where the page is."""
+
+    host: str = arg(
+        "127.0.0.1", "Address that is listened at; the default is for this machine alone."
+    )
+    port: int = arg(7860, "Its port; 0 takes any that is free.", least=0, below=65_536)
+
+
+def _chat(words: Sequence[str]) -> None:
+    example = """examples:
+  pgra memory chat --lm bundled:smollm2-135m
+  printf 'what is akin to < pretty > ?\\n/correct I want a synonym\\n' | pgra memory chat --lm MODEL
+"""
+    from pgra.lm.base import CompleterArguments
+    from pgra.memory.chat import SAYING, ChatArguments, Opening, Talk
+
+    about = f"Ask an LM, see what it understood, correct it, and ask again. {SAYING}"
+    classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments)
+    memory, chat, lookup, lm = _parse("chat", about, words, *classes, epilog=example)
+    quiet_libraries()
+    opening = Opening.load(Path(memory.memory), chat, lookup=lookup, lm=lm)
+    with FeedbackLog.open(Path(memory.memory)) as log:
+        say(f"{log.path}: {len(log):,} entries; {opening.describe()}")
+        say("/help tells what can be typed")
+        Talk(opening.open(log), say, is_watched=sys.stdin.isatty()).run(read_lines())
+
+
+def read_lines() -> Iterator[str]:
+    """Read what is typed, or what stands in a pipe, line by line."""
+    from pgra.memory.chat import visible
+
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            line = line.rstrip("\r\n")
+            say(f"> {visible(line)}")
+            yield line
+        return
+    with contextlib.suppress(ImportError):  # not on every system; then lines have no history
+        import readline  # noqa: F401 (input() uses it once it is there)
+    with contextlib.suppress(EOFError):
+        while True:
+            yield input("> ")
+    say("")
+
+
+def _web(words: Sequence[str]) -> None:
+    from pgra.lm.base import CompleterArguments
+    from pgra.memory.chat import ChatArguments, Opening
+
+    about = "Ask an LM in a browser, see what it understood, correct it, and ask again."
+    example = "example:\n  pgra memory web --lm bundled:smollm2-135m\n"
+    classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)
+    memory, chat, lookup, lm, web = _parse("web", about, words, *classes, epilog=example)
+    libraries = ("jinja2", "starlette", "uvicorn")
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the page needs {' and '.join(missing)}: pip install 'pgra[web]', or use pgra memory "
+            "chat"
+        )
+    path = Path(memory.memory)
+    try:
+        listener = socket.create_server((web.host, web.port))  # before the LM is loaded
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {web.host}:{web.port} ({error.strerror}): give another --port (0 "
+            "takes any that is free), or an address of this machine as --host"
+        ) from None
+    with listener:
+        quiet_libraries()
+        opening = Opening.load(path, chat, lookup=lookup, lm=lm)
+        import uvicorn
+
+        from pgra.memory.web import Desk, MemoryPage
+
+        desk = Desk(lambda: opening.open(FeedbackLog.open(path)))
+        line = f"{path}: {opening.describe()}"
+        hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
+        config = uvicorn.Config(
+            MemoryPage(desk, line).app(hosts),
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=_PATIENCE,
+        )
+        say(line)
+        say(f"open http://{web.host}:{listener.getsockname()[1]}/ in a browser; Ctrl-C ends it")
+        if hosts == ("*",):
+            say("note: whoever reaches this address can read and change the memory")
+        with contextlib.closing(desk), contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])  # what is under way is answered first
+
+
+_WORDS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "add": _add,
     "list": _list,
     "lookup": _lookup,
@@ -265,13 +749,13 @@ _WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "export": _export,
     "import": _import,
     "salvage": _salvage,
-    "gate": _command("gate"),
-    "finetune": _command("finetune"),
-    "stream": _command("stream"),
-    "chat": _command("chat"),
-    "web": _command("web"),
-    "labels": _command("labels"),
-    "score": _command("score"),
-    "train-gud-ir": _command("train", "train_gud_ir"),
-    "train-similarity": _command("train", "train_similarity"),
+    "gate": _gate,
+    "finetune": _finetune,
+    "stream": _stream,
+    "chat": _chat,
+    "web": _web,
+    "labels": _labels,
+    "score": _score,
+    "train-gud-ir": _train_gud_ir,
+    "train-similarity": _train_similarity,
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.commands.search import TextArguments, name_leading_texts
-from pgra.config import at_least, parse_arguments
+from pgra.config import KernelArguments, at_least, parse_arguments
 from pgra.data.read import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
@@ -126,7 +126,7 @@ def _arg(default: Any, text: str) -> Any:
 
 
 @dataclass(kw_only=True)
-class PredictArguments:
+class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
     run: str | None = _arg(

@@ -7,15 +7,14 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
-from pgra.config import choose, config_root, from_yaml
+from pgra.config import choose, config_root, find_class, from_yaml
 from pgra.errors import ConfigError, unknown_name
 
-Metric = Literal["accuracy", "macro_f1", "mcc"]
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
 SPLITS = ("train", "validation", "test")
-TASK_METRICS: tuple[str, ...] = get_args(Metric)
+TASK_METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
 LABEL = "label"
 ANSWERS = "answers"
 
@@ -108,7 +107,7 @@ class Task(_Sourced):
         prompt_words: Word by label, in the second stage's exemplars; default: the labels.
         reader_template: How the reader sees an example.
         verbalizer: Word by label, which the reader writes.
-        metric: Its headline metric, a name of `pgra.report.metrics.METRICS`.
+        metric: Its headline metric: of `TASK_METRICS`, or a `module:function` of the user's own.
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
@@ -119,11 +118,12 @@ class Task(_Sourced):
     verbalizer: Mapping[str, str]
     answer: str = "The answer is"
     prompt_words: Mapping[str, str] = field(default_factory=dict)
-    metric: Metric = "accuracy"
+    metric: str = "accuracy"
     ignored_labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_sources(LABEL)
+        find_class("metric", self.metric, TASK_METRICS)  # refused before anything long
         check_distinct("labels", self.labels)
         if len(self.labels) < 2:
             raise ConfigError(f"labels are {list(self.labels)}: a task has at least two")

@@ -40,8 +40,7 @@ from pgra.config import (
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
 from pgra.exemplars import SelectionArguments
-from pgra.lm.completion import Completer
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments, LanguageModel
 from pgra.methods.base import check_run, prepare_runs
 from pgra.methods.kate import run_icl
 from pgra.methods.kate_arguments import IclArguments
@@ -750,9 +749,9 @@ class SharedLm:
     """The LM of the run before, which the next one takes if it asks for the same."""
 
     _asked: Mapping[str, Json] | None = None
-    _completer: Completer | None = None
+    _completer: LanguageModel | None = None
 
-    def open(self, run: IclRun, context: Context) -> Completer:
+    def open(self, run: IclRun, context: Context) -> LanguageModel:
         """Open a run's LM, or give the one that is open.
 
         Raises:

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Protocol
 
-from pgra.core import Example, Json, Prediction
+from pgra.core import Context, Example, Json, Prediction
 from pgra.data.tasks import Task
 from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import OpenLookup, lookup_opener
+from pgra.memory.lookup import OpenLookup, load_lookup
 from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run
 from pgra.methods.kate_inputs import load_any_task
 from pgra.reader.record import ReaderRecord, read_record
@@ -96,7 +96,7 @@ class TrainedSubject:
         """Mix the memory's labels in; see `Subject`."""
         if self._open_lookup is None:  # its encoder is loaded once for all memories
             args = memory.lookup()
-            self._open_lookup = lookup_opener(args, device=self._device, task=self.task)
+            self._open_lookup = load_lookup(args, Context(device=self._device), task=self.task)
         opened = LabelMemory.open(
             memory,
             task=self.task,

@@ -1,22 +1,95 @@
 """A person in the simulated user's place: asks, sees what was understood, corrects, asks again.
 
 Prompts, look-up, gate and LM are those of the streams (`pgra.memory.stream`; Madaan et al. 2022,
-figure 1). The terminal and the web page show the same conversation.
+figure 1). The terminal (`Talk`) and the web page (`pgra.memory.web`) show the same conversation.
+
+Kept texts are shown in full, with nothing in them that could hide or move a part: characters that
+are not seen, such as those that turn the direction of text around, are told by their numbers.
 """
 
+import json
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
-from pgra.errors import DataError
-from pgra.lm.completion import Completer
-from pgra.memory.families import Family
+from pgra.config import Arguments, arg
+from pgra.core import Context
+from pgra.data.read import is_utf8
+from pgra.errors import ConfigError, DataError, PgraError, unknown_name
+from pgra.lm.base import CompleterArguments, open_lm
+from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import Lookup, Match, Near, find_near
-from pgra.memory.prompts import FewShot
-from pgra.memory.stream import Step, ask_lm, open_system
+from pgra.memory.lookup import (
+    Lookup,
+    LookupArguments,
+    Match,
+    NearEntry,
+    OpenLookup,
+    find_near,
+    load_lookup,
+)
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import MemPrompt, PromptedLM, Step
 
+SAYING = """type a question, or
+  /correct TEXT  say what you meant by the last question; it is noted, and the question asked again
+  /forget ID ... take entries out of the memory
+  /list          what is in the memory
+  /prompt        what the LM read last
+  /help          this
+  /quit          leave (or Ctrl-D)"""
+_SAYING_ANSWERS = SAYING.replace("say what you meant by", "give the right answer of")
+_LEAVES = ("/quit", "/exit")
 _LEFT_OUT = "…"
+_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
+_JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
+
+
+def visible(text: str) -> str:
+    """Return a text with a number for each character that is not seen; line breaks, tabs stay."""
+
+    def show(char: str) -> str:
+        if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
+            return char
+        code = ord(char)
+        return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+    return "".join(map(show, text))
+
+
+def show_entry(entry: Event) -> str:
+    """Render a key and its feedback in full, each in quotes on one line."""
+    texts = (json.dumps(text, ensure_ascii=False) for text in (entry.key, entry.feedback))
+    return visible(" -> ".join(texts))
+
+
+def show_near(near: NearEntry) -> str:
+    """Render that an entry has a near key and another feedback."""
+    return (
+        f"note: entry {near.entry.id} has a key at edit distance {near.distance} and another "
+        f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
+    )
+
+
+@dataclass(kw_only=True)
+class ChatArguments(Arguments):
+    """What a person talks to."""
+
+    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    prompt: str | None = arg(
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+    )
+    task: str = arg("", "Which entries count, and under which name corrections are written.")
+    source: str = arg("user", "Who corrects.")
+    max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
+    max_prompt_tokens: int = arg(
+        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
+    )
+    artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.")
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
 
 
 @dataclass(frozen=True)
@@ -35,13 +108,13 @@ class Reading:
 
 def read_understanding(family: Family, output: str) -> Reading:
     """Take an output apart by the forms that a family's answers have, letters of any case."""
+    text = output.strip()
     for form in family.answers.values():
         pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
-        found = re.fullmatch(pattern, output.strip(), flags=re.IGNORECASE | re.DOTALL)
+        found = re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL)
         if found:
             start, end = found.span(1)
-            told = output.strip()
-            return Reading(f"{told[:start]}{_LEFT_OUT}{told[end:]}", found.group(1))
+            return Reading(f"{text[:start]}{_LEFT_OUT}{text[end:]}", found.group(1))
     return Reading("", output)
 
 
@@ -67,14 +140,9 @@ class Turn:
     prompt: str
     num_prompt_tokens: int
 
-    @property
-    def used(self) -> Sequence[Match]:
-        """Give the feedback that stood in the prompt."""
-        return self.found[: self.num_used]
-
 
 @dataclass(frozen=True)
-class Noted:
+class SavedCorrection:
     """A correction that was kept.
 
     Attributes:
@@ -84,7 +152,7 @@ class Noted:
     """
 
     entry: Event
-    near: Sequence[Near]
+    near: Sequence[NearEntry]
     in_prompt: str
 
 
@@ -94,37 +162,25 @@ class Conversation:
 
     Attributes:
         family: Of the questions.
-        few_shot: The prompt.
-        completer: The LM.
+        lm: Prompt and LM.
         log: The memory.
         lookup: M(x), which follows the log.
         threshold: The gate's; None lets all through.
         task: Under which name corrections are written.
         source: Who is said to have made them.
-        max_new_tokens: Of an answer.
-        max_prompt_tokens: Of a prompt.
     """
 
     family: Family
-    few_shot: FewShot
-    completer: Completer
+    lm: PromptedLM
     log: FeedbackLog
     lookup: Lookup
     threshold: float | None
     task: str = ""
     source: str = "user"
-    max_new_tokens: int = 64
-    max_prompt_tokens: int = 2048
-
-    def __post_init__(self) -> None:
-        """Open the system that makes the prompts."""
-        self._system = open_system(
-            self.family, self.few_shot, self.log, lookup=self.lookup, threshold=self.threshold
-        )
 
     @property
     def wants_answers(self) -> bool:
-        """Say whether a correction is the right answer, and not what was meant."""
+        """Whether a correction is the right answer, and not what was meant."""
         return self.family.is_of_answers
 
     def ask(self, question: str) -> Turn:
@@ -136,27 +192,22 @@ class Conversation:
         question = question.strip()
         if not question:
             raise DataError("the question is empty: type one")
-        step = Step(id="", kind="", word="", question=question, feedback="", expected=())
-        asked = self._system.ask(step)
-        (written,) = ask_lm(
-            self.completer,
-            self.few_shot,
-            [asked.prompt],
-            max_new_tokens=self.max_new_tokens,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
-        output = self.few_shot.read_output(written.text)
+        few_shot = self.lm.few_shot
+        system = MemPrompt(self.family, few_shot, self.log, self.lookup, self.threshold)
+        prompt = system.ask(Step("", "", question, ""))
+        (completion,) = self.lm.complete([prompt.text])
+        output = few_shot.read_output(completion.text)
         return Turn(
             question=question,
             output=output,
             reading=read_understanding(self.family, output),
-            found=tuple(asked.found),
-            num_used=asked.num_used,
-            prompt=asked.prompt,
-            num_prompt_tokens=written.num_prompt_tokens,
+            found=tuple(prompt.found),
+            num_used=prompt.num_used,
+            prompt=prompt.text,
+            num_prompt_tokens=completion.num_prompt_tokens,
         )
 
-    def correct(self, question: str, feedback: str) -> Noted:
+    def correct(self, question: str, feedback: str) -> SavedCorrection:
         """Keep what a person says of a question that was misunderstood.
 
         Returns:
@@ -167,10 +218,10 @@ class Conversation:
             ArtifactError: If the memory cannot be written.
         """
         entry = self.log.write(question, feedback.strip(), source=self.source, task=self.task)
-        shown = self.few_shot.as_data(entry.feedback)
+        shown = self.lm.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
         near = find_near(self.log, entry, is_relative=not self.family.follows_release)
-        return Noted(entry, near, shown if differs else "")
+        return SavedCorrection(entry, near, shown if differs else "")
 
     def forget(self, *entry_ids: int) -> None:
         """Take entries out of the memory, all or none.
@@ -182,5 +233,181 @@ class Conversation:
         self.log.forget(*entry_ids, source=self.source)
 
     def entries(self) -> list[Event]:
-        """Give what is in the memory for these questions, the oldest first."""
+        """Return what is in the memory for these questions, the oldest first."""
         return [entry for entry in self.log.entries() if entry.task == self.task]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a conversation is made of but for its memory, which is opened by who uses it.
+
+    Attributes:
+        chat: What is asked for.
+        lookup: Which look-up, settled for the family.
+        family: Of the questions.
+        lm: Prompt and LM.
+        lm_name: The LM's.
+        open_lookup: Opens the look-up of a memory.
+    """
+
+    chat: ChatArguments
+    lookup: LookupArguments
+    family: Family
+    lm: PromptedLM
+    lm_name: str
+    open_lookup: OpenLookup
+
+    @classmethod
+    def load(
+        cls, path: Path, chat: ChatArguments, *, lookup: LookupArguments, lm: CompleterArguments
+    ) -> Self:
+        """Load what takes long, after all that can be refused at once.
+
+        Args:
+            path: The memory; one that is damaged is refused, one that is missing not made.
+            chat: What is asked for.
+            lookup: Which look-up.
+            lm: Which LM.
+
+        Raises:
+            PgraError: For what a user can mend.
+        """
+        family = load_family(chat.family)
+        lookup = lookup.settle(family)
+        few_shot = load_few_shot(chat.prompt or family.prompt)
+        if path.exists():
+            FeedbackLog.open(path, is_writable=False).close()
+        artifacts = Path(chat.artifacts_dir)
+        prompted = PromptedLM(
+            few_shot=few_shot,
+            completer=open_lm(lm, Context(artifacts=artifacts, device=chat.device)),
+            max_new_tokens=chat.max_new_tokens,
+            max_prompt_tokens=chat.max_prompt_tokens,
+        )
+        context = Context(artifacts=artifacts, device=chat.device)
+        open_lookup = load_lookup(lookup, context, task=chat.task)
+        return cls(
+            chat=chat,
+            lookup=lookup,
+            family=family,
+            lm=prompted,
+            lm_name=lm.lm,
+            open_lookup=open_lookup,
+        )
+
+    def open(self, log: FeedbackLog) -> Conversation:
+        """Open a conversation on a memory."""
+        return Conversation(
+            family=self.family,
+            lm=self.lm,
+            log=log,
+            lookup=self.open_lookup(log),
+            threshold=self.lookup.gate_of(self.family),
+            task=self.chat.task,
+            source=self.chat.source,
+        )
+
+    def describe(self) -> str:
+        """Return what is talked to, in a line."""
+        gate = self.lookup.gate_of(self.family)
+        shown = "" if gate is None else f", gate {gate:g}"
+        return f"LM {self.lm_name}; look-up {self.lookup.lookup}{shown}"
+
+
+class Talk:
+    """A conversation in a terminal."""
+
+    def __init__(
+        self, conversation: Conversation, say: Callable[[str], None], *, is_watched: bool
+    ) -> None:
+        """Begin.
+
+        Args:
+            conversation: With its memory.
+            say: Prints.
+            is_watched: Whether a person sees an error and goes on; a script ends with it.
+        """
+        self._conversation, self._say, self._is_watched = conversation, say, is_watched
+        self._last: Turn | None = None
+        self._words: Mapping[str, Callable[[str], None]] = {
+            "/correct": self._correct,
+            "/forget": self._forget,
+            "/list": self._list,
+            "/prompt": lambda _: self._say(visible(self._asked().prompt)),
+            "/help": lambda _: self._say(
+                _SAYING_ANSWERS if self._conversation.wants_answers else SAYING
+            ),
+        }
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Do what each line says, until one leaves.
+
+        Raises:
+            PgraError: Of a line in a script; what was noted before stands.
+        """
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if line.split()[:1] and line.split()[0] in _LEAVES:
+                return
+            try:
+                if not is_utf8(line):
+                    raise DataError("that line is not UTF-8: give plain text")
+                if not line.startswith("/"):
+                    if line.strip():
+                        self._ask(line)
+                elif word in self._words:
+                    self._words[word](rest)
+                else:
+                    raise ConfigError(unknown_name("command", word, [*self._words, *_LEAVES]))
+            except PgraError as error:
+                if not self._is_watched:
+                    raise
+                self._say(f"! {visible(str(error))}")
+
+    def _ask(self, question: str) -> None:
+        self._last = self._conversation.ask(question)
+        self._say(show_turn(self._last, self._conversation))
+
+    def _correct(self, text: str) -> None:
+        question = self._asked().question
+        saved = self._conversation.correct(question, text)
+        self._say(f"noted, as entry {saved.entry.id}: {show_entry(saved.entry)}")
+        if saved.in_prompt:
+            self._say(f"note: it is data, and stands in a prompt as: {visible(saved.in_prompt)}")
+        for near in saved.near:
+            self._say(show_near(near))
+        self._ask(question)
+
+    def _forget(self, text: str) -> None:
+        words = text.split()
+        if not words or not all(word.isascii() and word.isdigit() for word in words):
+            raise DataError("name entries by their numbers, as /list shows them: /forget 7 9")
+        self._conversation.forget(*(int(word) for word in words))
+        self._say(f"{len(words):,} forgotten")
+
+    def _list(self, _: str) -> None:
+        entries = self._conversation.entries()
+        for entry in entries:
+            self._say(f"{entry.id:>6}  {show_entry(entry)}")
+        if not entries:
+            self._say("nothing is in the memory")
+
+    def _asked(self) -> Turn:
+        if self._last is None:
+            raise DataError("nothing was asked yet: type a question first")
+        return self._last
+
+
+def show_turn(turn: Turn, conversation: Conversation) -> str:
+    """Render what a question gave: understanding, answer, and the memory that was used."""
+    understood = turn.reading.understanding or "(the answer does not say)"
+    lines = [] if conversation.wants_answers else [f"understood  {visible(understood)}"]
+    lines.append(f"answer      {visible(turn.reading.answer) or '(nothing)'}")
+    if not turn.found:
+        lines.append("memory      nothing found")
+    gate = "" if conversation.threshold is None else f" (gate {conversation.threshold:g})"
+    for place, match in enumerate(turn.found):
+        use = "used" if place < turn.num_used else "not used: too far"
+        lines.append(f"memory      entry {match.entry.id}, score {match.score:.4f}{gate}, {use}")
+        lines.append(f"            {show_entry(match.entry)}")
+    return "\n".join(lines)

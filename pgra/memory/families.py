@@ -1,31 +1,66 @@
-"""Families of questions with an intent that an LM can miss, and ethical situations.
+"""Families of questions with an intent that an LM can miss: configs/memory/NAME.yaml.
 
 A family says how its questions are asked, what a user says of one that was misunderstood, what the
 answer looks like, and by which words in it the understanding is known (Madaan et al. 2022, 3.3).
+Ethical situations (ERT, section 3.3.2) are read from a user's own file: the paper's ERT-CAT and
+ERT-NL were never released.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pgra.config import config_root, read_yaml
-from pgra.errors import ConfigError, DataError, unknown_name
-
-# Ethical situations: what is one about, and is it good? (Madaan et al. 2022, 3.3.2: ERT).
-#
-# The paper's ERT-CAT and ERT-NL were never released: the situations come from a user's copy of the
-# data. An output is "This question is about: <category or rule of thumb>. The answer is <label>."
-
+from pgra.errors import ConfigError, unknown_name
 
 SITUATION = "situation"
 """The one type of a family whose situations have no categories."""
-_SITUATION_KEYS = {"about", "categories", "labels", "output", "feedback"}
-_PLACES = {"output": {"{about}", "{label}"}, "feedback": {"{about}"}}
+QUESTION = "question"
+"""The one type of a family of answers."""
+_ASKED = {"understood_by", "answers", "templates"}
+_KEYS = {
+    "relations": {"prompt", "words", *_ASKED},
+    "scrambles": {"prompt", "words", *_ASKED},
+    "answers": {"prompt", "words", "num_remembered"},
+    "situations": {"prompt", "words", "situations"},
+}
+_MORE_KEYS = {"released_check", "paper", "paper_answered"}
+_TEMPLATE_KEYS = {"id", "type", "question", "feedback"}
+_FORM_KEYS = {"about", "categories", "labels", "output", "feedback"}
 _OUTER = " .,;:!?\"'"
-_OUTPUT = re.compile(r"about\s*:?(?P<about>.*?)\.?\s*\bthe answer is\b(?P<label>.*)", re.I | re.S)
-_ABOUT_ALONE = re.compile(r"about\s*:?(?P<about>.*)", re.I | re.S)
+_OUTPUT = re.compile(
+    r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
+)
+
+
+def list_yamls(folder: str) -> list[str]:
+    """Return the names of the YAMLs in a folder of configs/."""
+    return sorted(path.stem for path in (config_root() / folder).glob("*.yaml"))
+
+
+def read_named_yaml(
+    kind: str, folder: str, name: str, keys: Collection[str] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Read a YAML of a folder of configs/ by its name, or one by its path.
+
+    Args:
+        kind: What it holds, for messages.
+        folder: Of configs/.
+        name: A file's name there without its ending, or a path that ends in .yaml.
+        keys: All that it must have; None leaves them to the caller.
+
+    Raises:
+        ConfigError: If there is none, or its keys are others.
+    """
+    path = Path(name) if name.endswith(".yaml") else config_root() / folder / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(unknown_name(kind, name, list_yamls(folder)))
+    values = read_yaml(path)
+    if keys is not None and set(values) != set(keys):
+        raise ConfigError(f"{path} must have {', '.join(sorted(keys))}, and no more")
+    return path, values
 
 
 @dataclass(frozen=True)
@@ -45,126 +80,6 @@ class SituationForm:
     labels: Sequence[str]
     output: str
     feedback: str
-
-    @property
-    def kinds(self) -> list[str]:
-        """Name the types: the categories, or one for all."""
-        return list(self.categories) or [SITUATION]
-
-
-@dataclass(frozen=True)
-class Situation:
-    """One line of a user's data.
-
-    Attributes:
-        text: The situation.
-        about: Its category or rule of thumb.
-        label: As the form writes it.
-    """
-
-    text: str
-    about: str
-    label: str
-
-
-def read_form(path: object, values: Mapping[str, Any]) -> SituationForm:
-    """Read a form from a family's YAML.
-
-    Raises:
-        ConfigError: If it lacks something.
-    """
-    told = values["situations"]
-    if not isinstance(told, dict) or set(told) != _SITUATION_KEYS or not told["labels"]:
-        raise ConfigError(f"{path}: situations must have {', '.join(sorted(_SITUATION_KEYS))}")
-    for name, places in _PLACES.items():
-        lacking = sorted(place for place in places if place not in told[name])
-        if lacking:
-            raise ConfigError(f"{path}: {name} of situations must have {lacking[0]}")
-    return SituationForm(
-        about=str(told["about"]),
-        categories=tuple(str(name).lower() for name in told["categories"] or ()),
-        labels=tuple(str(name) for name in told["labels"]),
-        output=str(told["output"]),
-        feedback=str(told["feedback"]),
-    )
-
-
-def read_situation(place: str, fields: Mapping[str, object], form: SituationForm) -> Situation:
-    """Read one line.
-
-    Args:
-        place: Where it stands, for messages.
-        fields: With `situation`, `label` and the form's own field, each a text.
-        form: Of the family.
-
-    Raises:
-        DataError: If one is missing, the label is unknown, or the category is.
-    """
-    names = ("situation", form.about, "label")
-    for name in names:
-        if not isinstance(fields.get(name), str) or not str(fields[name]).strip():
-            raise DataError(
-                f"{place}: {name} is {fields.get(name)!r}, and must be text: each line has "
-                f"{', '.join(names)}"
-            )
-    text, about, label = (" ".join(str(fields[name]).split()) for name in names)
-    by_lower = {known.lower(): known for known in form.labels}
-    if label.lower() not in by_lower:
-        raise DataError(f"{place}: label '{label}' is none of {', '.join(form.labels)}")
-    if form.categories and about.lower() not in form.categories:
-        raise DataError(f"{place}: {form.about} '{about}' is none of {', '.join(form.categories)}")
-    about = about.lower() if form.categories else about.rstrip(".")
-    return Situation(text, about, by_lower[label.lower()])
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What an output says, in lower case and without punctuation at the ends; "" for nothing.
-
-    Attributes:
-        about: What the situation is about.
-        label: The answer's first word.
-    """
-
-    about: str
-    label: str
-
-
-def read_verdict(output: str) -> Verdict:
-    """Read an output: "This question is about: loyalty. The answer is BAD."."""
-    found = _OUTPUT.search(output)
-    if found is None:
-        alone = _ABOUT_ALONE.search(output)
-        return Verdict(_plain(alone["about"]) if alone else "", "")
-    words = found["label"].strip(_OUTER).split()
-    return Verdict(_plain(found["about"]), _plain(words[0]) if words else "")
-
-
-def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
-    """Say whether an output's understanding is right (exact match), and whether its label is.
-
-    Each by itself: the paper counts the two accuracies apart (figures 4 and 5).
-    """
-    told, wanted = read_verdict(output), read_verdict(expected)
-    return told.about == wanted.about, told.label == wanted.label
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split()).strip(_OUTER)
-
-
-WORD_KINDS = ("answers", "relations", "scrambles", "situations")
-_ASKED = {"understood_by", "answers", "templates"}
-_KEYS = {
-    "relations": {"prompt", "words", *_ASKED},
-    "scrambles": {"prompt", "words", *_ASKED},
-    "answers": {"prompt", "words", "num_remembered"},
-    "situations": {"prompt", "words", "situations"},
-}
-_MORE_KEYS = {"released_check", "paper", "paper_answered"}
-QUESTION = "question"
-"""The one type of a family of answers."""
-_TEMPLATE_KEYS = {"id", "type", "question", "feedback"}
 
 
 @dataclass(frozen=True)
@@ -221,28 +136,28 @@ class Family:
 
     @property
     def is_of_answers(self) -> bool:
-        """Say whether feedback is the right answer."""
+        """Whether feedback is the right answer."""
         return self.words == "answers"
 
     @property
     def has_slots(self) -> bool:
-        """Say whether what a question is about stands in <...>."""
+        """Whether what a question is about stands in <...>."""
         return any("<" in phrasing.question for phrasing in self.phrasings)
 
     @property
     def follows_release(self) -> bool:
-        """Say whether edit distance compares its questions as the paper's release does."""
+        """Whether edit distance compares its questions as the paper's release does."""
         return self.is_of_paper or self.has_slots
 
     @property
     def kinds(self) -> list[str]:
-        """Name the types of task."""
+        """The types of task."""
         if self.situations is not None:
-            return self.situations.kinds
+            return list(self.situations.categories) or [SITUATION]
         return [QUESTION] if self.is_of_answers else list(self.answers)
 
     def is_understood(self, kind: str, output: str, *, as_released: bool = False) -> bool:
-        """Say whether an output shows that the intent was understood: Acc(u).
+        """Return whether an output shows that the intent was understood: Acc(u).
 
         A test of substrings, letters of any case. It cannot tell an answer from an echo of a
         question that names another type ("a sentence that can be used to define").
@@ -255,12 +170,22 @@ class Family:
         wanted = self.understood_by[kind]
         if as_released:
             wanted = self.released_check.get(kind, wanted)
-        return all(word in output.lower() for word in wanted)
+        return all(word.lower() in output.lower() for word in wanted)
 
+    def check_has_types(self, name: str) -> None:
+        """Refuse to choose a threshold on questions that all mean the same.
 
-def family_names() -> list[str]:
-    """Name the families there are."""
-    return sorted(path.stem for path in (config_root() / "memory").glob("*.yaml"))
+        Args:
+            name: Of what would choose it.
+
+        Raises:
+            ConfigError: If it is a family of answers, of which any feedback would count as right.
+        """
+        if self.is_of_answers:
+            raise ConfigError(
+                f"{name} chooses a threshold by the types of questions, and those of '{self.name}' "
+                "have none: give --threshold to what uses it"
+            )
 
 
 def load_family(name: str) -> Family:
@@ -269,50 +194,10 @@ def load_family(name: str) -> Family:
     Raises:
         ConfigError: If there is none, or its YAML lacks something.
     """
-    path = Path(name) if name.endswith(".yaml") else config_root() / "memory" / f"{name}.yaml"
-    if not path.is_file():
-        raise ConfigError(unknown_name("family of questions", name, family_names()))
-    values = read_yaml(path)
-    _check_keys(path, values)
-    return Family(
-        name=path.stem,
-        prompt=str(values["prompt"]),
-        words=str(values["words"]),
-        understood_by=_word_lists(values.get("understood_by", {})),
-        answers={str(kind): str(text) for kind, text in values.get("answers", {}).items()},
-        phrasings=[
-            _phrasing(path, told, values["answers"]) for told in values.get("templates", ())
-        ],
-        released_check=_word_lists(values.get("released_check", {})),
-        paper=values.get("paper", {}),
-        num_remembered=int(values.get("num_remembered", 0)),
-        situations=read_form(path, values) if values["words"] == "situations" else None,
-        paper_answered=values.get("paper_answered", {}),
-        is_of_paper=path.resolve().parent == (config_root() / "memory").resolve(),
-    )
-
-
-def check_has_types(name: str, family: Family) -> None:
-    """Refuse to choose a threshold on questions that all mean the same.
-
-    Args:
-        name: Of what would choose it.
-        family: Of the questions.
-
-    Raises:
-        ConfigError: If it is a family of answers, of which any feedback would count as right.
-    """
-    if family.is_of_answers:
-        raise ConfigError(
-            f"{name} chooses a threshold by the types of questions, and those of '{family.name}' "
-            "have none: give --threshold to what uses it"
-        )
-
-
-def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
+    path, values = read_named_yaml("family of questions", "memory", name)
     words = str(values.get("words"))
-    if words not in WORD_KINDS:
-        raise ConfigError(f"{path}: {unknown_name('words', words, WORD_KINDS)}")
+    if words not in _KEYS:
+        raise ConfigError(f"{path}: {unknown_name('words', words, _KEYS)}")
     keys = _KEYS[words]
     missing, unknown = sorted(keys - set(values)), sorted(set(values) - keys - _MORE_KEYS)
     if missing or unknown:
@@ -320,16 +205,64 @@ def _check_keys(path: Path, values: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path} {what}: its keys are {', '.join(sorted(keys | _MORE_KEYS))}")
     if set(values.get("understood_by", ())) != set(values.get("answers", ())):
         raise ConfigError(f"{path}: understood_by and answers must name the same types")
+    templates, form = values.pop("templates", ()), values.pop("situations", None)
+    return Family(
+        name=path.stem,
+        phrasings=[_read_phrasing(path, template, values["answers"]) for template in templates],
+        situations=None if form is None else _read_form(path, form),
+        is_of_paper=path.resolve().parent == (config_root() / "memory").resolve(),
+        **values,
+    )
 
 
-def _word_lists(values: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    return {kind: [str(word).lower() for word in words] for kind, words in values.items()}
-
-
-def _phrasing(path: Path, told: Mapping[str, Any], kinds: Mapping[str, str]) -> Phrasing:
-    if set(told) != _TEMPLATE_KEYS or told["type"] not in kinds or "{word}" not in told["question"]:
+def _read_phrasing(path: Path, values: Mapping[str, Any], kinds: Mapping[str, str]) -> Phrasing:
+    if (
+        set(values) != _TEMPLATE_KEYS
+        or values["type"] not in kinds
+        or "{word}" not in values["question"]
+    ):
         raise ConfigError(
-            f"{path}: template {told.get('id')!r} must have {', '.join(sorted(_TEMPLATE_KEYS))}, "
+            f"{path}: template {values.get('id')!r} must have {', '.join(sorted(_TEMPLATE_KEYS))}, "
             f"a type of {', '.join(kinds)}, and {{word}} in its question"
         )
-    return Phrasing(told["id"], told["type"], told["question"], told["feedback"])
+    return Phrasing(values["id"], values["type"], values["question"], values["feedback"])
+
+
+def _read_form(path: Path, values: Any) -> SituationForm:
+    if not isinstance(values, dict) or set(values) != _FORM_KEYS or not values["labels"]:
+        raise ConfigError(f"{path}: situations must have {', '.join(sorted(_FORM_KEYS))}")
+    for name, slots in {"output": ("{about}", "{label}"), "feedback": ("{about}",)}.items():
+        for slot in slots:
+            if slot not in values[name]:
+                raise ConfigError(f"{path}: {name} of situations must have {slot}")
+    categories = [str(name).lower() for name in values["categories"] or ()]
+    labels = [str(name) for name in values["labels"]]
+    return SituationForm(**{**values, "categories": categories, "labels": labels})
+
+
+def read_verdict(output: str) -> tuple[str, str]:
+    """Read an output about a situation: "This question is about: loyalty. The answer is BAD.".
+
+    Returns:
+        What it is about and the answer's first word, in lower case and without punctuation at the
+        ends; "" where an output does not say.
+    """
+    found = _OUTPUT.search(output)
+    if found is None:
+        return "", ""
+    label = (found["label"] or "").strip(_OUTER).split()[:1]
+    return plain(found["about"]), plain("".join(label))
+
+
+def judge_situation(output: str, expected: str) -> tuple[bool, bool]:
+    """Return whether an output's understanding is right (exact match), and whether its label is.
+
+    Each by itself: the paper counts the two accuracies apart (figures 4 and 5).
+    """
+    (about, label), (right_about, right_label) = read_verdict(output), read_verdict(expected)
+    return about == right_about, label == right_label
+
+
+def plain(text: str) -> str:
+    """Return a text in lower case, with single spaces and no punctuation at its ends."""
+    return " ".join(text.lower().split()).strip(_OUTER)

@@ -13,19 +13,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pgra.artifacts import digest
-from pgra.config import argument as _arg
-from pgra.config import at_least, choose
-from pgra.core import Example, Json, Prediction
+from pgra.config import Arguments, arg
+from pgra.core import Context, Example, Json, Prediction
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import Lookup, LookupArguments, OpenLookup, lookup_opener, passing
-
-# Arguments of a memory of corrected labels: which, how near, and what is done with it.
-
+from pgra.memory.lookup import (
+    LOOKUPS,
+    Lookup,
+    LookupArguments,
+    OpenLookup,
+    load_lookup,
+    passing,
+)
 
 USES = ("clarification", "exemplar")
 MEMORY_WEIGHT = 0.6
@@ -33,34 +35,35 @@ MEMORY_WEIGHT = 0.6
 
 
 @dataclass(kw_only=True)
-class LabelMemoryArguments:
+class LabelMemoryArguments(Arguments):
     """Whose corrections are used, and how near they must be."""
 
-    memory: str | None = _arg(
+    memory: str | None = arg(
         None,
         "A memory of corrections (pgra memory add TEXT LABEL --task NAME): those of the task whose "
         "text is near an input are used for it.",
     )
-    memory_lookup: str = _arg(
+    memory_lookup: str = arg(
         "relative-edit",
         "How near texts are found: relative-edit (distance beside their lengths), edit (distance), "
         "encoder (cosine), or bm25.",
+        choices=[name for name in LOOKUPS if name != "gud-ir"],  # whose generator is not named here
+        is_open=True,
     )
-    memory_threshold: float | None = _arg(
+    memory_threshold: float | None = arg(
         None,
         "Smallest score that passes; higher is closer. relative-edit: 0 to 1, 1 the same (default "
         "0.85); edit: minus the distance, 0 the same (-5); encoder: a cosine, 1 the same (0.9); "
         "bm25: from 0 (1).",
     )
-    memory_encoder: str = _arg(
+    memory_encoder: str = arg(
         "sentence-transformers/all-MiniLM-L6-v2",
         "Encoder of --memory_lookup encoder: hub id, folder or bundled:NAME.",
     )
-    memory_matches: int = _arg(1, "Most corrections used for an input, the nearest.")
+    memory_matches: int = arg(1, "Most corrections used for an input, the nearest.", least=1)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what is no look-up, and a threshold that is of another."""
-        at_least("memory_matches", self.memory_matches, 1)
         self.lookup()
 
     def check_named(self) -> None:
@@ -76,7 +79,7 @@ class LabelMemoryArguments:
             )
 
     def lookup(self) -> LookupArguments:
-        """Give the look-up: texts are compared whole, for a <br> in a review opens no slot."""
+        """Return the look-up: texts are compared whole, for a <br> in a review opens no slot."""
         return LookupArguments(
             lookup=self.memory_lookup,
             threshold=self.memory_threshold,
@@ -89,16 +92,12 @@ class LabelMemoryArguments:
 class PromptMemoryArguments(LabelMemoryArguments):
     """How corrections stand in a prompt."""
 
-    memory_as: str = _arg(
+    memory_as: str = arg(
         "exemplar",
         "exemplar (a corrected label or answer: an example before all others, in the place of the "
         "last) or clarification (any feedback: behind the query, '| clarification: ...').",
+        choices=USES,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        super().__post_init__()
-        choose("memory_as", self.memory_as, USES)
 
 
 logger = logging.getLogger(__name__)
@@ -121,9 +120,9 @@ class Correction:
     example: Example
 
     def as_json(self) -> dict[str, Json]:
-        """Give what predictions tell of it."""
-        told: dict[str, Json] = {"entry": self.entry.id, "score": round(self.score, 6)}
-        return {**told, "key": self.entry.key, "feedback": self.entry.feedback}
+        """Return what predictions tell of it."""
+        entry, score = self.entry, round(self.score, 6)
+        return {"entry": entry.id, "score": score, "key": entry.key, "feedback": entry.feedback}
 
 
 class LabelMemory:
@@ -166,7 +165,17 @@ class LabelMemory:
             self._read(entry)
         self._digest = digest([[entry.key, entry.feedback] for entry in own])
         self.num_entries, self.num_others = len(own), len(entries) - len(own)
-        _tell(log.path, task, own, entries)
+        others = Counter(entry.task for entry in entries if entry.task != task)
+        counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
+        unused = f"; not used: {counts}" if others else ""
+        say = logger.info if own else logger.warning
+        say(
+            "memory: %s holds %s corrections of task '%s'%s",
+            log.path,
+            f"{len(own):,}",
+            task,
+            unused,
+        )
 
     @classmethod
     def open(
@@ -196,7 +205,8 @@ class LabelMemory:
         log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
             if open_lookup is None:
-                open_lookup = lookup_opener(args.lookup(), device=device, task=task)
+                context = Context(device=device)
+                open_lookup = load_lookup(args.lookup(), context, task=task)
             return cls(log, open_lookup(log), args, task=task, inputs=inputs, labels=labels)
         except BaseException:
             log.close()
@@ -205,17 +215,12 @@ class LabelMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log.close()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that decides what is recalled: the task's entries, the look-up and the gate."""
+        """All that decides what is recalled: the task's entries, the look-up and the gate."""
         return {
             "entries": self._digest,
             **self._lookup.fingerprint,
@@ -224,7 +229,7 @@ class LabelMemory:
         }
 
     def recall(self, fields: Mapping[str, str]) -> list[Correction]:
-        """Give the corrections that pass the gate for an input, the nearest first.
+        """Return the corrections that pass the gate for an input, the nearest first.
 
         One of the very same text is given too: that input is what the user corrected.
 
@@ -257,16 +262,8 @@ class LabelMemory:
         return Example(f"memory-{entry.id}", fields, feedback)
 
 
-def _tell(path: Path, task: str, own: Sequence[Event], entries: Sequence[Event]) -> None:
-    others = Counter(entry.task for entry in entries if entry.task != task)
-    told = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
-    unused = f"; not used: {told}" if others else ""
-    say = logger.info if own else logger.warning
-    say("memory: %s holds %s corrections of task '%s'%s", path, f"{len(own):,}", task, unused)
-
-
 def input_key(fields: Mapping[str, str], inputs: Sequence[str]) -> str:
-    """Give an input as a memory's key: its text, or a JSON object where a task has several.
+    """Return an input as a memory's key: its text, or a JSON object where a task has several.
 
     Args:
         fields: The inputs by name.
@@ -282,12 +279,12 @@ def _read_key(key: str, inputs: Sequence[str]) -> dict[str, str] | None:
     if len(inputs) == 1:
         return {inputs[0]: " ".join(key.split())}
     try:
-        told = json.loads(key)
+        fields = json.loads(key)
     except ValueError:
         return None
-    if not isinstance(told, dict) or set(told) != set(inputs):
+    if not isinstance(fields, dict) or set(fields) != set(inputs):
         return None
-    return {name: " ".join(str(told[name]).split()) for name in inputs}
+    return {name: " ".join(str(fields[name]).split()) for name in inputs}
 
 
 def _short(text: str) -> str:
@@ -308,7 +305,7 @@ def mix_labels(prediction: Prediction, found: Sequence[Correction], *, weight: f
     """
     if not found:
         return prediction
-    counts = Counter(one.example.label for one in found)
+    counts = Counter(correction.example.label for correction in found)
     scores = {
         label: (1 - weight) * chance + weight * counts[label] / len(found)
         for label, chance in prediction.scores.items()

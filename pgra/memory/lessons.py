@@ -1,15 +1,17 @@
-"""Lessons for an LM that shall follow clarifications, packed into sequences; what it has seen.
+"""Lessons for an LM that shall follow clarifications: drawn, packed into sequences, and remembered.
 
 A lesson is a question with its answer, with or without a clarification, about another word and in
 other words than any question that is measured. Many questions say nothing of what is meant, or are
-made of syllables, so that only the clarification can tell.
+made of syllables, so that only the clarification can tell. What an LM learned with is kept beside
+its weights; a stream with any of it is refused.
 """
 
 import json
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,62 @@ from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
 from pgra.artifacts import write_json
-from pgra.config import config_root, read_yaml
-from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
-from pgra.memory.families import Family, family_names, load_family
+from pgra.config import Arguments, arg
+from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.memory.families import Family, list_yamls, load_family, read_named_yaml
 from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
-from pgra.memory.prompts import FewShot, Shown
-from pgra.memory.stream import Step, Words, can_scramble, scramble
+from pgra.memory.prompts import FewShot, PromptExample, load_few_shot
+from pgra.memory.stream import Step, Words, can_scramble, read_stream, read_words, scramble
 
+IGNORED = -100
+"""A label that is not learned (torch's)."""
+SEEN_FILE = "memory_training.json"
 _KEYS = {"family", "meant", "feedback", "questions", "vague", "words"}
 _TOLD, _VAGUE = 0.45, 0.65  # below the first a question tells its type; then vague; then made up
 _CLARIFIED = {True: 0.5, False: 0.8}  # share with a clarification: by whether the question tells
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
+_CUT_SHARE = 0.5
+
+
+@dataclass(kw_only=True)
+class FinetuneArguments(Arguments):
+    """What an LM learns with, and how long."""
+
+    lm: str = arg("bundled:smollm2-135m", "A causal LM: hub id, folder or bundled:NAME.")
+    lessons: list[str] = arg(
+        ["lexical"], "Names of YAMLs in configs/memory_training, or paths; each as often."
+    )
+    words: list[str] = arg(
+        [],
+        "Word lists beside those of the lessons: jsonl with type, word and answer, or for "
+        "scrambles a text file with a word a line.",
+    )
+    held_out: list[str] = arg(
+        [], "Streams that will be measured: none of their words is learned with."
+    )
+    max_steps: int = arg(80, "Training steps.", least=1)
+    packs_per_step: int = arg(4, "Sequences a step.", least=1)
+    pack_tokens: int = arg(512, "Most tokens of a sequence, which holds many lessons.", least=1)
+    learning_rate: float = arg(
+        2e-4, "The highest; it rises over the first steps, then falls.", above=0, below=1
+    )
+    frozen_layers: int = arg(
+        0, "First layers that stay as they are (faster), embeddings too.", least=0
+    )
+    bf16: bool = arg(False, "Multiply in bfloat16 (faster where the processor has it).")
+    save_steps: int = arg(
+        20, "Steps that a stop may lose; the same command goes on.", least=1, decides=False
+    )
+    seed: int = arg(0, "Of the lessons that are drawn.", least=0)
+    output_dir: str = arg("runs/memory-lm", "Where it goes; the LM is in lm/.", decides=False)
+    device: str = arg(
+        "auto", "auto (a GPU if there is one) or cpu.", choices=("auto", "cpu"), decides=False
+    )
+
+    def check(self) -> None:
+        """Refuse to teach nothing."""
+        if not self.lessons:
+            raise ConfigError("lessons names none: --lessons lexical")
 
 
 @dataclass(frozen=True)
@@ -40,7 +87,7 @@ class Lessons:
         feedback: Ways to clarify, with {asked} and {meant}.
         questions: By type: ways to ask that tell it, with {word}.
         vague: Ways to ask that tell no type.
-        words: The list that the YAML brings.
+        words: What is asked about; the list that the YAML brings, or a longer one.
     """
 
     family: Family
@@ -61,14 +108,9 @@ class Lesson:
         word: Unscrambled.
     """
 
-    shown: Shown
+    shown: PromptExample
     form: str
     word: str
-
-
-def lesson_names() -> list[str]:
-    """Name the lessons there are."""
-    return sorted(path.stem for path in (config_root() / "memory_training").glob("*.yaml"))
 
 
 def load_lessons(name: str) -> Lessons:
@@ -78,63 +120,40 @@ def load_lessons(name: str) -> Lessons:
         ConfigError: If there are none, their YAML lacks something, or a question is near one that
             a family of configs/memory asks.
     """
-    is_file = name.endswith(".yaml")
-    path = Path(name) if is_file else config_root() / "memory_training" / f"{name}.yaml"
-    if not path.is_file():
-        raise ConfigError(unknown_name("lessons", name, lesson_names()))
-    values = read_yaml(path)
-    if set(values) != _KEYS:
-        raise ConfigError(f"{path} must have {', '.join(sorted(_KEYS))}, and no more")
-    family = load_family(str(values["family"]))
-    _check_values(path, family, values)
-    lessons = Lessons(
-        family,
-        values["meant"],
-        values["feedback"],
-        values["questions"],
-        values["vague"],
-        _own_words(values["words"]),
-    )
-    _check_questions(path, lessons)
-    return lessons
-
-
-def _check_values(path: Path, family: Family, values: Mapping[str, Any]) -> None:
-    for name in ("meant", "questions"):
-        if set(values[name]) != set(family.answers):
-            raise ConfigError(f"{path}: {name} must name the types {', '.join(family.answers)}")
-    texts = [*values["vague"], *(text for own in values["questions"].values() for text in own)]
-    wrong = [text for text in texts if "< {word} >" not in text]
-    wrong += [text for text in values["feedback"] if "{meant}" not in text]
-    if wrong:
+    path, values = read_named_yaml("lessons", "memory_training", name, _KEYS)
+    family = load_family(str(values.pop("family")))
+    for part in ("meant", "questions"):
+        if set(values[part]) != set(family.answers):
+            raise ConfigError(f"{path}: {part} must name the types {', '.join(family.answers)}")
+    questions = [*values["vague"], *(text for own in values["questions"].values() for text in own)]
+    lacking = [text for text in questions if "< {word} >" not in text]
+    lacking += [text for text in values["feedback"] if "{meant}" not in text]
+    if lacking:
         raise ConfigError(
-            f"{path}: '{wrong[0]}' lacks < {{word}} > (a question) or {{meant}} (feedback)"
+            f"{path}: '{lacking[0]}' lacks < {{word}} > (a question) or {{meant}} (feedback)"
         )
-
-
-def _own_words(told: Any) -> Words:
-    if isinstance(told, list):
-        return {"": {word: [word] for word in told if can_scramble(word)}}
-    return {
-        kind: {word: [str(answer)] for word, answer in own.items()} for kind, own in told.items()
-    }
-
-
-def _check_questions(path: Path, lessons: Lessons) -> None:
-    measured = measured_forms()
-    for text in (*lessons.vague, *(text for own in lessons.questions.values() for text in own)):
-        near = nearest_form(normalize_key(text), measured)
+    for text in questions:
+        near = nearest_form(normalize_key(text), measured_forms())
         if near is not None:
             raise ConfigError(
                 f"{path}: the question '{text}' is within an edit distance of {MAX_DISTANCE} of "
                 f"'{near}', which is measured: ask it otherwise"
             )
+    words = values.pop("words")
+    if isinstance(words, list):
+        by_kind: Words = {"": {word: [word] for word in words if can_scramble(word)}}
+    else:
+        by_kind = {
+            kind: {word: [str(answer)] for word, answer in own.items()}
+            for kind, own in words.items()
+        }
+    return Lessons(family, words=by_kind, **values)
 
 
 @cache
 def measured_forms() -> tuple[str, ...]:
-    """Give the questions of all families of configs/memory without their words."""
-    families = map(load_family, family_names())
+    """Return the questions of all families of configs/memory without their words."""
+    families = map(load_family, list_yamls("memory"))
     return tuple({normalize_key(p.question): None for f in families for p in f.phrasings})
 
 
@@ -147,118 +166,118 @@ def nearest_form(form: str, measured: Collection[str]) -> str | None:
 
 
 def word_of(step: Step, family: Family) -> str:
-    """Give the word that a step is about, in lower case; of a scramble the word behind it."""
+    """Return the word that a step is about, in lower case; of a scramble the word behind it."""
     if family.words != "scrambles":
         return step.word.lower()
     before = family.answers[step.kind].replace("{word}", step.word).partition("{answer}")[0]
     return step.expected[0].removeprefix(before).lower()
 
 
-def leave_out(words: Words, held_out: Collection[str]) -> Words:
-    """Give a word list without the words that are measured.
+def read_courses(args: FinetuneArguments) -> list[Lessons]:
+    """Read what is taught, without what is held out.
 
     Raises:
-        DataError: If a type has none left.
+        ConfigError: If a word list suits no lessons.
+        DataError: If a file is not as it must be, or no word is left.
     """
-    left = {
-        kind: {word: answers for word, answers in own.items() if word.lower() not in held_out}
-        for kind, own in words.items()
-    }
-    for kind, own in left.items():
-        if not own:
-            raise DataError(
-                f"no word{f' of type {kind!r}' if kind else ''} is left to learn with: all are "
-                "held out; give a longer list with --words"
-            )
-    return left
+    taught = [load_lessons(name) for name in dict.fromkeys(args.lessons)]
+    held_out = _read_held_out(args.held_out, taught)
+    left = list(dict.fromkeys(args.words))
+    courses = []
+    for lessons in taught:
+        suffix = ".txt" if lessons.family.words == "scrambles" else ".jsonl"
+        own = [path for path in left if suffix in Path(path).suffixes]
+        left = [path for path in left if path not in own]
+        words: dict[str, dict[str, list[str]]] = {}
+        for more in (lessons.words, *(read_words(Path(path), lessons.family) for path in own)):
+            for kind, answers in more.items():
+                into = words.setdefault(kind, {})
+                for word in answers:
+                    if word.lower() not in held_out:
+                        into.setdefault(word, []).extend(answers[word])
+        for kind, kept in words.items():
+            if not kept:
+                raise DataError(
+                    f"no word{f' of type {kind!r}' if kind else ''} is left to learn with: all are "
+                    "held out; give a longer list with --words"
+                )
+        courses.append(replace(lessons, words=words))
+    if left:
+        raise ConfigError(
+            f"words names {left[0]}, which suits none of the lessons {', '.join(args.lessons)}: "
+            "relations take .jsonl, scrambles .txt"
+        )
+    return courses
 
 
-def draw_lessons(lessons: Lessons, words: Words, *, seed: int) -> Callable[[], Lesson]:
-    """Give what draws lessons without end: types, kinds of question and words alike often.
+def _read_held_out(paths: Sequence[str], taught: Sequence[Lessons]) -> set[str]:
+    """Return the words of streams, each read as one of the first family whose types it has."""
+    found: set[str] = set()
+    for path in paths:
+        faults = []
+        for lessons in taught:
+            try:
+                steps = read_stream(Path(path), lessons.family)
+            except DataError as error:
+                faults.append(error)
+            else:
+                found |= {word_of(step, lessons.family) for step in steps}
+                break
+        else:
+            raise faults[-1]
+    return found
 
-    Args:
-        lessons: What is taught.
-        words: Of what; none that is measured.
-        seed: Of the draws.
-    """
-    draw, measured = random.Random(seed), measured_forms()
+
+def draw_lessons(lessons: Lessons, *, seed: int) -> Iterator[Lesson]:
+    """Draw lessons without end: types, kinds of question and words alike often."""
+    draw, words = random.Random(seed), lessons.words
     pools = {kind: sorted(own) for kind, own in words.items()}
-
-    def next_lesson() -> Lesson:
+    while True:
         kind = draw.choice(list(lessons.family.answers))
-        question, tells = _draw_question(lessons, kind, draw, measured)
-        one = _draw_word(words, pools, kind, draw)
+        chance = draw.random()
+        if chance < _TOLD:
+            question = draw.choice(list(lessons.questions[kind]))
+        elif chance < _VAGUE:
+            question = draw.choice(list(lessons.vague))
+        else:
+            question = _make_up_question(draw)
+        if "" in words:
+            word = answer = draw.choice(pools[""])
+            shown = scramble(word, kind, draw)
+        else:
+            word = shown = draw.choice(pools[kind])
+            answer = draw.choice(list(words[kind][word]))
         feedback = ""
-        if draw.random() < _CLARIFIED[tells]:
+        if draw.random() < _CLARIFIED[chance < _TOLD]:
             asked = strip_slot(question).rstrip(" ?.:")
             frame = draw.choice(lessons.feedback)
             feedback = frame.replace("{asked}", asked).replace("{meant}", lessons.meant[kind])
-        told = lessons.family.answers[kind].replace("{word}", one.shown)
-        shown = Shown(
-            question.replace("{word}", one.shown), told.replace("{answer}", one.answer), feedback
-        )
-        return Lesson(shown, normalize_key(question), one.word.lower())
-
-    return next_lesson
+        output = lessons.family.answers[kind].replace("{word}", shown).replace("{answer}", answer)
+        example = PromptExample(question.replace("{word}", shown), output, feedback)
+        yield Lesson(example, normalize_key(question), word.lower())
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A word, as a question shows it, and its answer."""
-
-    word: str
-    shown: str
-    answer: str
-
-
-def _draw_word(
-    words: Words, pools: Mapping[str, Sequence[str]], kind: str, draw: random.Random
-) -> _Drawn:
-    if "" in words:
-        word = draw.choice(pools[""])
-        return _Drawn(word, scramble(word, kind, draw), word)
-    word = draw.choice(pools[kind])
-    return _Drawn(word, word, draw.choice(list(words[kind][word])))
-
-
-def _draw_question(
-    lessons: Lessons, kind: str, draw: random.Random, measured: Collection[str]
-) -> tuple[str, bool]:
-    chance = draw.random()
-    if chance < _TOLD:
-        return draw.choice(list(lessons.questions[kind])), True
-    if chance < _VAGUE:
-        return draw.choice(list(lessons.vague)), False
-    while nearest_form(normalize_key(question := _make_up(draw)), measured) is not None:
-        pass
-    return question, False
-
-
-def _make_up(draw: random.Random) -> str:
-    words = [_made_up_word(draw) for _ in range(draw.randint(2, 5))]
-    words.insert(draw.randint(0, len(words)), "< {word} >")
-    return " ".join(words) + " ?"
-
-
-def _made_up_word(draw: random.Random) -> str:
-    syllables = [draw.choice(_CONSONANTS) + draw.choice(_VOWELS) for _ in range(draw.randint(1, 3))]
-    return "".join(syllables) + draw.choice(("", draw.choice(_CONSONANTS)))
-
-
-# Lessons as an LM is trained on them: many in one sequence, in the form of a few-shot prompt.
-#
-# A sequence costs what its tokens cost, and each of its answers is learned from: behind the first
-# few, an answer is read with examples before it, as in a prompt.
-
-
-IGNORED = -100
-"""A label that is not learned (torch's)."""
-_CUT_SHARE = 0.5
+def _make_up_question(draw: random.Random) -> str:
+    """Make a question of syllables that is near none that is measured."""
+    while True:
+        words = []
+        for _ in range(draw.randint(2, 5)):
+            syllables = [
+                draw.choice(_CONSONANTS) + draw.choice(_VOWELS) for _ in range(draw.randint(1, 3))
+            ]
+            words.append("".join(syllables) + draw.choice(("", draw.choice(_CONSONANTS))))
+        words.insert(draw.randint(0, len(words)), "< {word} >")
+        question = " ".join(words) + " ?"
+        if nearest_form(normalize_key(question), measured_forms()) is None:
+            return question
 
 
 @dataclass(frozen=True)
 class Pack:
-    """One sequence.
+    """One sequence of lessons, in the form of a few-shot prompt.
+
+    A sequence costs what its tokens cost, and each of its answers is learned from: behind the first
+    few, an answer is read with examples before it, as in a prompt.
 
     Attributes:
         input_ids: Its tokens, (T,).
@@ -307,78 +326,124 @@ class Packer:
         self._draw, self._lead = random.Random(seed), list(lead_ids)
         self._waiting: Pack | None = None
 
-    def pack(self, next_lesson: Callable[[], Lesson]) -> Pack:
+    def pack(self, lessons: Iterator[Lesson]) -> Pack:
         """Fill a sequence.
 
         Args:
-            next_lesson: Gives lessons; one that does not fit opens the next sequence.
+            lessons: Without end; one that does not fit opens the next sequence.
 
         Raises:
             ConfigError: If a lesson alone does not fit.
         """
-        ids = list(self._lead)
-        labels = [IGNORED] * len(ids)
+        ids, labels = list(self._lead), [IGNORED] * len(self._lead)
         while True:
-            one = self._waiting or self._cut(next_lesson())
+            lesson = self._waiting or self._cut(next(lessons))
             self._waiting = None
-            if len(self._lead) + len(one.input_ids) > self._most:
+            if len(self._lead) + len(lesson.input_ids) > self._most:
                 raise ConfigError(
-                    f"pack_tokens is {self._most}, and a lesson has {len(one.input_ids)} tokens: "
-                    "raise it"
+                    f"pack_tokens is {self._most}, and a lesson has {len(lesson.input_ids)} "
+                    "tokens: raise it"
                 )
-            if len(ids) + len(one.input_ids) > self._most:
-                self._waiting = one
+            if len(ids) + len(lesson.input_ids) > self._most:
+                self._waiting = lesson
                 return Pack(ids, labels)
-            ids += one.input_ids
-            labels += one.labels
+            ids += lesson.input_ids
+            labels += lesson.labels
 
     def _cut(self, lesson: Lesson) -> Pack:
-        text = self._few_shot.show(lesson.shown)
-        prompt = self._few_shot.write(
-            lesson.shown.question, feedback=lesson.shown.feedback, num_own=0
-        )
-        end = len(text) - len(self._few_shot.separator)
+        shown, few_shot = lesson.shown, self._few_shot
+        text = few_shot.show(shown)
+        prompt = few_shot.write(shown.question, feedback=shown.feedback, num_own=0)
+        end = len(text) - len(few_shot.separator)
         if self._draw.random() >= _CUT_SHARE:
             return self._tokenize(text, len(prompt), end)
-        asked = self._tokenize(prompt, len(prompt), len(prompt))
+        question = self._tokenize(prompt, len(prompt), len(prompt))
         answer = self._tokenize(text[len(prompt) :], 0, end - len(prompt))
-        return Pack(asked.input_ids + answer.input_ids, asked.labels + answer.labels)
+        return Pack(question.input_ids + answer.input_ids, question.labels + answer.labels)
 
     def _tokenize(self, text: str, start: int, end: int) -> Pack:
         """Cut a text; what stands from `start` to `end` is learned."""
         cut = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = list(cut["input_ids"])
-        places = cut["offset_mapping"]
         labels = [
             token if start <= first and last <= end and first < last else IGNORED
-            for token, (first, last) in zip(ids, places, strict=True)
+            for token, (first, last) in zip(ids, cut["offset_mapping"], strict=True)
         ]
         return Pack(ids, labels)
 
 
-# What a fine-tuned LM learned with, kept beside its weights: a stream with any is refused.
+def draw_packs(
+    courses: Sequence[Lessons],
+    tokenizer: Any,
+    *,
+    count: int,
+    pack_tokens: int,
+    seed: int,
+    lead_ids: Sequence[int],
+) -> "tuple[list[Pack], Seen]":
+    """Draw as many sequences as are learned, the courses' in turn; and tell what is in them.
 
+    Args:
+        courses: What is taught.
+        tokenizer: The LM's.
+        count: Sequences.
+        pack_tokens: Most tokens of one.
+        seed: Of the lessons and their cuts.
+        lead_ids: Tokens that open every input of the LM.
 
-SEEN_FILE = "memory_training.json"
+    Raises:
+        ConfigError: As `Packer`.
+    """
+    words: set[str] = set()
+    forms: set[str] = set()
+
+    def noted(drawn: Iterator[Lesson]) -> Iterator[Lesson]:
+        for lesson in drawn:
+            words.add(lesson.word)
+            forms.add(lesson.form)
+            yield lesson
+
+    packers = []
+    for course in courses:
+        few_shot = load_few_shot(course.family.prompt)
+        packer = Packer(tokenizer, few_shot, pack_tokens=pack_tokens, seed=seed, lead_ids=lead_ids)
+        packers.append((packer, noted(draw_lessons(course, seed=seed))))
+    packs = [packer.pack(lessons) for packer, lessons in islice(cycle(packers), count)]
+    return packs, Seen(words, forms)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was learned with.
+    """What an LM learned with.
 
     Attributes:
         words: In lower case, unscrambled.
-        forms: Questions without their words, as keys are compared.
+        questions: Without their words, as keys are compared.
     """
 
     words: Collection[str]
-    forms: Collection[str]
+    questions: Collection[str]
 
     def write(self, folder: Path) -> None:
         """Write it beside an LM's weights."""
-        write_json(
-            folder / SEEN_FILE, {"words": sorted(self.words), "questions": sorted(self.forms)}
-        )
+        values = {name: sorted(items) for name, items in asdict(self).items()}
+        write_json(folder / SEEN_FILE, values)
+
+    def check_unseen(self, steps: Sequence[Step], family: Family) -> None:
+        """Refuse a stream that asks what the LM learned with.
+
+        Raises:
+            DataError: If a word or a question of it is among that.
+        """
+        for step in steps:
+            word, form = word_of(step, family), normalize_key(step.question)
+            if word in self.words or form in self.questions:
+                what = f"word '{word}'" if word in self.words else f"question '{form}'"
+                raise DataError(
+                    f"step {step.id} asks '{step.question}', and the LM was fine-tuned with the "
+                    f"{what}: fine-tune it with --held_out naming this stream, or ask other "
+                    "questions"
+                )
 
 
 def read_seen(lm: str) -> Seen | None:
@@ -391,25 +456,9 @@ def read_seen(lm: str) -> Seen | None:
     if not path.is_file():
         return None
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return Seen(frozenset(told["words"]), frozenset(told["questions"]))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Seen(frozenset(values["words"]), frozenset(values["questions"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path} is damaged ({error}): run pgra memory finetune again, into another folder"
         ) from None
-
-
-def check_unseen(seen: Seen, steps: Sequence[Step], family: Family) -> None:
-    """Refuse a stream that asks what the LM learned with.
-
-    Raises:
-        DataError: If a word or a question of it is among that.
-    """
-    for step in steps:
-        word, form = word_of(step, family), normalize_key(step.question)
-        if word in seen.words or form in seen.forms:
-            what = f"word '{word}'" if word in seen.words else f"question '{form}'"
-            raise DataError(
-                f"step {step.id} asks '{step.question}', and the LM was fine-tuned with the "
-                f"{what}: fine-tune it with --held_out naming this stream, or ask other questions"
-            )

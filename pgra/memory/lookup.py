@@ -1,51 +1,60 @@
-"""Look-ups M(x), their gate, and their opening by name (Madaan et al. 2022).
+"""Look-ups M(x) and their gate (Madaan et al. 2022): the nearest stored feedback for a question.
 
 Each follows the log: what another process wrote, corrected or forgot counts at the next question.
 Scores are higher for nearer keys, and of equals the newest wins, so that a key that was written
 again gives its last feedback; the release's semantic memory gave that of another key then.
+
+The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feedback through
+(section 3.4). Questions are compared by their keys: `normalize_key` as the paper's release does it,
+`plain_key` for questions of any kind.
 """
 
-import json
 import logging
 import math
 import re
 import string
-import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import Indel, Levenshtein
 
 from pgra.artifacts import artifact_dir
-from pgra.config import argument as _arg
-from pgra.config import choose
-from pgra.core import Json
-from pgra.errors import ConfigError, DataError
+from pgra.config import Arguments, arg, find_class
+from pgra.core import Context, Json
+from pgra.errors import ConfigError
 from pgra.memory.families import Family
 from pgra.memory.log import Event, FeedbackLog
 
-if TYPE_CHECKING:
-    from pgra.memory.vectors import KeyVectors, TextEncoder
-    from pgra.retrieval.faiss import Vectors
-
-
-# Keys as the paper's closest memory compares them, and keys that are near but mean otherwise.
-
-
+LOOKUPS: Mapping[str, str] = {
+    "bm25": "pgra.memory.lookup:Bm25Lookup",
+    "edit": "pgra.memory.lookup:EditLookup",
+    "encoder": "pgra.memory.lookup:EncoderLookup",
+    "gud-ir": "pgra.memory.lookup:GeneratingLookup",
+    "relative-edit": "pgra.memory.lookup:RelativeEditLookup",
+}
 MAX_DISTANCE = 5
 """The release accepts a key at an edit distance of less than 6."""
 MIN_LIKENESS = 0.85
 """Texts at least so alike are taken for the same; `docs/memory.md` tells what that lets through."""
+MAX_QUESTION_TOKENS = 512
+"""Of a question so many are read by GUD-IR's generator, its beginning."""
+MAX_FEEDBACK_TOKENS = 64
+"""Most tokens of a feedback that the generator writes."""
 _END_MARKS = " ?.!"
 _SLOT = re.compile(r"<.*>", re.DOTALL)  # from the first < to the last >, as the release has it
 _DROPPED = str.maketrans("", "", string.punctuation)
+_FIRST_ASKED = 8
+_DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
+_MANY = 100_000  # keys of one length, that are worth a second thread
+_MOST_WRITTEN = 65_536  # generated feedback kept by question
+_COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
 
 
 def strip_slot(question: str) -> str:
@@ -54,7 +63,7 @@ def strip_slot(question: str) -> str:
 
 
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
-    """Give a question as edit distance compares it (Madaan et al. 2022, the release's memory).
+    """Return a question as edit distance compares it (Madaan et al. 2022, the release's memory).
 
     What stands in <...> and punctuation are dropped, letters are lower-cased, spaces collapse.
 
@@ -62,14 +71,564 @@ def normalize_key(question: str, *, is_whole: bool = False) -> str:
         question: As it was asked.
         is_whole: Whether what stands in <...> stays: a review's <br> opens no slot.
     """
-    told = question if is_whole else _SLOT.sub(" ", question)
-    return " ".join(told.lower().translate(_DROPPED).split())
+    text = question if is_whole else _SLOT.sub(" ", question)
+    return " ".join(text.lower().translate(_DROPPED).split())
 
 
 def plain_key(question: str) -> str:
-    """Give a question as people may ask it again: any case, other spaces, no mark at its end."""
-    told = " ".join(question.casefold().split())
-    return told.rstrip(_END_MARKS) or told
+    """Return a question as people may ask it again: any case, other spaces, no mark at its end."""
+    text = " ".join(question.casefold().split())
+    return text.rstrip(_END_MARKS) or text
+
+
+@dataclass(kw_only=True)
+class LookupArguments(Arguments):
+    """How a question's nearest feedback is found, and when it is near enough."""
+
+    lookup: str | None = arg(
+        None,
+        "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
+        "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
+        "questions of any kind), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
+        "one that a model writes for the question); default: edit for the families of "
+        "configs/memory and those that ask with <...>, else relative-edit.",
+        choices=LOOKUPS,
+        is_open=True,
+    )
+    threshold: float | None = arg(
+        None,
+        "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
+        "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
+        "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
+        "no gate unless one is given.",
+    )
+    encoder: str = arg(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
+        "train-similarity makes a folder.",
+    )
+    key_form: str | None = arg(
+        None,
+        "What is compared of a question: slotless (without <...>), or whole; default: slotless for "
+        "families that ask with <...>, else whole. relative-edit compares whole questions.",
+        choices=("slotless", "whole"),
+    )
+    generator: str | None = arg(
+        None,
+        "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
+        "train-gud-ir, or any that was trained so.",
+        needs={"lookup": "gud-ir"},
+    )
+    feedback_by: str = arg(
+        "encoder",
+        "How gud-ir compares feedback: encoder (cosine) or edit (distance).",
+        choices=("encoder", "edit"),
+    )
+
+    def check(self) -> None:
+        """Refuse a look-up without its model, and a threshold that is of another."""
+        if (self.lookup, self.key_form) == ("relative-edit", "slotless"):
+            raise ConfigError(
+                "lookup relative-edit compares whole questions: leave --key_form slotless out, or "
+                "use --lookup edit"
+            )
+        if self.lookup == "gud-ir" and self.generator is None:
+            raise ConfigError(
+                "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
+                "(pgra memory train-gud-ir makes one)"
+            )
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise ConfigError(
+                f"threshold is {self.threshold:g}: give a number that a score can reach"
+            )
+        if self.threshold is not None and self.lookup is not None:  # else `settle` fills it in
+            scores = self._scored_by.scores
+            if not scores.least <= self.threshold <= scores.most:
+                raise ConfigError(f"threshold is {self.threshold:g}: {scores.about}")
+
+    def settle(self, family: Family | None = None) -> Self:
+        """Return the same with what was left open, as it is for a family of questions.
+
+        Args:
+            family: None for questions of any kind.
+
+        Raises:
+            ConfigError: If the threshold is none of the look-up's.
+        """
+        release = family is not None and family.follows_release
+        edit = release or self.key_form == "slotless"
+        lookup = self.lookup or ("edit" if edit else "relative-edit")
+        has_slots = family is not None and family.has_slots and lookup != "relative-edit"
+        form = self.key_form or ("slotless" if has_slots else "whole")
+        return replace(self, lookup=lookup, key_form=form)
+
+    @property
+    def _scored_by(self) -> "type[Lookup]":
+        name = self.feedback_by if self.lookup == "gud-ir" else self.lookup or "relative-edit"
+        cls: type[Lookup] = find_class("lookup", name, LOOKUPS)
+        return cls
+
+    @property
+    def gate(self) -> float:
+        """The threshold: the one asked for, else the look-up's own."""
+        return self._scored_by.scores.gate if self.threshold is None else self.threshold
+
+    def gate_of(self, family: Family | None) -> float | None:
+        """Return the threshold for a family: the paper's label feedback has none of its own."""
+        is_open = family is not None and family.is_of_paper and family.is_of_answers
+        return self.threshold if is_open else self.gate
+
+
+@dataclass(frozen=True)
+class Match:
+    """A stored feedback and how near its key is.
+
+    Attributes:
+        entry: What is in the memory.
+        score: Minus an edit distance, a likeness from 0 to 1, a cosine, or BM25's score: higher is
+            nearer.
+    """
+
+    entry: Event
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoreRange:
+    """The scores that a look-up gives.
+
+    Attributes:
+        gate: The threshold that counts where none is asked for.
+        least: The smallest score.
+        most: The largest.
+        about: Both in words, for messages.
+    """
+
+    gate: float
+    least: float
+    most: float
+    about: str
+
+
+class Lookup(Protocol):
+    """Finds a memory's entries by a question.
+
+    Attributes:
+        scores: What its scores are.
+    """
+
+    scores: ClassVar[ScoreRange]
+
+    @classmethod
+    def load(cls, args: LookupArguments, task: str, context: Context) -> "OpenLookup":
+        """Load what is heavy once, for any number of memories.
+
+        Args:
+            args: Settled; what this look-up needs of them.
+            task: Which entries count.
+            context: Where an encoder runs.
+
+        Returns:
+            What opens the look-up of a log, which it follows.
+
+        Raises:
+            ModelError: If a model cannot be found or loaded.
+        """
+        ...
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that its scores depend on, besides the memory and the question."""
+        ...
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the nearest k entries of its task, the nearest first; fewer if there are fewer."""
+        ...
+
+
+OpenLookup = Callable[[FeedbackLog], Lookup]
+
+
+def load_lookup(args: LookupArguments, context: Context, *, task: str = "") -> OpenLookup:
+    """Load a look-up by its name; see `Lookup.load`. What is open is as for any questions."""
+    args = args.settle()
+    cls: type[Lookup] = find_class("lookup", str(args.lookup), LOOKUPS)
+    return cls.load(args, task, context)
+
+
+def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
+    """Return the matches whose score is at least the threshold; all where there is none."""
+    return [match for match in matches if threshold is None or match.score >= threshold]
+
+
+class EditLookup:
+    """By the edit distance of normalised keys (the paper's closest memory; App. E).
+
+    Keys that are the same once normalised are one key, whose newest feedback counts. Of keys at the
+    same distance the one that was written first is taken, as the release does. It can look among
+    the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
+    """
+
+    scores: ClassVar = ScoreRange(
+        -MAX_DISTANCE, -math.inf, 0.0, "an edit distance counts below 0, so that -5 lets 5 through"
+    )
+    _equal: ClassVar[float] = 0.0  # the score of equal keys
+
+    def __init__(
+        self,
+        log: FeedbackLog,
+        *,
+        task: str = "",
+        is_whole: bool = False,
+        of_feedback: bool = False,
+    ) -> None:
+        """Follow a log.
+
+        Args:
+            log: The memory.
+            task: Which questions it is for.
+            is_whole: Whether what stands in <...> is compared too.
+            of_feedback: Whether a text is compared with the feedback instead of the keys.
+        """
+        self._log, self._task = log, task
+        self._is_whole, self._of_feedback = is_whole, of_feedback
+        self._through = 0
+        self._compared: dict[str, str] = {}  # by raw key
+        self._ids: dict[str, dict[str, int]] = {}  # by compared key: entries' ids by raw key
+        self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
+
+    @classmethod
+    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
+        """Load nothing; see `Lookup`."""
+        is_whole = args.key_form == "whole"
+        return lambda log: cls(log, task=task, is_whole=is_whole)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        of_what = {"of": "feedback"} if self._of_feedback else {}
+        return {"lookup": "edit", **_form_field(is_whole=self._is_whole), **of_what}
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the nearest k keys' newest entries; see `Lookup`."""
+        self._follow()
+        key = self._normalize(question)
+        found: list[tuple[float, int, str]] = []  # distance, first id, key
+        for firsts in self._lengths.values():
+            names = list(firsts)
+            (distances,) = self._distances(key, names, workers=2 if len(names) > _MANY else 1)
+            # All that tie with the k-th stay: of these the first written counts.
+            bar = np.partition(distances, k - 1)[k - 1] if len(names) > k else np.inf
+            nearest = np.flatnonzero(distances <= bar)
+            found += [(float(distances[i]), firsts[names[i]], names[i]) for i in nearest]
+        scores = {
+            max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]
+        }
+        return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
+
+    def _normalize(self, text: str) -> str:
+        return normalize_key(text, is_whole=self._is_whole)
+
+    def _distances(self, key: str, names: list[str], *, workers: int) -> npt.NDArray[Any]:
+        return process.cdist([key], names, scorer=Levenshtein.distance, workers=workers)
+
+    def _follow(self) -> None:
+        for event in self._log.events(after=self._through):
+            self._through = event.id
+            if event.task != self._task:
+                continue
+            old, new = self._compared.pop(event.key, None), None
+            if event.kind != "forget":
+                new = self._normalize(event.feedback if self._of_feedback else event.key)
+            if old is not None and old != new:
+                ids = self._ids[old]
+                del ids[event.key]
+                if not ids:
+                    del self._ids[old], self._lengths[len(old)][old]
+            if new is not None:
+                self._compared[event.key] = new
+                self._ids.setdefault(new, {})[event.key] = event.id
+                self._lengths[len(new)].setdefault(new, event.id)
+
+
+class RelativeEditLookup(EditLookup):
+    """By the edit distance of whole questions, held against their lengths: from 0 to 1, the same.
+
+    1 - (letters to insert or delete) / (letters of both). That counts a word which is exchanged
+    twice and one that is added once, so that "please" keeps two questions near and another name
+    does not; and a short question is far from any other, where the release's distance of 5 is not.
+    """
+
+    scores: ClassVar = ScoreRange(
+        MIN_LIKENESS, 0.0, 1.0, "a relative edit distance is from 0 to 1, which is the same"
+    )
+    _equal: ClassVar[float] = 1.0
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        return {"lookup": "relative-edit"}
+
+    def _normalize(self, text: str) -> str:
+        return plain_key(text)
+
+    def _distances(self, key: str, names: list[str], *, workers: int) -> npt.NDArray[Any]:
+        return process.cdist(
+            [key], names, scorer=Indel.normalized_distance, dtype=np.float64, workers=workers
+        )
+
+
+class Bm25Lookup:
+    """By BM25 over the words of normalised keys, with an idf that is above 0 in a small memory too.
+
+    The index is made again when the log has grown: it is for memories of thousands.
+    """
+
+    scores: ClassVar = ScoreRange(1.0, 0.0, math.inf, "BM25's scores are above 0")
+
+    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
+        self._log, self._task, self._is_whole = log, task, is_whole
+        self._through = -1
+        self._entries: list[Event] = []
+        self._index: Any = None
+
+    @classmethod
+    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
+        """Load nothing; see `Lookup`."""
+        is_whole = args.key_form == "whole"
+        return lambda log: cls(log, task=task, is_whole=is_whole)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        form = _form_field(is_whole=self._is_whole)
+        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **form}
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the best k entries that share a word with a question; see `Lookup`."""
+        self._follow()
+        if self._index is None:
+            return []
+        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(self._words(question)))
+        newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
+        return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
+
+    def _words(self, text: str) -> list[str]:
+        return normalize_key(text, is_whole=self._is_whole).split()
+
+    def _follow(self) -> None:
+        last = self._log.last_id
+        if last == self._through:
+            return
+        self._through, self._index = last, None
+        self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
+        texts = [self._words(entry.key) for entry in self._entries]
+        if not any(texts):
+            return
+        import bm25s
+
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
+        vocabulary: dict[str, int] = {}
+        ids = [[vocabulary.setdefault(w, len(vocabulary)) for w in words] for words in texts]
+        vocabulary.setdefault("", len(vocabulary))
+        self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
+        self._index.index((ids, vocabulary), show_progress=False)
+
+
+def _form_field(*, is_whole: bool) -> Mapping[str, Json]:
+    return {"key_form": "whole"} if is_whole else {}
+
+
+class KeyEncoder:
+    """A sentence encoder that reads texts whole, or without what stands in <...>.
+
+    Attributes:
+        width: D.
+    """
+
+    def __init__(self, name: str, form: str, *, device: str) -> None:
+        """Load it.
+
+        Args:
+            name: Hub id, folder or bundled:NAME.
+            form: "slotless", "whole", or "feedback": whole, and told apart in fingerprints.
+            device: Where.
+
+        Raises:
+            ModelError: If it cannot be found or loaded.
+        """
+        from pgra.encoders.encoder import Encoder
+
+        self._encoder, self._form = Encoder.from_name(name, device=device), form
+        self.width = self._encoder.width
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """What the vectors depend on, besides the text."""
+        return {**self._encoder.query_fingerprint, "key_form": self._form}
+
+    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> npt.NDArray[np.float32]:
+        """Return the vectors (n, D) float32, of unit length."""
+        if self._form == "slotless":
+            texts = [strip_slot(text) or text for text in texts]
+        return self._encoder.encode(texts, is_query=is_query)
+
+
+class EncoderLookup:
+    """By the cosine of a sentence encoder's vectors: of keys, or of what the vectors are of."""
+
+    scores: ClassVar = ScoreRange(0.9, -1.0, 1.0, "a cosine is from -1 to 1")
+
+    def __init__(self, log: FeedbackLog, vectors: Any, *, task: str = "") -> None:
+        """Join a log and its vectors, a `pgra.memory.vectors.KeyVectors`."""
+        self._log, self._vectors, self._task = log, vectors, task
+
+    @classmethod
+    def load(
+        cls, args: LookupArguments, task: str, context: Context, *, of_feedback: bool = False
+    ) -> OpenLookup:
+        """Load the encoder; see `Lookup`.
+
+        Vectors lie beside the log, a folder for each encoder: one that was made by another is never
+        read.
+        """
+        from pgra.memory.vectors import KeyVectors
+
+        form = "feedback" if of_feedback else str(args.key_form)
+        encoder = KeyEncoder(args.encoder, form, device=context.device)
+        short = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
+
+        def open_lookup(log: FeedbackLog) -> Lookup:
+            root = log.path.with_name(f"{log.path.name}.vectors")
+            folder = artifact_dir(root, short, dict(encoder.query_fingerprint))
+            return cls(log, KeyVectors(folder, encoder, of_feedback=of_feedback), task=task)
+
+        return open_lookup
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        return {"lookup": "encoder", **self._vectors.fingerprint}
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the nearest k entries; see `Lookup`."""
+        self._vectors.follow(self._log)
+        depth = max(k, _FIRST_ASKED)
+        while True:
+            scores = self._vectors.search(question, depth)
+            entries = [e for e in self._log.get(list(scores)) if e.task == self._task]
+            if len(entries) >= k or depth >= len(self._vectors):
+                return [Match(entry, scores[entry.id]) for entry in entries[:k]]
+            depth *= _DEEPER
+
+
+class GeneratingLookup:
+    """GUD-IR: by the stored feedback that is nearest to one written for the question (App. A.3).
+
+    Its scores are those of the look-up among the feedback.
+    """
+
+    scores: ClassVar = EncoderLookup.scores
+
+    def __init__(self, generator: "FeedbackGenerator", nearest: Lookup) -> None:
+        """Join a generator of rough feedback and a look-up of entries whose feedback is near."""
+        self._generator, self._nearest = generator, nearest
+
+    @classmethod
+    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:
+        """Load the generator, and the encoder that compares feedback; see `Lookup`."""
+        generator = FeedbackGenerator.from_name(str(args.generator), device=context.device)
+        if args.feedback_by == "edit":
+            return lambda log: cls(generator, EditLookup(log, task=task, of_feedback=True))
+        nearest = EncoderLookup.load(args, task, context, of_feedback=True)
+        return lambda log: cls(generator, nearest(log))
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """See `Lookup`."""
+        return {
+            "lookup": "gud-ir",
+            "generator": dict(self._generator.fingerprint),
+            "nearest": dict(self._nearest.fingerprint),
+        }
+
+    def find(self, question: str, k: int = 1) -> list[Match]:
+        """Return the k entries with the nearest feedback; see `Lookup`."""
+        rough = self._generator.write(question)
+        return self._nearest.find(rough, k) if rough else []
+
+
+class FeedbackGenerator:
+    """GUD-IR's generator: writes a rough feedback for a question, the likeliest token at a time.
+
+    A question that is asked again costs nothing.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, identity: str) -> None:
+        """Take a model.
+
+        Args:
+            model: Any encoder-decoder of transformers.
+            tokenizer: Its own.
+            identity: Of its files, for fingerprints.
+        """
+        self._model, self._tokenizer, self._identity = model.eval(), tokenizer, identity
+        self._written: dict[str, str] = {}
+
+    @classmethod
+    def from_name(cls, name: str, *, device: str = "auto") -> Self:
+        """Load one: hub id, folder or bundled:NAME; in float32, as it was trained.
+
+        Raises:
+            ModelError: If it cannot be found or loaded, or is no encoder-decoder.
+        """
+        import torch
+        from transformers import AutoModelForSeq2SeqLM
+
+        from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
+
+        place, source = choose_device(device), find_model(name)
+        load = AutoModelForSeq2SeqLM.from_pretrained
+        model = load_pretrained(load, source, dtype=torch.float32).to(place)
+        return cls(model, load_tokenizer(source), identity=source.identity)
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that its texts depend on, besides the question."""
+        return {"generator": self._identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
+
+    def write(self, question: str) -> str:
+        """Write the feedback for a question, on one line; "" if the model has nothing to say."""
+        if question not in self._written:
+            if len(self._written) >= _MOST_WRITTEN:
+                self._written.clear()
+            inputs = self._tokenizer(
+                [plain_input(question)],
+                truncation=True,
+                max_length=MAX_QUESTION_TOKENS,
+                return_tensors="pt",
+            ).to(self._model.device)
+            (tokens,) = self._model.generate(  # which keeps no gradients
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=MAX_FEEDBACK_TOKENS,
+                do_sample=False,
+                num_beams=1,
+            )
+            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            self._written[question] = " ".join(text.split())
+        return self._written[question]
+
+
+def plain_input(question: str) -> str:
+    """Return a question as the generator reads it, in training too: on one line.
+
+    "<" and ">" are not in T5's vocabulary, and would all be one unknown token.
+    """
+    return " ".join(question.replace("<", "(").replace(">", ")").split())
+
+
+# Keys that are near but mean otherwise: what a look-up may take for each other, wrongly.
 
 
 @dataclass(frozen=True)
@@ -106,653 +665,21 @@ def find_collisions(
     compared = plain_key if is_relative else normalize_key
     latest = {(compared(key), meanings[i]): i for i, key in enumerate(keys)}
     distinct = sorted(latest.items(), key=lambda item: item[1])
-    found = []
-    for (mine, first), (theirs, second) in combinations(distinct, 2):
-        if mine[1] == theirs[1]:
-            continue
-        pair = (mine[0], theirs[0])
-        if _is_alike(*pair) if is_relative else _is_within(*pair):
-            found.append(Collision(first, second, Levenshtein.distance(*pair)))
-    return found
+    return [
+        Collision(first, second, Levenshtein.distance(key, other))
+        for ((key, meaning), first), ((other, other_meaning), second) in combinations(distinct, 2)
+        if meaning != other_meaning and _is_near(key, other, is_relative=is_relative)
+    ]
 
 
-def _is_alike(one: str, other: str) -> bool:
-    return Indel.normalized_similarity(one, other, score_cutoff=MIN_LIKENESS) >= MIN_LIKENESS
-
-
-def _is_within(one: str, other: str) -> bool:
-    return Levenshtein.distance(one, other, score_cutoff=MAX_DISTANCE) <= MAX_DISTANCE
-
-
-LOOKUPS = ("edit", "relative-edit", "encoder", "bm25", "gud-ir")
-THRESHOLDS: Mapping[str, float] = {
-    "edit": -MAX_DISTANCE,
-    "relative-edit": MIN_LIKENESS,
-    "encoder": 0.9,
-    "bm25": 1.0,
-}
-"""The paper's gates: an edit distance below 6, a cosine above 0.9. The others are ours."""
-_FIRST_ASKED = 8
-_DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
-_MANY = 100_000  # keys of one length, that are worth a second thread
+def _is_near(key: str, other: str, *, is_relative: bool) -> bool:
+    if is_relative:
+        return Indel.normalized_similarity(key, other, score_cutoff=MIN_LIKENESS) >= MIN_LIKENESS
+    return Levenshtein.distance(key, other, score_cutoff=MAX_DISTANCE) <= MAX_DISTANCE
 
 
 @dataclass(frozen=True)
-class Match:
-    """A stored feedback and how near its key is.
-
-    Attributes:
-        entry: What is in the memory.
-        score: Minus an edit distance, a likeness from 0 to 1, a cosine, or BM25's score: higher is
-            nearer.
-    """
-
-    entry: Event
-    score: float
-
-
-class Lookup(Protocol):
-    """Finds entries by a question."""
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that its scores depend on, besides the memory and the question."""
-        ...
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Give the nearest k entries of its task, the nearest first; fewer where there are fewer.
-
-        Args:
-            question: As it was asked.
-            k: How many.
-        """
-        ...
-
-
-class EncoderLookup:
-    """By the cosine of a sentence encoder's vectors: of keys, or of what the vectors are of."""
-
-    def __init__(self, log: FeedbackLog, vectors: "KeyVectors", *, task: str = "") -> None:
-        self._log, self._vectors, self._task = log, vectors, task
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what its scores depend on: the encoder."""
-        return {"lookup": "encoder", **self._vectors.fingerprint}
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Give the nearest k entries; see `Lookup`."""
-        self._vectors.follow(self._log)
-        asked = max(k, _FIRST_ASKED)
-        while True:
-            near = self._vectors.search(question, asked)
-            scores = dict(zip(near.ids, near.scores, strict=True))
-            entries = [e for e in self._log.get(near.ids) if e.task == self._task]
-            if len(entries) >= k or asked >= len(self._vectors):
-                return [Match(entry, scores[entry.id]) for entry in entries[:k]]
-            asked *= _DEEPER
-
-
-class EditLookup:
-    """By the edit distance of normalised keys (the paper's closest memory; App. E).
-
-    Keys that are the same once normalised are one key, whose newest feedback counts. Of keys at the
-    same distance the one that was written first is taken, as the release does. It can look among
-    the stored feedback instead, whose texts then are what is called a key here (GUD-IR).
-    """
-
-    _equal = 0.0  # the score of equal keys
-
-    def __init__(
-        self,
-        log: FeedbackLog,
-        *,
-        task: str = "",
-        max_distance: int | None = None,
-        is_whole: bool = False,
-        of_feedback: bool = False,
-    ) -> None:
-        """Follow a log.
-
-        Args:
-            log: The memory.
-            task: Which questions it is for.
-            max_distance: Keys farther than this are not looked for; None looks at all.
-            is_whole: Whether what stands in <...> is compared too.
-            of_feedback: Whether a text is compared with the feedback instead of the keys.
-        """
-        self._log, self._task, self._limit = log, task, max_distance
-        self._normalize: Callable[[str], str] = partial(normalize_key, is_whole=is_whole)
-        self._form = key_form(is_whole=is_whole)
-        self._said: dict[str, str] | None = {} if of_feedback else None  # feedback by raw key
-        self._through = 0
-        self._keys: dict[str, dict[str, int]] = {}  # normalised key: entries' ids by raw key
-        self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what its scores depend on."""
-        of_what = {} if self._said is None else {"of": "feedback"}
-        return {"lookup": "edit", "max_distance": self._limit, **self._form, **of_what}
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Give the nearest k keys' newest entries; see `Lookup`."""
-        self._follow()
-        key = self._normalize(question)
-        found: list[tuple[float, int, str]] = []  # distance, first id, key
-        for length, firsts in self._lengths.items():
-            if self._limit is None or abs(length - len(key)) <= self._limit:
-                found += self._near(key, firsts)
-        nearest = sorted(found)[:k]
-        scores = {max(self._keys[near].values()): self._equal - d for d, _, near in nearest}
-        return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
-
-    def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[float, int, str]]:
-        names = list(firsts)
-        workers = 2 if len(names) > _MANY else 1
-        (distances,) = process.cdist(
-            [key], names, scorer=Levenshtein.distance, score_cutoff=self._limit, workers=workers
-        )
-        limit = len(key) + max(map(len, names), default=0) if self._limit is None else self._limit
-        near = np.flatnonzero(distances <= limit)
-        return [(int(distances[i]), firsts[names[i]], names[i]) for i in near]
-
-    def _follow(self) -> None:
-        for event in self._log.events(after=self._through):
-            self._through = event.id
-            if event.task != self._task:
-                continue
-            new = self._compared(event)
-            old = new if self._said is None else self._said.pop(event.key, None)
-            if old is not None and (event.kind == "forget" or old != new):
-                self._drop(old, event.key)
-            if event.kind != "forget":
-                self._keys.setdefault(new, {})[event.key] = event.id
-                self._lengths[len(new)].setdefault(new, event.id)
-                if self._said is not None:
-                    self._said[event.key] = new
-
-    def _compared(self, event: Event) -> str:
-        return self._normalize(event.key if self._said is None else event.feedback)
-
-    def _drop(self, key: str, raw_key: str) -> None:
-        raw = self._keys.get(key, {})
-        raw.pop(raw_key, None)
-        if not raw:
-            self._keys.pop(key, None)
-            self._lengths[len(key)].pop(key, None)
-
-
-class RelativeEditLookup(EditLookup):
-    """By the edit distance of whole questions, held against their lengths: from 0 to 1, the same.
-
-    1 - (letters to insert or delete) / (letters of both). That counts a word which is exchanged
-    twice and one that is added once, so that "please" keeps two questions near and another name
-    does not; and a short question is far from any other, where the release's distance of 5 is not.
-    """
-
-    _equal = 1.0
-
-    def __init__(self, log: FeedbackLog, *, task: str = "") -> None:
-        super().__init__(log, task=task)
-        self._normalize = plain_key
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what its scores depend on."""
-        return {"lookup": "relative-edit"}
-
-    def _near(self, key: str, firsts: Mapping[str, int]) -> list[tuple[float, int, str]]:
-        names = list(firsts)
-        workers = 2 if len(names) > _MANY else 1
-        (far,) = process.cdist(
-            [key], names, scorer=Indel.normalized_distance, dtype=np.float64, workers=workers
-        )
-        return [(float(far[i]), firsts[name], name) for i, name in enumerate(names)]
-
-
-class Generator(Protocol):
-    """Writes the feedback that a question may need."""
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that its texts depend on, besides the question."""
-        ...
-
-    def write(self, question: str) -> str:
-        """Write a rough feedback; "" where there is none."""
-        ...
-
-
-class GeneratingLookup:
-    """GUD-IR: by the stored feedback that is nearest to one written for the question (App. A.3)."""
-
-    def __init__(self, generator: Generator, nearest: Lookup) -> None:
-        """Join two look-ups.
-
-        Args:
-            generator: x to a rough feedback.
-            nearest: Finds entries whose feedback is near a text.
-        """
-        self._generator, self._nearest = generator, nearest
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what its scores depend on: the generator, and how its text is compared."""
-        return {
-            "lookup": "gud-ir",
-            "generator": dict(self._generator.fingerprint),
-            "nearest": dict(self._nearest.fingerprint),
-        }
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Give the k entries with the nearest feedback; see `Lookup`."""
-        rough = self._generator.write(question)
-        return self._nearest.find(rough, k) if rough else []
-
-
-class Bm25Lookup:
-    """By BM25 over the words of normalised keys, with an idf that is above 0 in a small memory too.
-
-    The index is made again when the log has grown: it is for memories of thousands.
-    """
-
-    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
-        self._log, self._task = log, task
-        self._normalize = partial(normalize_key, is_whole=is_whole)
-        self._form = key_form(is_whole=is_whole)
-        self._through = -1
-        self._entries: list[Event] = []
-        self._index: Any = None
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give what its scores depend on."""
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **self._form}
-
-    def find(self, question: str, k: int = 1) -> list[Match]:
-        """Give the best k entries that share a word with a question; see `Lookup`."""
-        self._follow()
-        if self._index is None:
-            return []
-        words = self._normalize(question).split()
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(words))
-        newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
-        return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
-
-    def _follow(self) -> None:
-        last = self._log.last_id
-        if last == self._through:
-            return
-        self._through = last
-        self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
-        words = [self._normalize(entry.key).split() for entry in self._entries]
-        self._index = _index_words(words) if any(words) else None
-
-
-def key_form(*, is_whole: bool) -> Mapping[str, Json]:
-    """Give what a fingerprint tells of the keys' form; nothing where slots are left out."""
-    return {"key_form": "whole"} if is_whole else {}
-
-
-def _index_words(texts: list[list[str]]) -> Any:
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
-    vocabulary: dict[str, int] = {}
-    ids = [[vocabulary.setdefault(w, len(vocabulary)) for w in words] for words in texts]
-    vocabulary.setdefault("", len(vocabulary))
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
-    index.index((ids, vocabulary), show_progress=False)
-    return index
-
-
-# The combiner C(x, M(x)): a gate that lets no far-off feedback through (Madaan et al. 2022, 3.4).
-#
-# A threshold on the look-up's score. It can be chosen on a stream of questions whose meanings are
-# known: each question looks among those before it, as if every one of them had been clarified.
-
-
-def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
-    """Give the matches whose score is at least the threshold; all where there is none."""
-    return [match for match in matches if threshold is None or match.score >= threshold]
-
-
-def pass_gate(matches: Sequence[Match], threshold: float | None) -> Match | None:
-    """Give the nearest match, if its score is at least the threshold."""
-    near = passing(matches[:1], threshold)
-    return near[0] if near else None
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What a look-up gave for one question of a dev stream.
-
-    Attributes:
-        score: Of the nearest key; None where nothing was found.
-        is_right: Whether that key meant what the question means.
-        has_right: Whether any key in the memory did.
-    """
-
-    score: float | None
-    is_right: bool
-    has_right: bool
-
-
-@dataclass(frozen=True)
-class GateReport:
-    """What a threshold does.
-
-    Attributes:
-        threshold: Scores of at least this pass.
-        precision: Share of what passes that is right; None where nothing passes.
-        recall: Share of the questions with a right key in the memory that get one.
-        num_passed: Questions that get a feedback.
-        num_trials: All questions.
-    """
-
-    threshold: float
-    precision: float | None
-    recall: float | None
-    num_passed: int
-    num_trials: int
-
-
-def try_lookup(
-    log: FeedbackLog,
-    lookup: Lookup,
-    questions: Sequence[str],
-    meanings: Sequence[str],
-    *,
-    feedbacks: Sequence[str] | None = None,
-) -> list[Trial]:
-    """Look each question up among those before it, then write it.
-
-    Args:
-        log: An empty memory.
-        lookup: Follows this log.
-        questions: In the order they are asked (n,).
-        meanings: What each means: its type, or its feedback.
-        feedbacks: What is written for each; None writes the meanings.
-
-    Raises:
-        ValueError: If the memory is not empty.
-    """
-    if log.last_id:
-        raise ValueError(f"{log.path} is not empty: a gate is chosen with a memory of its own")
-    trials, seen, written = [], set[str](), dict[int, str]()
-    told = zip(questions, meanings, meanings if feedbacks is None else feedbacks, strict=True)
-    for question, meaning, feedback in told:
-        found = lookup.find(question)
-        is_right = bool(found) and written[found[0].entry.id] == meaning
-        trials.append(Trial(found[0].score if found else None, is_right, meaning in seen))
-        seen.add(meaning)
-        written[log.write(question, feedback, source="dev").id] = meaning
-    return trials
-
-
-def judge_threshold(trials: Sequence[Trial], threshold: float) -> GateReport:
-    """Say what a threshold does to these trials."""
-    passed = [t for t in trials if t.score is not None and t.score >= threshold]
-    right = sum(trial.is_right for trial in passed)
-    wanted = sum(trial.has_right for trial in trials)
-    return GateReport(
-        threshold,
-        right / len(passed) if passed else None,
-        right / wanted if wanted else None,
-        len(passed),
-        len(trials),
-    )
-
-
-def choose_threshold(trials: Sequence[Trial]) -> GateReport:
-    """Choose the threshold with the largest F1, of equals the strictest.
-
-    Candidates are the scores that were met.
-
-    Raises:
-        DataError: If no look-up ever found a right key.
-    """
-    scores = sorted({trial.score for trial in trials if trial.score is not None}, reverse=True)
-    reports = [judge_threshold(trials, score) for score in scores]
-    best = max(reports, key=_f1, default=None)
-    if best is None or not _f1(best):
-        raise DataError(
-            f"no threshold can be chosen from {len(trials)} questions: no look-up found a key of "
-            "the same meaning; give a longer dev stream, or --threshold"
-        )
-    return best
-
-
-def _f1(report: GateReport) -> float:
-    precision, recall = report.precision or 0.0, report.recall or 0.0
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-
-
-# Opens a look-up by its name, with its encoder, its vectors and its gate.
-
-
-KEY_FORMS = ("whole", "slotless")
-FEEDBACK_BY = ("encoder", "edit")
-RELATIVE = "relative-edit"
-_SCORES = {
-    "edit": (-math.inf, 0.0, "an edit distance counts below 0"),
-    RELATIVE: (0.0, 1.0, "a relative edit distance is from 0 to 1, which is the same"),
-    "encoder": (-1.0, 1.0, "a cosine is from -1 to 1"),
-    "bm25": (0.0, math.inf, "BM25's scores are above 0"),
-}
-_FEEDBACK = "feedback"  # the form of vectors of feedback, which is read whole
-
-
-@dataclass(kw_only=True)
-class LookupArguments:
-    """How a question's nearest feedback is found, and when it is near enough."""
-
-    lookup: str | None = _arg(
-        None,
-        "edit (distance of normalised keys: the paper's, for few phrasings and for languages "
-        "without an encoder), relative-edit (distance of whole questions beside their lengths: for "
-        "questions of any kind), encoder (cosine), bm25, or gud-ir (the stored feedback nearest to "
-        "one that a model writes for the question); default: edit for the families of "
-        "configs/memory and those that ask with <...>, else relative-edit.",
-    )
-    threshold: float | None = _arg(
-        None,
-        "Smallest score that passes; higher is closer. edit: minus the distance, 0 the same "
-        "(default -5); relative-edit: 0 to 1, 1 the same (0.85); encoder: a cosine, 1 the same "
-        "(0.9); bm25: from 0 (1); gud-ir: as --feedback_by. Label feedback of configs/memory has "
-        "no gate unless one is given.",
-    )
-    encoder: str = _arg(
-        "sentence-transformers/all-MiniLM-L6-v2",
-        "Encoder of --lookup encoder or gud-ir: hub id, folder or bundled:NAME. pgra memory "
-        "train-similarity makes a folder.",
-    )
-    key_form: str | None = _arg(
-        None,
-        "What is compared of a question: slotless (without <...>), or whole; default: slotless for "
-        "families that ask with <...>, else whole. relative-edit compares whole questions.",
-    )
-    generator: str | None = _arg(
-        None,
-        "Seq2seq model of --lookup gud-ir, which writes the feedback: a folder of pgra memory "
-        "train-gud-ir, or any that was trained so.",
-    )
-    feedback_by: str = _arg(
-        "encoder", "How gud-ir compares feedback: encoder (cosine) or edit (distance)."
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse what is no look-up, and a threshold that is of another."""
-        if self.lookup is not None:
-            choose("lookup", self.lookup, LOOKUPS)
-        if self.key_form is not None:
-            choose("key_form", self.key_form, KEY_FORMS)
-        choose("feedback_by", self.feedback_by, FEEDBACK_BY)
-        if (self.lookup, self.key_form) == ("relative-edit", "slotless"):
-            raise ConfigError(
-                "lookup relative-edit compares whole questions: leave --key_form slotless out, or "
-                "use --lookup edit"
-            )
-        if (self.lookup == "gud-ir") != (self.generator is not None):
-            raise ConfigError(
-                "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
-                "(pgra memory train-gud-ir makes one), and for no other look-up"
-            )
-        self._check_threshold()
-
-    def _check_threshold(self) -> None:
-        value = self.threshold
-        if value is None:
-            return
-        if not math.isfinite(value):
-            raise ConfigError(f"threshold is {value:g}: give a number that a score can reach")
-        if self.lookup is None:  # `settle` tells which scores there are
-            return
-        if self._score == "edit" and value > 0:
-            raise ConfigError(
-                f"threshold is {value:g}, and an edit distance counts below 0: give -{value:g}"
-            )
-        low, high, told = _SCORES[self._score]
-        if not low <= value <= high:
-            raise ConfigError(f"threshold is {value:g}: {told}")
-
-    def settle(self, family: Family | None = None) -> Self:
-        """Give the same with what was left open, as it is for a family of questions.
-
-        Args:
-            family: None for questions of any kind.
-
-        Raises:
-            ConfigError: If the threshold is none of the look-up's.
-        """
-        release = family is not None and family.follows_release
-        lookup = self.lookup or ("edit" if release or self.key_form == "slotless" else RELATIVE)
-        has_slots = family is not None and family.has_slots and lookup != RELATIVE
-        return replace(
-            self, lookup=lookup, key_form=self.key_form or ("slotless" if has_slots else "whole")
-        )
-
-    @property
-    def gate(self) -> float:
-        """Give the threshold: the one asked for, else the look-up's own."""
-        return THRESHOLDS[self._score] if self.threshold is None else self.threshold
-
-    def gate_of(self, family: Family | None) -> float | None:
-        """Give the threshold for a family: the paper's label feedback has none of its own."""
-        is_open = family is not None and family.is_of_paper and family.is_of_answers
-        return self.threshold if is_open else self.gate
-
-    @property
-    def _score(self) -> str:
-        return self.feedback_by if self.lookup == "gud-ir" else self.lookup or RELATIVE
-
-
-class KeyEncoder:
-    """A sentence encoder that reads texts whole, or without what stands in <...>.
-
-    Attributes:
-        width: D.
-    """
-
-    def __init__(self, name: str, form: str, *, device: str) -> None:
-        """Load it.
-
-        Args:
-            name: Hub id, folder or bundled:NAME.
-            form: One of `KEY_FORMS`, or "feedback": whole, and told apart in fingerprints.
-            device: Where.
-
-        Raises:
-            ModelError: If it cannot be found or loaded.
-        """
-        from pgra.encoders.encoder import Encoder
-
-        self._encoder = Encoder.from_name(name, device=device)
-        self._form = form
-        self.width = self._encoder.width
-
-    @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
-        """Give what the vectors depend on, besides the text."""
-        return {**self._encoder.query_fingerprint, "key_form": self._form}
-
-    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> "Vectors":
-        """Give the vectors (n, D) float32, of unit length."""
-        told = [strip_slot(text) or text for text in texts] if self._form == "slotless" else texts
-        return self._encoder.encode(told, is_query=is_query)
-
-
-OpenLookup = Callable[[FeedbackLog], Lookup]
-
-
-def lookup_opener(args: LookupArguments, *, device: str = "auto", task: str = "") -> OpenLookup:
-    """Load what a look-up needs, once for any number of memories.
-
-    Args:
-        args: Which look-up; what is open there is as for questions of any kind.
-        device: Where its encoder runs.
-        task: Which entries count.
-
-    Returns:
-        What opens the look-up of a log. Vectors lie beside the log, a folder for each encoder: one
-        that was made by another is never read.
-
-    Raises:
-        ModelError: If the encoder or the generator cannot be found or loaded.
-    """
-    args = args.settle()
-    if args.lookup == "gud-ir":
-        return _generating_opener(args, device=device, task=task)
-    is_whole = args.key_form == "whole"
-    if args.lookup == "edit":
-        return lambda log: EditLookup(log, task=task, is_whole=is_whole)
-    if args.lookup == RELATIVE:
-        return lambda log: RelativeEditLookup(log, task=task)
-    if args.lookup == "bm25":
-        return lambda log: Bm25Lookup(log, task=task, is_whole=is_whole)
-    form = "whole" if is_whole else "slotless"
-    return _encoder_opener(args.encoder, form, device=device, task=task)
-
-
-def _generating_opener(args: LookupArguments, *, device: str, task: str) -> OpenLookup:
-    from pgra.memory.generator import FeedbackGenerator
-
-    generator = FeedbackGenerator.from_name(str(args.generator), device=device)
-    if args.feedback_by == "edit":
-        return lambda log: GeneratingLookup(generator, EditLookup(log, task=task, of_feedback=True))
-    nearest = _encoder_opener(args.encoder, _FEEDBACK, device=device, task=task)
-    return lambda log: GeneratingLookup(generator, nearest(log))
-
-
-def _encoder_opener(name: str, form: str, *, device: str, task: str) -> OpenLookup:
-    from pgra.memory.vectors import KeyVectors
-
-    encoder = KeyEncoder(name, form, device=device)
-
-    def open_lookup(log: FeedbackLog) -> Lookup:
-        folder = vectors_folder(log.path, name, encoder)
-        vectors = KeyVectors(folder, encoder, of_feedback=form == _FEEDBACK)
-        return EncoderLookup(log, vectors, task=task)
-
-    return open_lookup
-
-
-def vectors_folder(path: Path, name: str, encoder: "TextEncoder") -> Path:
-    """Give the folder of a memory's vectors by one encoder."""
-    short = Path(name.removeprefix("bundled:").partition("@")[0]).name
-    root = path.with_name(f"{path.name}.vectors")
-    return artifact_dir(root, short, dict(encoder.query_fingerprint))
-
-
-# Entries that a look-up may take for a new one, though they mean something else.
-
-
-_COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
-
-
-@dataclass(frozen=True)
-class Near:
+class NearEntry:
     """An entry of a near key and another feedback.
 
     Attributes:
@@ -764,8 +691,10 @@ class Near:
     entry: Event
 
 
-def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3) -> list[Near]:
-    """Give the entries of the same task that an entry collides with, the nearest first.
+def find_near(
+    log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3
+) -> list[NearEntry]:
+    """Return the entries of the same task that an entry collides with, the nearest first.
 
     Args:
         log: The memory, which the entry is in.
@@ -779,52 +708,10 @@ def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 
     if len(log) > _COMPARED:
         return []
     near = []
-    for one in log.entries():
-        if one.id == entry.id or one.task != entry.task:
+    for other in log.entries():
+        if other.id == entry.id or other.task != entry.task:
             continue
-        meanings = [one.feedback, entry.feedback]
-        found = find_collisions([one.key, entry.key], meanings, is_relative=is_relative)
-        near += [Near(pair.distance, one) for pair in found]
-    return sorted(near, key=lambda told: (told.distance, -told.entry.id))[:most]
-
-
-# Kept texts as people see them: in full, with nothing in them that could hide or move a part.
-#
-# What a user typed, or an LM wrote, may hold characters that are not seen: those that turn the
-# direction of text around, have no width, or steer a terminal. They are told by their numbers.
-
-
-_UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-_JOINERS = "\u200c\u200d"  # Hindi and Punjabi are written with them
-
-
-def visible(text: str) -> str:
-    """Give a text with a number for each character that is not seen; line breaks and tabs stay."""
-    return "".join(_number(char) if _is_unseen(char) else char for char in text)
-
-
-def _is_unseen(char: str) -> bool:
-    return char not in "\n\t" and char not in _JOINERS and unicodedata.category(char) in _UNSEEN
-
-
-def _number(char: str) -> str:
-    code = ord(char)
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
-
-
-def quoted(text: str) -> str:
-    """Give a text in quotes on one line, so that it is seen where it ends."""
-    return visible(json.dumps(text, ensure_ascii=False))
-
-
-def show_entry(entry: Event) -> str:
-    """Give a key and its feedback in full, each in quotes."""
-    return f"{quoted(entry.key)} -> {quoted(entry.feedback)}"
-
-
-def show_near(near: Near) -> str:
-    """Word that an entry has a near key and another feedback."""
-    return (
-        f"note: entry {near.entry.id} has a key at edit distance {near.distance} and another "
-        f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
-    )
+        meanings = [other.feedback, entry.feedback]
+        found = find_collisions([other.key, entry.key], meanings, is_relative=is_relative)
+        near += [NearEntry(pair.distance, other) for pair in found]
+    return sorted(near, key=lambda item: (item.distance, -item.entry.id))[:most]

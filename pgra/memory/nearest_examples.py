@@ -11,19 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from pgra.config import LEAK_JACCARD
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.read import check_file, read_records
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Nearest
-from pgra.exemplars.similarity import Similarity
+from pgra.exemplars.similarity import open_similarity
 from pgra.memory.lookup import strip_slot
-from pgra.memory.prompts import FewShot, Shown
+from pgra.memory.prompts import FewShot, PromptExample
+from pgra.memory.stream import read_texts
 
 logger = logging.getLogger(__name__)
 
 
-def read_pool(path: Path) -> list[Shown]:
+def read_pool(path: Path) -> list[PromptExample]:
     """Read examples to choose from: jsonl with `question`, `answer` and perhaps `feedback`.
 
     Of questions of fact `answers` may stand there, of which the first is shown.
@@ -34,45 +35,36 @@ def read_pool(path: Path) -> list[Shown]:
     check_file(path, ("jsonl",))
     pool = []
     for record in read_records(path):
-        told = record.fields
-        answers = told.get("answers")
-        first = answers[0] if isinstance(answers, list) and answers else None
-        values = {"question": told.get("question"), "answer": told.get("answer", first)}
-        if "feedback" in told:
-            values["feedback"] = told["feedback"]
-        for name, value in values.items():
-            if not isinstance(value, str) or not value.strip():
-                raise DataError(f"{path}, line {record.line}: {name} is {value!r}, not text")
-        pool.append(Shown(**{name: str(value) for name, value in values.items()}))
+        fields = dict(record.fields)
+        answers = fields.get("answers")
+        if isinstance(answers, list) and answers:
+            fields.setdefault("answer", answers[0])
+        names = ["question", "answer", *(["feedback"] if "feedback" in fields else [])]
+        pool.append(PromptExample(*read_texts(f"{path}, line {record.line}", fields, names)))
     if not pool:
         raise DataError(f"{path} holds no example")
     return pool
 
 
-def as_examples(questions: Sequence[str], answers: Sequence[str] | None = None) -> list[Example]:
-    """Give questions as what the leak guard and the look-up of neighbors take."""
-    labels = [None] * len(questions) if answers is None else answers
-    return [
-        Example(f"question-{i}", {"question": text}, label)
-        for i, (text, label) in enumerate(zip(questions, labels, strict=True))
-    ]
-
-
 def without_slots(examples: Sequence[Example]) -> list[Example]:
     """Take out of each question the word that it is about, if anything is left then."""
-    return [replace(one, fields={"question": strip_slot(one.text) or one.text}) for one in examples]
+    return [
+        replace(example, fields={"question": strip_slot(example.text) or example.text})
+        for example in examples
+    ]
 
 
 def choose_examples(
     few_shot: FewShot,
-    pool: Sequence[Shown],
+    pool: Sequence[PromptExample],
     questions: Sequence[str],
-    similarity: Similarity,
     *,
     count: int,
-    root: Path,
+    encoder: str,
+    key_form: str,
+    context: Context,
 ) -> FewShot:
-    """Give a prompt whose examples are each question's nearest, the nearest first.
+    """Return a prompt whose examples are each question's nearest, the nearest first.
 
     A question is never shown itself, nor what is nearly its text (`LeakGuard`). Where
     fewer share a word with it (BM25), the pool's first others stand behind them.
@@ -81,37 +73,47 @@ def choose_examples(
         few_shot: The prompt; its own examples stand before any other question.
         pool: To choose from.
         questions: All that will be asked.
-        similarity: Compares questions with the pool's.
         count: Examples before each, the paper's k.
-        root: Folder of the neighbors, which are kept.
+        encoder: What compares questions: hub id, folder or bundled:NAME; or bm25.
+        key_form: "slotless" compares them without what stands in <...>, "whole" with it.
+        context: Where an encoder runs; neighbors are kept in its `artifacts`.
 
     Raises:
         ConfigError: If the pool holds fewer.
+        ModelError: If the encoder cannot be found or loaded.
     """
-    examples = as_examples([one.question for one in pool], [one.answer for one in pool])
+    root = context.artifacts / "neighbors" / f"memory-{few_shot.name}"
+    examples = [
+        Example(f"question-{i}", {"question": shown.question}, shown.answer)
+        for i, shown in enumerate(pool)
+    ]
     exemplars = ExemplarPool(examples, jaccard=LEAK_JACCARD, root=root)
-    size = len(exemplars.guard.distinct)
-    if not 0 < count <= size:
+    distinct = exemplars.guard.distinct.tolist()
+    if not 0 < count <= len(distinct):
         raise ConfigError(
-            f"prefix_examples is {count}, and there are {size} different examples to choose from: "
-            "give another number, or more examples with --prefix_pool"
+            f"prefix_examples is {count}, and there are {len(distinct)} different examples to "
+            "choose from: give another number, or more examples with --prefix_pool"
         )
-    asked = list(dict.fromkeys(questions))
+    similarity = open_similarity(
+        SelectionArguments(encoder=encoder),
+        examples,
+        root,
+        device=context.device,
+        key=None if key_form == "whole" else without_slots,
+    )
     selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
-    chosen = selector.choose(as_examples(asked))
+    asked = list(dict.fromkeys(questions))
+    chosen = selector.choose(
+        [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    )
     logger.info(
         "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
         "nothing; %d examples were left out, being nearly a question itself",
-        *(len(asked), count, size, int(chosen.num_dropped.sum())),
+        *(len(asked), count, len(distinct), int(chosen.num_dropped.sum())),
     )
-    nearest = {
-        question: tuple(pool[row] for row in _filled(exemplars, question, chosen.of(place), count))
-        for place, question in enumerate(asked)
-    }
+    nearest = {}
+    for i, question in enumerate(asked):
+        rows, is_leak = chosen.of(i), exemplars.guard.leaks(question)
+        others = (row for row in distinct if row not in rows and not is_leak(row))
+        nearest[question] = tuple(pool[row] for row in [*rows, *others][:count])
     return replace(few_shot, nearest=nearest)
-
-
-def _filled(exemplars: ExemplarPool, question: str, rows: list[int], count: int) -> list[int]:
-    is_leak = exemplars.guard.leaks(question)
-    others = (row for row in exemplars.guard.distinct.tolist() if row not in rows)
-    return [*rows, *(row for row in others if not is_leak(row))][:count]

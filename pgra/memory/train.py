@@ -1,83 +1,110 @@
-"""Trains small models for a memory: the LM that is corrected, and GUD-IR's generator.
+"""Trains small models for a memory: the LM that is corrected, and what looks feedback up.
 
-MemPrompt's LM is GPT-3, which follows a clarification by itself (Madaan et al. 2022, section 3). A
-small one that does not is taught on other words and other questions than those that are measured.
+- An LM: MemPrompt's is GPT-3, which follows a clarification by itself (Madaan et al. 2022, section
+  3). A small one that does not is taught on other words and questions than those that are measured.
+- GUD-IR's generator: questions to the feedback they got (App. A.3).
+- A layer on a sentence encoder, so that questions are as near as what is said of them: the mean
+  squared error of cos(f(x_i), f(x_j)) to a target. "feedback": cos(fb_i, fb_j), the paper's first
+  attempt (App. A.2); "type": 1 for questions of one type and 0 for others, as the release trains
+  its semantic memory. The encoder stays as it is and its vectors are made once, so that this takes
+  seconds on a CPU; the paper and the release train the encoder too.
 """
 
-import json
+import contextlib
 import logging
 import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
+from torch.nn.functional import cross_entropy, normalize
+from tqdm import tqdm
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    DataCollatorForSeq2Seq,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import check_fingerprint, digest, lock_folder, sync_folder, write_json
-from pgra.config import argument as _arg
-from pgra.config import at_least
-from pgra.core import Json
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.artifacts import digest, lock_folder, sync_folder, write_json
+from pgra.config import Arguments, arg
+from pgra.core import Context, Json
+from pgra.encoders.encoder import DenseLayer, Encoder
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import (
-    ModelSource,
     choose_device,
     find_model,
     load_pretrained,
     load_tokenizer,
     ready_device,
 )
-from pgra.memory.generator import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, plain_input
+from pgra.memory.experiment import claim_folder
 from pgra.memory.lessons import (
     IGNORED,
-    Lesson,
+    FinetuneArguments,
     Lessons,
     Pack,
-    Packer,
     Seen,
-    draw_lessons,
+    draw_packs,
     read_seen,
 )
+from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, plain_input, strip_slot
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import Pair, Words
+from pgra.memory.stream import Step
 from pgra.reader.resume import last_checkpoint
 from pgra.reader.train import TrainingBar
 
 logger = logging.getLogger(__name__)
 
 LM_FOLDER = "lm"
+ABOUT_FILE = "trained_on.json"
+"""In the folder of a trained model: what it was trained on, and how."""
+_LEAST_PAIRS = 4  # questions that a layer can be trained on
+_POOLINGS = {
+    "cls": "pooling_mode_cls_token",
+    "cls_before_pooler": "pooling_mode_cls_token",
+    "last": "pooling_mode_lasttoken",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
-    """How an LM is trained.
+def run_trainer(trainer: Trainer, title: str, folder: Path) -> Any:
+    """Train with our bar, going on from the folder's last checkpoint; what the Trainer returns."""
+    bar = TrainingBar(title)
+    trainer.add_callback(bar)
+    trainer.remove_callback(PrinterCallback)
+    checkpoint = last_checkpoint(folder, num_processes=1)
+    if checkpoint is not None:
+        logger.info("going on from %s", checkpoint)
+    try:
+        return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        bar.close()
 
-    Attributes:
-        max_steps: Steps of AdamW.
-        packs_per_step: Sequences a step.
-        learning_rate: The highest; it rises over a twentieth of the steps, then falls to 0.
-        frozen_layers: Of the LM's layers the first so many stay as they are, its embeddings too.
-        bf16: Whether products are in bfloat16; weights stay float32.
-        save_steps: Steps that a stop may lose.
-        seed: Of dropout, where the LM has any.
-        device: "cpu", or what torch finds.
-    """
 
-    max_steps: int
-    packs_per_step: int
-    learning_rate: float
-    frozen_layers: int
-    bf16: bool
-    save_steps: int
-    seed: int
-    device: str
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder aside, to be renamed when all is written in it."""
+    aside = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)  # of a job that was killed here
+    aside.mkdir(parents=True)
+    yield aside
+    aside.rename(folder)
+    sync_folder(folder.parent)
+
+
+# An LM that can be corrected.
 
 
 class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed by mypy
@@ -90,11 +117,11 @@ class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
         return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Give the mean loss over the answers' tokens of all sequences of a step."""
+        """Return the mean loss over the answers' tokens of all sequences of a step."""
         labels = inputs["labels"]  # (B, T)
         learned = (labels != IGNORED).any(dim=0).nonzero().squeeze(1)  # (n,), none the first
         outputs = model(input_ids=inputs["input_ids"], logits_to_keep=learned - 1, use_cache=False)
-        total = torch.nn.functional.cross_entropy(
+        total = cross_entropy(
             outputs.logits.float().flatten(0, 1),
             labels[:, learned].flatten(),
             ignore_index=IGNORED,
@@ -105,67 +132,107 @@ class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
         return (loss, outputs) if return_outputs else loss
 
 
-def finetune(
-    source: ModelSource,
-    tokenizer: Any,
-    packs: Sequence[Pack],
-    *,
-    settings: FinetuneSettings,
-    seen: Seen,
-    folder: Path,
-) -> Path:
-    """Train an LM and write it, with the record of what it learned with.
+def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
+    """Draw lessons, each course's in every so many sequences, and fine-tune an LM with them.
 
-    A run that was stopped goes on from its last checkpoint, with the same sequences.
+    One that is done is left as it is; one that was stopped goes on from its last checkpoint, with
+    the same sequences. The LM goes to `lm/` in the output folder, with the record of what it
+    learned with.
 
     Args:
-        source: The LM.
-        tokenizer: Its own, written beside it.
-        packs: Sequences, in the order they are learned; as many as the steps take.
-        settings: How.
-        seen: What the sequences are made of.
-        folder: Of the run; the LM goes to `lm` in it.
+        courses: What is taught.
+        args: Which LM, and how long.
 
     Returns:
-        The LM's folder, which --lm takes.
+        What it learned with.
 
     Raises:
+        ArtifactError: If the folder is of another run.
+        ConfigError: If the LM holds no such sequence or has not so many layers, or a lesson does
+            not fit a sequence.
         ModelError: If the LM cannot be loaded, or its layers are not found.
     """
-    model = load_pretrained(AutoModelForCausalLM.from_pretrained, source, dtype=torch.float32)
-    freeze_layers(model, settings.frozen_layers)
-    bar = TrainingBar("finetune")
+    lm = CausalLM.from_name(args.lm, device="cpu")  # its weights are not loaded for this
+    if args.pack_tokens > lm.window:
+        raise ConfigError(
+            f"pack_tokens is {args.pack_tokens}, and '{args.lm}' holds {lm.window}: lower it"
+        )
+    depth = lm.config.num_hidden_layers
+    if args.frozen_layers >= depth:
+        raise ConfigError(
+            f"frozen_layers is {args.frozen_layers}, and '{args.lm}' has {depth}: leave one to "
+            "train"
+        )
+    prompts = [asdict(load_few_shot(course.family.prompt)) for course in courses]
+    settings = args.deciding()
+    for name in ("lessons", "words", "held_out"):  # their content stands in the courses
+        del settings[name]
+    taught: Json = [[asdict(c), prompt] for c, prompt in zip(courses, prompts, strict=True)]
+    identity = {**settings, "lm": lm.source.identity, "courses": digest(taught)[:12]}
+    folder = Path(args.output_dir)
+    done = read_seen(str(folder / LM_FOLDER))
+    packs, seen = draw_packs(
+        courses,
+        lm.tokenizer,
+        count=args.max_steps * args.packs_per_step,
+        pack_tokens=args.pack_tokens,
+        seed=args.seed,
+        lead_ids=lm.lead_ids,
+    )
+    with lock_folder(folder):
+        claim_folder(folder, identity)
+        if done is None:
+            _finetune(lm, packs, args, seen, folder)
+    return seen
+
+
+def _finetune(
+    lm: CausalLM, packs: Sequence[Pack], args: FinetuneArguments, seen: Seen, folder: Path
+) -> None:
+    model = load_pretrained(AutoModelForCausalLM.from_pretrained, lm.source, dtype=torch.float32)
+    freeze_layers(model, args.frozen_layers)
     trainer = AnswersTrainer(
         model=model,
-        args=_arguments(folder, settings),
-        train_dataset=_InOrder(packs),
+        args=training_arguments(args),
+        train_dataset=[asdict(pack) for pack in packs],
         data_collator=collate,
-        callbacks=[bar],
     )
-    trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(folder, num_processes=1)
-    if checkpoint is not None:
-        logger.info("going on from %s", checkpoint)
-    try:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    finally:
-        bar.close()
-    _save(model, tokenizer, seen, folder / LM_FOLDER)
+    run_trainer(trainer, "finetune", folder)
+    with new_folder(folder / LM_FOLDER) as aside:
+        model.save_pretrained(aside)
+        lm.tokenizer.save_pretrained(aside)
+        seen.write(aside)
     for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
         shutil.rmtree(path)
-    return folder / LM_FOLDER
 
 
-class _InOrder(torch.utils.data.Dataset[Mapping[str, list[int]]]):
-    def __init__(self, packs: Sequence[Pack]) -> None:
-        self._packs = packs
-
-    def __len__(self) -> int:
-        return len(self._packs)
-
-    def __getitem__(self, place: int) -> Mapping[str, list[int]]:
-        pack = self._packs[place]
-        return {"input_ids": pack.input_ids, "labels": pack.labels}
+def training_arguments(args: FinetuneArguments) -> TrainingArguments:
+    """Return the Trainer's arguments for an LM; its device is ready then."""
+    arguments = TrainingArguments(
+        output_dir=args.output_dir,
+        max_steps=args.max_steps,
+        per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on a CPU
+        gradient_accumulation_steps=args.packs_per_step,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=max(1, args.max_steps // 20),
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=args.bf16,
+        logging_steps=10,
+        save_strategy="steps",
+        save_steps=args.save_steps,
+        save_total_limit=1,
+        seed=args.seed,
+        report_to=["none"],
+        remove_unused_columns=False,
+        disable_tqdm=True,  # for ours
+        train_sampling_strategy="sequential",
+        use_cpu=args.device == "cpu" or not torch.accelerator.is_available(),
+        dataloader_pin_memory=torch.accelerator.is_available(),
+    )
+    ready_device(arguments.device)
+    return arguments
 
 
 def collate(packs: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
@@ -194,85 +261,56 @@ def freeze_layers(model: Any, count: int) -> None:
     """
     if not count:
         return
-    layers = next(_stacks(model), None)
+    depth = model.config.num_hidden_layers
+    lists = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+    layers = next((part for part in lists if len(part) == depth), None)
     if layers is None:
         raise ModelError("the LM's layers do not stand in one list: leave --frozen_layers out")
     for part in (model.get_input_embeddings(), model.get_output_embeddings(), *layers[:count]):
         part.requires_grad_(False)
 
 
-def _stacks(model: Any) -> Iterator[Any]:
-    depth = model.config.num_hidden_layers
-    return (
-        part
-        for part in model.modules()
-        if isinstance(part, torch.nn.ModuleList) and len(part) == depth
-    )
-
-
-def _arguments(folder: Path, settings: FinetuneSettings) -> TrainingArguments:
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on a CPU
-        gradient_accumulation_steps=settings.packs_per_step,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=max(1, settings.max_steps // 20),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        bf16=settings.bf16,
-        logging_steps=10,
-        save_strategy="steps",
-        save_steps=settings.save_steps,
-        save_total_limit=1,
-        seed=settings.seed,
-        report_to=["none"],
-        remove_unused_columns=False,
-        disable_tqdm=True,  # for ours
-        train_sampling_strategy="sequential",
-        use_cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
-        dataloader_pin_memory=torch.accelerator.is_available(),
-    )
-    ready_device(arguments.device)
-    return arguments
-
-
-def _save(model: Any, tokenizer: Any, seen: Seen, folder: Path) -> None:
-    """Write an LM's folder aside and rename it."""
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed here
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    seen.write(aside)
-    aside.rename(folder)
-    sync_folder(folder.parent)
-
-
-# Trains GUD-IR's generator: questions to the feedback they got (Madaan et al. 2022, App. A.3).
-
-
-ABOUT_FILE = "trained_on.json"
-"""In the folder of a trained model: what it was trained on, and how."""
+# What looks feedback up.
 
 
 @dataclass(kw_only=True)
-class GeneratorArguments:
+class GeneratorArguments(Arguments):
     """How the generator is trained."""
 
-    model: str = _arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
-    num_train_epochs: int = _arg(20, "How often each pair is seen.")
-    per_device_train_batch_size: int = _arg(16, "Pairs a step.")
-    learning_rate: float = _arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.")
-    save_steps: int = _arg(200, "Steps between checkpoints that a killed training goes on from.")
-    seed: int = _arg(0, "Of the order of the pairs, and of dropout.")
+    model: str = arg("google-t5/t5-small", "Seq2seq model to start from: hub id, folder, bundled.")
+    num_train_epochs: int = arg(20, "How often each pair is seen.", least=1)
+    per_device_train_batch_size: int = arg(16, "Pairs a step.", least=1)
+    learning_rate: float = arg(1e-3, "Adafactor's, constant, as T5's authors fine-tune.", above=0)
+    save_steps: int = arg(
+        200, "Steps between checkpoints that a killed training goes on from.", least=1
+    )
+    seed: int = arg(0, "Of the order of the pairs, and of dropout.")
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot train."""
-        for name in ("num_train_epochs", "per_device_train_batch_size", "save_steps"):
-            at_least(name, getattr(self, name), 1)
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate is {self.learning_rate:g}: it must be above 0")
+
+@dataclass(kw_only=True)
+class SimilarityArguments(Arguments):
+    """How the layer is trained."""
+
+    target: str = arg(
+        "feedback",
+        "What the cosine of two questions is to be: feedback (that of their feedback: the paper's "
+        "A.2), or type (1 for one type, 0 for others: the release's semantic memory).",
+        choices=("feedback", "type"),
+    )
+    encoder: str = arg(
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "Encoder below the layer: hub id, folder or bundled:NAME. It stays as it is.",
+    )
+    key_form: str = arg(
+        "slotless",
+        "What is read of a question: slotless (without <...>), or whole.",
+        choices=("slotless", "whole"),
+    )
+    width: int = arg(256, "Of the layer, tanh behind it (the release: 256).", least=1)
+    num_steps: int = arg(500, "Steps, each over all pairs of a batch.", least=1)
+    batch_size: int = arg(128, "Questions a step.", least=2)
+    learning_rate: float = arg(1e-3, "Adam's.", above=0)
+    seed: int = arg(0, "Of the layer's first weights and of the batches.")
 
 
 @dataclass(frozen=True)
@@ -282,7 +320,7 @@ class Trained:
     Attributes:
         folder: The model's.
         steps: Steps done, those before a resume included.
-        loss: Mean over the steps of this call.
+        loss: Mean over the steps of this call (generator), or over the last tenth (layer).
         seconds: Of this call.
     """
 
@@ -292,18 +330,19 @@ class Trained:
     seconds: float
 
 
-def check_new(folder: Path) -> None:
-    """Refuse to write over something.
+def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[str, Json]:
+    contents: Json = [[pair.question, pair.feedback, pair.kind] for pair in pairs]
+    pairs_digest = digest(contents)[:12]
+    return {**arguments.deciding(), **model, "pairs": pairs_digest, "num_pairs": len(pairs)}
 
-    Raises:
-        ArtifactError: If the folder is there.
-    """
+
+def _check_new(folder: Path) -> None:
     if folder.exists():
         raise ArtifactError(f"{folder} is there already: name another --output_dir, or delete it")
 
 
 def train_generator(
-    pairs: Sequence[Pair], folder: Path, arguments: GeneratorArguments, *, device: str = "auto"
+    pairs: Sequence[Step], folder: Path, arguments: GeneratorArguments, context: Context
 ) -> Trained:
     """Train a model to write a question's feedback, and write its folder when it is done.
 
@@ -313,233 +352,240 @@ def train_generator(
         pairs: Questions and feedback, at least one.
         folder: New; a plain model folder, with `trained_on.json` beside the weights.
         arguments: How.
-        device: "auto", "cpu", "cuda", ...
+        context: Where.
 
     Raises:
         ArtifactError: If the folder is there already.
         ModelError: If the model cannot be loaded, or its loss stops being a number.
     """
-    check_new(folder)
-    from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Trainer
-    from transformers.trainer_callback import PrinterCallback
-
-    source = find_model(arguments.model)
-    about = {
-        "model": source.identity,
-        "pairs": digest([asdict(pair) for pair in pairs])[:12],
-        "num_pairs": len(pairs),
-        **{name: value for name, value in asdict(arguments).items() if name != "model"},
-    }
-    start = time.monotonic()
+    _check_new(folder)
+    source, start = find_model(arguments.model), time.monotonic()
+    about = _about(pairs, arguments, model=source.identity)
     tokenizer = load_tokenizer(source)
     model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
     work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
-    bar = TrainingBar("training")
-    trainer = Trainer(
-        model=model,
-        args=_training_arguments(work, arguments, device=device),
-        train_dataset=_rows(tokenizer, pairs),
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
-        callbacks=[bar],
-    )
-    trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(work)
-    try:
-        told = trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    finally:
-        bar.close()
-    if not math.isfinite(told.training_loss):
-        raise ModelError(
-            f"the loss of '{arguments.model}' is no number: lower the learning rate "
-            f"({arguments.learning_rate:g})"
-        )
-    _keep(trainer.model, tokenizer, work, folder, about=about)
-    return Trained(folder, told.global_step, told.training_loss, time.monotonic() - start)
-
-
-def _training_arguments(work: Path, arguments: GeneratorArguments, *, device: str) -> Any:
-    from transformers import TrainingArguments
-
-    return TrainingArguments(
-        output_dir=str(work),
-        num_train_epochs=arguments.num_train_epochs,
-        per_device_train_batch_size=arguments.per_device_train_batch_size,
-        learning_rate=arguments.learning_rate,
-        lr_scheduler_type="constant",
-        optim="adafactor",
-        save_steps=arguments.save_steps,
-        save_total_limit=1,
-        logging_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        use_cpu=choose_device(device).type == "cpu",
-        seed=arguments.seed,
-    )
-
-
-def _rows(tokenizer: Any, pairs: Sequence[Pair]) -> list[dict[str, list[int]]]:
-    asked = tokenizer(
+    questions = tokenizer(
         [plain_input(pair.question) for pair in pairs],
         truncation=True,
         max_length=MAX_QUESTION_TOKENS,
     )
-    said = tokenizer(
+    feedback = tokenizer(
         text_target=[pair.feedback for pair in pairs],
         truncation=True,
         max_length=MAX_FEEDBACK_TOKENS,
     )
-    told = zip(asked["input_ids"], asked["attention_mask"], said["input_ids"], strict=True)
-    return [{"input_ids": ids, "attention_mask": mask, "labels": lab} for ids, mask, lab in told]
-
-
-def _keep(model: Any, tokenizer: Any, work: Path, folder: Path, *, about: dict[str, Any]) -> None:
-    """Write the folder aside, rename it, and let the checkpoints go."""
-    aside = work.with_suffix(".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    write_json(aside / ABOUT_FILE, about)
-    aside.rename(folder)
-    sync_folder(folder.parent)
+    columns = {**questions, "labels": feedback["input_ids"]}
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(work),
+            num_train_epochs=arguments.num_train_epochs,
+            per_device_train_batch_size=arguments.per_device_train_batch_size,
+            learning_rate=arguments.learning_rate,
+            lr_scheduler_type="constant",
+            optim="adafactor",
+            save_steps=arguments.save_steps,
+            save_total_limit=1,
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            use_cpu=choose_device(context.device).type == "cpu",
+            seed=arguments.seed,
+        ),
+        train_dataset=[
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ],
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+    )
+    done = run_trainer(trainer, "training", work)
+    if not math.isfinite(done.training_loss):
+        raise ModelError(
+            f"the loss of '{arguments.model}' is no number: lower the learning rate "
+            f"({arguments.learning_rate:g})"
+        )
+    with new_folder(folder) as aside:
+        trainer.model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        write_json(aside / ABOUT_FILE, about)
     shutil.rmtree(work, ignore_errors=True)
+    return Trained(folder, done.global_step, done.training_loss, time.monotonic() - start)
 
 
-# An LM that can be corrected: lessons of one or several families, drawn, packed and learned.
-
-
-RUN_FILE = "run.json"
-
-
-@dataclass(frozen=True)
-class Course:
-    """Lessons and the words they are about."""
-
-    lessons: Lessons
-    words: Words
-
-
-@dataclass(frozen=True)
-class TrainedLM:
-    """An LM that was fine-tuned.
-
-    Attributes:
-        folder: For --lm.
-        num_words: That it learned with.
-        num_questions: Questions without their words.
-    """
-
-    folder: Path
-    num_words: int
-    num_questions: int
-
-
-def train_lm(
-    lm: str,
-    courses: Sequence[Course],
-    *,
-    pack_tokens: int,
-    settings: FinetuneSettings,
-    folder: Path,
-) -> TrainedLM:
-    """Draw lessons, each course's in every so many sequences, and fine-tune an LM with them.
+def train_encoder(
+    pairs: Sequence[Step], folder: Path, arguments: SimilarityArguments, context: Context
+) -> Trained:
+    """Train the layer, and write the encoder with it.
 
     Args:
-        lm: By hub id, folder or `bundled:NAME`.
-        courses: What is taught.
-        pack_tokens: Most tokens of a sequence.
-        settings: How.
-        folder: Of the run. One that is done is given as it is, one that was stopped goes on.
+        pairs: Questions with feedback; with a type for the target "type".
+        folder: New; any --encoder may name it.
+        arguments: How.
+        context: Where.
 
     Raises:
-        ArtifactError: If the folder is of another run.
-        ConfigError: If the LM holds no such sequence or has not so many layers, or a lesson does
-            not fit a sequence.
-        ModelError: If the LM cannot be loaded.
+        ArtifactError: If the folder is there already.
+        ConfigError: If the encoder's pooling cannot be written.
+        DataError: If the pairs are too few, all the same, or lack their types.
+        ModelError: If the encoder cannot be loaded, or the loss stops being a number.
     """
-    opened = CausalLM.from_name(lm, device="cpu")  # its weights are not loaded for this
-    if pack_tokens > opened.window:
-        raise ConfigError(
-            f"pack_tokens is {pack_tokens}, and '{lm}' holds {opened.window}: lower it"
+    _check_new(folder)
+    if len(pairs) < _LEAST_PAIRS:
+        raise DataError(
+            f"there are {len(pairs)} questions to learn from: give at least {_LEAST_PAIRS}"
         )
-    depth = opened.config.num_hidden_layers
-    if settings.frozen_layers >= depth:
-        raise ConfigError(
-            f"frozen_layers is {settings.frozen_layers}, and '{lm}' has {depth}: leave one to train"
+    if arguments.target == "type":
+        _check_kinds(pairs)
+    start = time.monotonic()
+    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
+    _check_pooling(encoder)
+    texts = [pair.question for pair in pairs]
+    if arguments.key_form == "slotless":  # as `KeyEncoder` reads them
+        texts = [strip_slot(text) or text for text in texts]
+    vectors = torch.from_numpy(encoder.encode(texts))
+    if arguments.target == "type":
+        wanted = same_kind([pair.kind for pair in pairs])
+    else:
+        wanted = cosines(torch.from_numpy(encoder.encode([pair.feedback for pair in pairs])))
+    head, loss = fit_head(vectors, wanted, arguments)
+    with new_folder(folder) as aside:
+        save_with_head(encoder, head, aside)
+        identity = str(encoder.fingerprint["encoder"])
+        write_json(aside / ABOUT_FILE, _about(pairs, arguments, encoder=identity))
+    return Trained(folder, arguments.num_steps, loss, time.monotonic() - start)
+
+
+def _check_kinds(pairs: Sequence[Step]) -> None:
+    kinds = [pair.kind for pair in pairs]
+    if "" in kinds:
+        question = pairs[kinds.index("")].question
+        raise DataError(
+            f"the question '{question[:80]}' has no type: give each line one, or --target feedback"
         )
-    asked: dict[str, Json] = {
-        "lm": opened.source.identity,
-        "courses": digest([_told(course) for course in courses])[:12],
-        "pack_tokens": pack_tokens,
-        **asdict(settings),
+    if len(set(kinds)) < 2:
+        raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
+
+
+def same_kind(kinds: Sequence[str]) -> Tensor:
+    """Return 1 where two are of one type and 0 elsewhere, (n, n) float32."""
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    row = torch.tensor([numbers[kind] for kind in kinds])
+    return (row[:, None] == row[None, :]).float()
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """Return the cosine of every two of (n, D), (n, n)."""
+    unit = normalize(vectors, dim=-1)
+    return unit @ unit.T
+
+
+def fit_head(
+    vectors: Tensor, wanted: Tensor, arguments: SimilarityArguments
+) -> tuple[DenseLayer, float]:
+    """Fit a layer whose vectors' cosines are those wanted: mean squared error (App. A.2).
+
+    Args:
+        vectors: Of the questions (n, D).
+        wanted: Cosine of every two of them (n, n).
+        arguments: How.
+
+    Returns:
+        The layer, with tanh behind it, and the mean loss of the last tenth of the steps.
+
+    Raises:
+        ModelError: If the loss stops being a number.
+    """
+    draw = torch.Generator().manual_seed(arguments.seed)
+    width = vectors.shape[1]
+    bound = width**-0.5  # as torch.nn.Linear begins
+    weight = torch.empty(arguments.width, width).uniform_(-bound, bound, generator=draw)
+    bias = torch.zeros(arguments.width, requires_grad=True)
+    head = DenseLayer(weight.requires_grad_(), bias, "Tanh", "")
+    optimizer = torch.optim.Adam([weight, bias], lr=arguments.learning_rate)
+    size = min(arguments.batch_size, len(vectors))
+    others = ~torch.eye(size, dtype=torch.bool)  # a question beside itself teaches nothing
+    losses = []
+    for _ in tqdm(range(arguments.num_steps), desc="training", unit="step"):
+        rows = torch.randperm(len(vectors), generator=draw)[:size]
+        gaps = cosines(head.apply(vectors[rows])) - wanted[rows][:, rows]
+        loss = gaps[others].square().mean()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.detach())
+    last = torch.stack(losses[-max(1, len(losses) // 10) :]).mean().item()
+    if not torch.isfinite(torch.stack(losses)).all():
+        raise ModelError(
+            f"the loss is no number: lower the learning rate ({arguments.learning_rate:g})"
+        )
+    return DenseLayer(weight.detach(), bias.detach(), "Tanh", ""), last
+
+
+def _check_pooling(encoder: Encoder) -> str:
+    pooling = str(encoder.fingerprint["pooling"])
+    if pooling not in _POOLINGS:
+        raise ConfigError(
+            f"a sentence-transformers folder cannot say pooling '{pooling}': choose an encoder "
+            f"with {', '.join(_POOLINGS)}"
+        )
+    return _POOLINGS[pooling]
+
+
+def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
+    """Write an encoder whose vectors are a head's, at unit length: a sentence-transformers folder.
+
+    Args:
+        encoder: What it has behind its pooling comes before the head.
+        head: As wide as the encoder.
+        folder: Where.
+
+    Raises:
+        ConfigError: If such a folder cannot say the encoder's pooling.
+    """
+    pooling = _check_pooling(encoder)
+    encoder.model.save_pretrained(folder)
+    encoder.tokenizer.save_pretrained(folder)
+    width = encoder.model.config.hidden_size
+    pooled: dict[str, Json] = {"word_embedding_dimension": width, pooling: True}
+    write_json(folder / "1_Pooling" / "config.json", pooled)
+    limits: dict[str, Json] = {
+        "max_seq_length": encoder.fingerprint["max_tokens"],
+        "do_lower_case": encoder.sentence.is_lower,
     }
-    done = read_seen(str(folder / LM_FOLDER))
-    drawn = _draw(courses, opened, pack_tokens=pack_tokens, settings=settings)
-    with lock_folder(folder):
-        _check_run(folder, asked)
-        if done is None:
-            finetune(
-                opened.source,
-                opened.tokenizer,
-                drawn.packs,
-                settings=settings,
-                seen=drawn.seen,
-                folder=folder,
-            )
-    return TrainedLM(folder / LM_FOLDER, len(drawn.seen.words), len(drawn.seen.forms))
+    write_json(folder / "sentence_bert_config.json", limits)
+    prompts: dict[str, Json] = {
+        "query": encoder.query_prompt,
+        "document": str(encoder.fingerprint.get("passage_prompt", "")),
+    }
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
+    layers = [*encoder.sentence.layers]  # None is to unit length
+    if encoder.fingerprint["normalize"] and not encoder.sentence.is_normalized:
+        layers.append(None)  # as `Encoder` gives it, whatever its folder says
+    names = ["Transformer", "Pooling"]
+    for layer in (*layers, head, None):
+        names.append("Normalize" if layer is None else "Dense")
+        if layer is not None:
+            _write_dense(layer, folder / f"{len(names) - 1}_Dense")
+    modules: list[Json] = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{name}" if number else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for number, name in enumerate(names)
+    ]
+    write_json(folder / "modules.json", modules)
 
 
-def _told(course: Course) -> Json:
-    few_shot = load_few_shot(course.lessons.family.prompt)
-    return [asdict(course.lessons), {k: dict(v) for k, v in course.words.items()}, asdict(few_shot)]
-
-
-def _check_run(folder: Path, asked: dict[str, Json]) -> None:
-    """Refuse the folder of another run; a new one says whose it is."""
-    path = folder / RUN_FILE
-    if not path.is_file():
-        write_json(path, asked)
-        return
-    try:
-        made: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{path} is damaged ({error}): use another --output_dir") from None
-    check_fingerprint(folder, made=made, asked=asked)
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    packs: list[Pack]
-    seen: Seen
-
-
-def _draw(
-    courses: Sequence[Course], lm: CausalLM, *, pack_tokens: int, settings: FinetuneSettings
-) -> _Drawn:
-    """Draw as many sequences as are learned, the courses' in turn."""
-    words: set[str] = set()
-    forms: set[str] = set()
-
-    def packs_of(course: Course) -> Iterator[Pack]:
-        few_shot = load_few_shot(course.lessons.family.prompt)
-        packer = Packer(
-            lm.tokenizer,
-            few_shot,
-            pack_tokens=pack_tokens,
-            seed=settings.seed,
-            lead_ids=lm.lead_ids,
-        )
-        draw = draw_lessons(course.lessons, course.words, seed=settings.seed)
-
-        def next_lesson() -> Lesson:
-            lesson = draw()
-            words.add(lesson.word)
-            forms.add(lesson.form)
-            return lesson
-
-        while True:
-            yield packer.pack(next_lesson)
-
-    turns = cycle([packs_of(course) for course in courses])
-    count = settings.max_steps * settings.packs_per_step
-    return _Drawn([next(turn) for turn in islice(turns, count)], Seen(words, forms))
+def _write_dense(layer: DenseLayer, folder: Path) -> None:
+    config: dict[str, Json] = {
+        "in_features": layer.weight.shape[1],
+        "out_features": layer.weight.shape[0],
+        "bias": layer.bias is not None,
+        "activation_function": f"torch.nn.{layer.activation}",
+    }
+    write_json(folder / "config.json", config)
+    weights = {"linear.weight": layer.weight, "linear.bias": layer.bias}
+    tensors = {name: part.cpu().contiguous() for name, part in weights.items() if part is not None}
+    save_file(tensors, folder / "model.safetensors")

@@ -9,13 +9,12 @@ What is behind `rows` in a file is of a job that was killed, and is written over
 not what its state says, or whose state is not of this log, is made again from the log.
 """
 
-import contextlib
 import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,43 +24,9 @@ import numpy.typing as npt
 
 from pgra.artifacts import write_json
 from pgra.core import Json, Rows
-from pgra.memory.log import Event, FeedbackLog
+from pgra.memory.log import FeedbackLog
 from pgra.retrieval.base import import_faiss
 from pgra.retrieval.faiss import Vectors, ask, empty_index, map_faiss, write_faiss
-
-# The FAISS index of a memory's many vectors: lists, a byte a dimension, memory-mapped.
-
-
-_SHARE_OF_LISTS = 16  # one list in so many is looked into
-_MOST_LISTS = 4096
-_POINTS_A_LIST = 64  # that train it
-_TURNS = 10  # of k-means
-_BLOCK = 65_536  # rows read at once
-
-
-def train_index(vectors: npt.NDArray[np.float16]) -> Any:
-    """Make an index of vectors (n, D): about sqrt(n) lists, trained on a fixed sample."""
-    rows, width = vectors.shape
-    lists = min(_MOST_LISTS, 1 << round(np.log2(rows) / 2))
-    index = empty_index(f"IVF{lists},SQ8", width, rows)
-    clustering = import_faiss().extract_index_ivf(index).cp
-    clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
-    clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
-    draw = np.random.default_rng(0)
-    sample = draw.choice(rows, min(rows, lists * _POINTS_A_LIST), replace=False)
-    index.train(vectors[np.sort(sample)].astype(np.float32))
-    for start in range(0, rows, _BLOCK):
-        index.add(vectors[start : start + _BLOCK].astype(np.float32))
-    return index
-
-
-def map_index(path: Path) -> Any:
-    """Open an index on disk, to look into one list in sixteen."""
-    index = map_faiss(path)
-    ivf = import_faiss().extract_index_ivf(index)
-    ivf.nprobe = max(1, ivf.nlist // _SHARE_OF_LISTS)
-    return index
-
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +35,11 @@ _CHUNK = 8192  # keys encoded and written at once; a stop loses no more
 INDEX_ROWS = 50_000
 """Vectors behind the index that are compared one by one, before the index is made anew."""
 _RESCORED = 64  # hits of the index, at least, that are compared exactly
+_SHARE_OF_LISTS = 16  # one list in so many is looked into
+_MOST_LISTS = 4096
+_POINTS_A_LIST = 64  # that train it
+_TURNS = 10  # of k-means
+_BLOCK = 65_536  # rows read at once
 
 
 class TextEncoder(Protocol):
@@ -83,25 +53,12 @@ class TextEncoder(Protocol):
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """Give all that the vectors depend on, besides the text."""
+        """All that the vectors depend on, besides the text."""
         ...
 
     def encode(self, texts: Sequence[str], *, is_query: bool = False) -> Vectors:
-        """Give the vectors (n, D) float32."""
+        """Return the vectors (n, D) float32."""
         ...
-
-
-@dataclass(frozen=True)
-class Near:
-    """Keys near a question, the nearest first, of equals the newest.
-
-    Attributes:
-        ids: Of the events, (k,).
-        scores: Cosines, (k,).
-    """
-
-    ids: list[int]
-    scores: list[float]
 
 
 @dataclass(frozen=True)
@@ -113,7 +70,7 @@ class _State:
         width: D.
         rows: Vectors.
         through: Events up to this id are followed.
-        record: That event's record as the log had it: another log has another.
+        record: The beginning of that event's record as the log had it: another log has another.
         indexed: Rows in the index file; 0 for none.
         index_bytes: Its size.
     """
@@ -125,6 +82,12 @@ class _State:
     record: str = ""
     indexed: int = 0
     index_bytes: int = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each file has at least."""
+        sizes = {_VECTORS: 2 * self.width * self.rows, _IDS: 8 * self.rows}
+        return sizes | ({_index_name(self.indexed): self.index_bytes} if self.indexed else {})
 
 
 class KeyVectors:
@@ -151,12 +114,11 @@ class KeyVectors:
             index_rows: Vectors compared one by one before an index is made.
             of_feedback: Whether the vectors are those of the feedback.
         """
-        self._of_feedback = of_feedback
         self.folder = folder
         self.num_encoded = 0
-        self._encoder = encoder
-        self._index_rows = index_rows
-        self._state = self._fresh()
+        self._encoder, self._index_rows, self._of_feedback = encoder, index_rows, of_feedback
+        self._fresh = _State(dict(encoder.query_fingerprint), encoder.width)
+        self._state = self._fresh
         self._index: Any = None
         self._ids: Rows = np.empty(0, np.int64)
         self._vectors: npt.NDArray[np.float16] = np.empty((0, encoder.width), np.float16)
@@ -164,7 +126,7 @@ class KeyVectors:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give what the vectors depend on, besides the keys."""
+        """What the vectors depend on, besides the keys."""
         return self._encoder.query_fingerprint
 
     def __len__(self) -> int:
@@ -178,20 +140,30 @@ class KeyVectors:
             Keys encoded now.
         """
         last = log.last_id
-        if self._state.through == last and self._is_of(log, self._state) and len(self._ids):
+        if self._state.through == last and _is_of(log, self._state) and len(self._ids):
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _held(self.folder / ".lock"):
-            state = self._read_state(log)
-            before = self.num_encoded
-            state = self._append_new(log, state, last)
+        with (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until no other process writes here
+            state, before = self._read_state(log), self.num_encoded
+            new = log.entries(after=state.through)
+            while chunk := list(islice(new, _CHUNK)):
+                texts = [entry.feedback if self._of_feedback else entry.key for entry in chunk]
+                vectors = self._encoder.encode(texts).astype(np.float16)
+                ids = np.array([entry.id for entry in chunk], np.int64)
+                for name, array in ((_VECTORS, vectors), (_IDS, ids)):
+                    _append(self.folder / name, state.sizes[name], array)
+                state = self._save(log, state, state.rows + len(chunk), through=chunk[-1].id)
+                self.num_encoded += len(chunk)
+            if last > state.through:  # events behind the last entry, which made none
+                state = self._save(log, state, state.rows, through=last)
             if state.rows - state.indexed > self._index_rows:
                 state = self._build_index(state)
         self._map(state)
         return self.num_encoded - before
 
-    def search(self, question: str, k: int) -> Near:
-        """Give the k keys whose vectors have the largest cosine with a question's.
+    def search(self, question: str, k: int) -> dict[int, float]:
+        """Find the k keys whose vectors have the largest cosine with a question's.
 
         The newest vectors are compared one by one, the others through the index, whose best are
         compared again. With more than a quarter of all asked for, every vector is compared.
@@ -199,112 +171,83 @@ class KeyVectors:
         Args:
             question: As it was asked.
             k: How many; fewer come back where there are fewer.
+
+        Returns:
+            Cosines by the events' ids, the nearest first, of equals the newest.
         """
         query = self._encoder.encode([question], is_query=True)  # (1, D)
-        rows, scores = self._search_tail(query[0], k)
-        indexed = self._state.indexed
-        if indexed:
-            is_deep = 4 * k > indexed
-            first = np.arange(indexed) if is_deep else self._ask_index(query, k)
-            rows = np.concatenate([first, rows])
-            scores = np.concatenate([self._score(first, query[0]), scores])
-        ids = self._ids[rows]
-        best = np.lexsort((-ids, -scores))[:k]
-        return Near(ids[best].tolist(), scores[best].tolist())
-
-    def _search_tail(self, query: Vectors, k: int) -> tuple[Rows, Vectors]:
-        scores = self._tail @ query
+        scores = self._tail @ query[0]
         # All that tie with the k-th stay, so that the newest of them can win.
         bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
         rows = np.flatnonzero(scores >= bar)
-        return rows + self._state.indexed, scores[rows]
-
-    def _ask_index(self, query: Vectors, k: int) -> Rows:
-        found = ask(self._index, query, max(4 * k, _RESCORED)).rows[0]
-        return np.sort(found[found >= 0])
-
-    def _score(self, rows: Rows, query: Vectors) -> Vectors:
-        blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
-        scores = [self._vectors[block].astype(np.float32) @ query for block in blocks]
-        return np.concatenate([np.empty(0, np.float32), *scores])
-
-    def _fresh(self) -> _State:
-        return _State(dict(self._encoder.query_fingerprint), self._encoder.width)
+        scores = scores[rows]
+        indexed = self._state.indexed
+        rows = rows + indexed
+        if indexed:
+            first = np.arange(indexed)
+            if 4 * k <= indexed:
+                hits = ask(self._index, query, max(4 * k, _RESCORED)).rows[0]
+                first = np.sort(hits[hits >= 0])
+            blocks = [first[start : start + _BLOCK] for start in range(0, len(first), _BLOCK)]
+            exact = [self._vectors[block].astype(np.float32) @ query[0] for block in blocks]
+            rows, scores = np.concatenate([first, rows]), np.concatenate([*exact, scores])
+        ids = self._ids[rows]
+        best = np.lexsort((-ids, -scores))[:k]
+        return dict(zip(ids[best].tolist(), scores[best].tolist(), strict=True))
 
     def _read_state(self, log: FeedbackLog) -> _State:
         path = self.folder / _STATE
-        fresh = self._fresh()
         if not path.exists():
-            return fresh
+            return self._fresh
         try:
             state = _State(**json.loads(path.read_text()))
-            if self._is_whole(state) and self._is_of(log, state):
+            is_same = (state.fingerprint, state.width) == (
+                self._fresh.fingerprint,
+                self._fresh.width,
+            )
+            files = {self.folder / name: size for name, size in state.sizes.items()}
+            is_whole = all(p.is_file() and p.stat().st_size >= size for p, size in files.items())
+            if is_same and is_whole and _is_of(log, state):
                 return state
         except (ValueError, TypeError):
             pass  # it is not JSON, or not of this layout
         logger.warning("%s is not what its log says: made again from it", self.folder)
-        return fresh
+        return self._fresh
 
-    def _is_whole(self, state: _State) -> bool:
-        names = {_VECTORS: 2 * state.width * state.rows, _IDS: 8 * state.rows}
-        if state.indexed:
-            names[_index_name(state.indexed)] = state.index_bytes
-        sizes = {name: self.folder / name for name in names}
-        return (
-            state.fingerprint == self._fresh().fingerprint
-            and state.width == self._encoder.width
-            and all(p.is_file() and p.stat().st_size >= names[n] for n, p in sizes.items())
-        )
-
-    def _is_of(self, log: FeedbackLog, state: _State) -> bool:
-        return log.record_of(state.through)[:32].decode() == state.record
-
-    def _append_new(self, log: FeedbackLog, state: _State, last: int) -> _State:
-        new = log.entries(after=state.through)
-        while chunk := list(islice(new, _CHUNK)):
-            vectors = self._encoder.encode([self._text(entry) for entry in chunk])
-            self._write(state.rows, chunk, vectors)
-            through = chunk[-1].id
-            state = self._record(log, state, rows=state.rows + len(chunk), through=through)
-            self.num_encoded += len(chunk)
-        # Behind the last entry there may be events that made none.
-        return self._record(log, state, rows=state.rows, through=max(last, state.through))
-
-    def _text(self, entry: Event) -> str:
-        return entry.feedback if self._of_feedback else entry.key
-
-    def _write(self, rows: int, chunk: Sequence[Event], vectors: Vectors) -> None:
-        ids = np.array([entry.id for entry in chunk], np.int64)
-        _append(self.folder / _VECTORS, 2 * self._encoder.width * rows, vectors.astype(np.float16))
-        _append(self.folder / _IDS, 8 * rows, ids)
-
-    def _record(self, log: FeedbackLog, state: _State, *, rows: int, through: int) -> _State:
-        if (rows, through) == (state.rows, state.through):
-            return state
-        record = log.record_of(through)[:32].decode()
-        told = {**asdict(state), "rows": rows, "through": through, "record": record}
-        return self._save(_State(**told))
-
-    def _save(self, state: _State) -> _State:
+    def _save(self, log: FeedbackLog, state: _State, rows: int, *, through: int) -> _State:
+        state = replace(state, rows=rows, through=through, record=_record(log, through))
         write_json(self.folder / _STATE, asdict(state))
         return state
 
     def _build_index(self, state: _State) -> _State:
+        """Index all vectors: about sqrt(n) lists, trained on a fixed sample, a byte a dimension."""
         self._map(state)
         logger.info("memory: indexing the vectors of %s keys", f"{state.rows:,}")
-        index = train_index(self._vectors)
+        lists = min(_MOST_LISTS, 1 << round(np.log2(state.rows) / 2))
+        index = empty_index(f"IVF{lists},SQ8", state.width, state.rows)
+        clustering = import_faiss().extract_index_ivf(index).cp
+        clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
+        clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
+        draw = np.random.default_rng(0)
+        size = min(state.rows, lists * _POINTS_A_LIST)
+        sample = np.sort(draw.choice(state.rows, size, replace=False))
+        index.train(self._vectors[sample].astype(np.float32))
+        for start in range(0, state.rows, _BLOCK):
+            index.add(self._vectors[start : start + _BLOCK].astype(np.float32))
         path = self.folder / _index_name(state.rows)
         write_faiss(index, path)
         self._index = None
-        told = {"indexed": state.rows, "index_bytes": path.stat().st_size}
-        grown = self._save(_State(**{**asdict(state), **told}))
+        grown = replace(state, indexed=state.rows, index_bytes=path.stat().st_size)
+        write_json(self.folder / _STATE, asdict(grown))
         if state.indexed:  # who has the old one mapped keeps it
             (self.folder / _index_name(state.indexed)).unlink(missing_ok=True)
         return grown
 
     def _map(self, state: _State) -> None:
         if state.indexed and (self._index is None or state.indexed != self._state.indexed):
-            self._index = map_index(self.folder / _index_name(state.indexed))
+            self._index = map_faiss(self.folder / _index_name(state.indexed))
+            ivf = import_faiss().extract_index_ivf(self._index)
+            ivf.nprobe = max(1, ivf.nlist // _SHARE_OF_LISTS)
         if state.rows:
             shape = (state.rows, state.width)
             self._vectors = np.memmap(self.folder / _VECTORS, np.float16, "r", shape=shape)
@@ -317,6 +260,14 @@ def _index_name(rows: int) -> str:
     return f"index-{rows}.faiss"
 
 
+def _record(log: FeedbackLog, event_id: int) -> str:
+    return log.record_of(event_id)[:32].decode()
+
+
+def _is_of(log: FeedbackLog, state: _State) -> bool:
+    return _record(log, state.through) == state.record
+
+
 def _append(path: Path, start: int, array: npt.NDArray[Any]) -> None:
     """Write an array at a byte, and what was behind it is gone; it is on the disk on return."""
     if not start:  # who has the old one mapped keeps it
@@ -327,11 +278,3 @@ def _append(path: Path, start: int, array: npt.NDArray[Any]) -> None:
         file.write(array.tobytes())
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Wait until no other process writes here."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

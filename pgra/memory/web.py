@@ -12,9 +12,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -26,8 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from pgra.errors import DataError, PgraError
-from pgra.memory.chat import Conversation, Noted, Turn
-from pgra.memory.lookup import show_near, visible
+from pgra.memory.chat import Conversation, SavedCorrection, Turn, show_near, visible
 
 _PAGE = Path(__file__).parent / "assets"
 _HEADERS = {
@@ -43,6 +41,7 @@ _MOST_TABS = 200  # the one that was used last longest ago gives way
 _MOST_TURNS = 50  # of a tab
 _MOST_SHOWN = 200  # entries on a page
 _T = TypeVar("_T")
+_Act = Callable[["Tab", Mapping[str, str]], Awaitable[None]]
 
 
 class Desk:
@@ -73,18 +72,18 @@ class Desk:
 
 
 @dataclass(frozen=True)
-class Told:
+class ShownTurn:
     """A turn as a tab shows it.
 
     Attributes:
         number: Its place in the tab, from 1.
         turn: The turn.
-        noted: The correction that it was asked again after.
+        saved: The correction that it was asked again after.
     """
 
     number: int
     turn: Turn
-    noted: Noted | None = None
+    saved: SavedCorrection | None = None
 
 
 @dataclass
@@ -93,27 +92,27 @@ class Tab:
 
     Attributes:
         id: In its address.
-        told: The newest turns, the newest last.
+        turns: The newest, the newest last.
     """
 
     id: str
-    told: list[Told] = field(default_factory=list)
-    _numbers: Any = field(default_factory=lambda: count(1))
+    turns: list[ShownTurn] = field(default_factory=list)
 
-    def add(self, turn: Turn, noted: Noted | None = None) -> None:
+    def add(self, turn: Turn, saved: SavedCorrection | None = None) -> None:
         """Show a turn."""
-        self.told = [*self.told, Told(next(self._numbers), turn, noted)][-_MOST_TURNS:]
+        number = self.turns[-1].number + 1 if self.turns else 1
+        self.turns = [*self.turns, ShownTurn(number, turn, saved)][-_MOST_TURNS:]
 
     def question(self, number: str) -> str:
-        """Give the question of a turn.
+        """Return the question of a turn.
 
         Raises:
             DataError: If it is none of those that are shown.
         """
-        found = [one for one in self.told if str(one.number) == number]
-        if not found:
-            raise DataError("that question is no longer on the page: ask it again")
-        return found[0].turn.question
+        for shown in self.turns:
+            if str(shown.number) == number:
+                return shown.turn.question
+        raise DataError("that question is no longer on the page: ask it again")
 
 
 class MemoryPage:
@@ -135,12 +134,13 @@ class MemoryPage:
         self._template = pages.get_template("memory.html")
 
     def app(self, hosts: Sequence[str]) -> Starlette:
-        """Give the application.
+        """Return the application.
 
         Args:
             hosts: Names under which it may be asked for; another page's script that has its own
                 name point to this machine is refused by it.
         """
+        acts: dict[str, _Act] = {"ask": self._ask, "correct": self._correct, "forget": self._forget}
         routes = [
             Route("/", self._start),
             Route("/memory.css", self._asset("memory.css", "text/css")),
@@ -148,19 +148,15 @@ class MemoryPage:
             Route("/chat/{tab}", self._show),
             *(
                 Route(f"/chat/{{tab}}/{name}", self._form(name, act), methods=["POST"])
-                for name, act in self._acts.items()
+                for name, act in acts.items()
             ),
             # A refused form's address is its own: who loads that again gets the conversation.
-            *(Route(f"/chat/{{tab}}/{name}", self._back) for name in self._acts),
+            *(Route(f"/chat/{{tab}}/{name}", self._back) for name in acts),
         ]
         return Starlette(
             routes=routes,
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
         )
-
-    @property
-    def _acts(self) -> Mapping[str, Callable[[Tab, Mapping[str, str]], Awaitable[None]]]:
-        return {"ask": self._ask, "correct": self._correct, "forget": self._forget}
 
     async def _start(self, _: Request) -> Response:
         tab = Tab(secrets.token_urlsafe(16))
@@ -182,9 +178,7 @@ class MemoryPage:
     async def _back(self, request: Request) -> Response:
         return _go(f"/chat/{request.path_params['tab']}")
 
-    def _form(
-        self, name: str, act: Callable[[Tab, Mapping[str, str]], Awaitable[None]]
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def _form(self, name: str, act: _Act) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             if not _is_of_this_page(request):
                 return PlainTextResponse("this form is of another page", 403)
@@ -209,15 +203,14 @@ class MemoryPage:
     async def _correct(self, tab: Tab, typed: Mapping[str, str]) -> None:
         question = tab.question(typed.get("turn", ""))
         feedback = typed.get("feedback", "")
-        noted = await self._desk.do(lambda c: c.correct(question, feedback))
-        tab.add(await self._desk.do(lambda c: c.ask(question)), noted)
+        saved = await self._desk.do(lambda c: c.correct(question, feedback))
+        tab.add(await self._desk.do(lambda c: c.ask(question)), saved)
 
-    async def _forget(self, tab: Tab, typed: Mapping[str, str]) -> None:
-        del tab
-        told = typed.get("entry", "")
-        if not (told.isascii() and told.isdigit()):
-            raise DataError(f"'{told}' is no entry's number")
-        await self._desk.do(lambda conversation: conversation.forget(int(told)))
+    async def _forget(self, tab: Tab, typed: Mapping[str, str]) -> None:  # noqa: ARG002
+        entry = typed.get("entry", "")
+        if not (entry.isascii() and entry.isdigit()):
+            raise DataError(f"'{entry}' is no entry's number")
+        await self._desk.do(lambda conversation: conversation.forget(int(entry)))
 
     async def _render(
         self, tab: Tab, *, error: str = "", typed: Mapping[str, str] | None = None
@@ -249,13 +242,13 @@ def _go(address: str) -> Response:
 
 
 def _is_of_this_page(request: Request) -> bool:
-    """Say whether a form was sent by our own page, as far as the browser tells."""
+    """Return whether a form was sent by our own page, as far as the browser tells."""
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
 
 
 async def _read_form(request: Request) -> dict[str, str] | Response:
-    """Give a form's fields, lines ending as ours do; a refusal where it is none of this page's."""
+    """Return a form's fields; a refusal where it is none of this page's."""
     body = bytearray()
     async for part in request.stream():
         body += part

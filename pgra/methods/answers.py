@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
-from pgra.lm.completion import Advance, Completer
+from pgra.lm.base import Advance, LanguageModel
 from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
@@ -127,7 +127,7 @@ class WordScorer:
         progress: Whether to show a bar.
     """
 
-    completer: Completer
+    completer: LanguageModel
     format: PromptFormat
     words: Mapping[str, str]
     inputs: Sequence[str]
@@ -192,7 +192,7 @@ class TextWriter:
         progress: Whether to show a bar.
     """
 
-    completer: Completer
+    completer: LanguageModel
     format: PromptFormat
     max_new_tokens: int
     stop: str = STOP

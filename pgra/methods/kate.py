@@ -22,9 +22,8 @@ from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import Chosen, Selector, arrange
-from pgra.lm.cache import KeptCompleter
-from pgra.lm.completion import Completer
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments, LanguageModel
+from pgra.lm.cache import CachedLM
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.methods.answers import Answered, Decider
 from pgra.methods.kate_arguments import IclArguments
@@ -157,7 +156,7 @@ def _examples(icl: Icl, rows: Sequence[int]) -> list[Example]:
     return [icl.recalled.example(row) for row in rows]
 
 
-def _fit(icl: Icl, completer: Completer, decider: Decider, chosen: Chosen, seed: int) -> Shown:
+def _fit(icl: Icl, completer: LanguageModel, decider: Decider, chosen: Chosen, seed: int) -> Shown:
     """Leave out what does not fit, and put the others into the order of the prompt."""
     selection, queries = icl.run.selection, icl.queries
     wanted = [
@@ -204,9 +203,9 @@ def _tell_leaks(chosen: Chosen) -> None:
 
 
 @contextmanager
-def _told_asked(completer: Completer) -> Iterator[None]:
+def _told_asked(completer: LanguageModel) -> Iterator[None]:
     """Say how many prompts were asked meanwhile; several runs may share an LM."""
-    if not isinstance(completer, KeptCompleter):
+    if not isinstance(completer, CachedLM):
         yield
         return
     asked, found = completer.num_asked, completer.num_found

@@ -25,8 +25,8 @@ from pgra.exemplars import PROMPTED, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import ExemplarPool, Selector, open_selector
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
-from pgra.lm.completion import Completer
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, LanguageModel
+from pgra.lm.base import open_lm as open_named_lm
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import Decider, TextWriter, WordScorer, WordWriter
@@ -43,6 +43,7 @@ _RUNTIME = {
     *("artifacts_dir", "output_dir", "device", "seeds", "exemplar_seed", "base_url"),
     *("max_parallel_calls", "requests_per_minute", "max_retries", "request_timeout"),
     *("price_per_million_input", "price_per_million_output", "lm_device_map", "lm_batch_tokens"),
+    "fast_kernels",
 }
 
 
@@ -366,7 +367,7 @@ def recall_all(run: IclRun, inputs: IclInputs) -> Recalled:
 # Opens what a run of in-context learning needs: data, pool, comparison, LM, and what asks it.
 
 
-OpenLm = Callable[[IclRun, Context], Completer]
+OpenLm = Callable[[IclRun, Context], LanguageModel]
 _WRITTEN_TOKENS = 10  # KATE's max_tokens
 
 
@@ -391,7 +392,7 @@ class Icl:
     pool: ExemplarPool
     likeness: Similarity | None
     recalled: Recalled
-    completer: Completer | None = None
+    completer: LanguageModel | None = None
     decider: Decider | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     context: Context = ALONE
@@ -432,15 +433,14 @@ class Icl:
         return named
 
 
-def open_lm(run: IclRun, context: Context = ALONE) -> Completer:
+def open_lm(run: IclRun, context: Context = ALONE) -> LanguageModel:
     """Open the LM that answers, with the answers it gave before.
 
     Raises:
         PgraError: As `run_icl`.
     """
-    return open_kept_completer(
-        run.completer, artifacts=run.artifacts, device=run.icl.device, context=context
-    )
+    where = replace(context, artifacts=run.artifacts, device=run.icl.device)
+    return open_named_lm(run.completer, where)
 
 
 def open_icl(
@@ -512,7 +512,7 @@ def _refuse_labels(run: IclRun, task: str) -> None:
 
 
 def _open_decider(
-    run: IclRun, inputs: IclInputs, completer: Completer, *, progress: bool
+    run: IclRun, inputs: IclInputs, completer: LanguageModel, *, progress: bool
 ) -> Decider:
     args, task = run.icl, inputs.task
     if isinstance(task, GenerationTask):

@@ -17,7 +17,7 @@ from pgra.methods.base import bundled_notes
 from pgra.methods.kate_arguments import no_number
 from pgra.methods.kate_inputs import IclInputs, IclRun, Recalled
 from pgra.prompts.fitting import Fit
-from pgra.report.metrics import RIGHT, WRONG, mcnemar, measure, paired_bootstrap
+from pgra.report.metrics import RIGHT, WRONG, Decisions, compare_systems, mcnemar
 from pgra.report.results import (
     METRICS_FILE,
     PREDICTIONS_FILE,
@@ -288,12 +288,12 @@ def _compare(
     votes: Sequence[str],
     names: Sequence[str],
 ) -> dict[str, Json]:
-    gap = paired_bootstrap(metric, truth, ours, votes, names, seed=_BOOTSTRAP_SEED)
-    right = [[a == b for a, b in zip(truth, side, strict=True)] for side in (ours, votes)]
+    sides = [Decisions(metric, truth, decided, names) for decided in (ours, votes)]
+    gap = compare_systems(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
     return {
         "metric": metric,
-        "value": measure(metric, truth, votes, names)[metric],
+        "value": sides[1].value,
         "difference": gap.difference,
         "interval_95": [gap.low, gap.high],
-        "mcnemar_p": mcnemar(right[0], right[1]),
+        "mcnemar_p": mcnemar(sides[0].correct, sides[1].correct),
     }

@@ -1,9 +1,9 @@
-"""Runs side by side: differences to a baseline with tests, tables of them, the papers' values."""
+"""Runs side by side: differences to a baseline with tests, the papers' values, tables of both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,16 @@ from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ConfigError, unknown_name
 from pgra.report.metrics import (
-    Gaps,
-    PairedDifference,
+    Difference,
     Spread,
-    average_gaps,
+    average_differences,
+    bootstrap,
     combine_p,
+    compare_systems,
     holm,
+    interval_95,
     mcnemar,
     mean_sd_interval,
-    metric_draws,
-    paired_gaps,
     welch,
 )
 from pgra.report.results import (
@@ -33,14 +33,127 @@ from pgra.report.results import (
     in_order,
     is_unseeded,
     row_names,
-    text_gaps,
 )
 from pgra.report.tables import Cell, Table
 
 LEVEL = 0.05
-_BOOTSTRAP_SEED = 0
+AVERAGE = "average"
+METRIC = "metric"
+MISSING = "missing"
+_SEED = 0
 _LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
+_PAPERS = ("pgra", "kate")
+Column = tuple[str, str]
+"""A row, and a task or `AVERAGE`."""
+
+
+# The papers' own tables (`configs/reference/`), to print beside ours.
+
+
+@dataclass(frozen=True)
+class ReferenceTable:
+    """One table of a paper.
+
+    Attributes:
+        name: Such as "T2a".
+        title: What it is, and under which setting.
+        columns: Tasks, and "average" where it is printed.
+        rows: Values as printed (in hundredths), by row, in the columns' order.
+        match: Of a row, which run it stands beside: values by argument, and "system".
+        notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
+        measure: What the values are: "metric", or another word where they are not the tasks'
+            metrics.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[float]]
+    match: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    notes: Sequence[Mapping[str, str]] = ()
+    measure: str = METRIC
+
+    def __post_init__(self) -> None:
+        for row, cells in self.rows.items():
+            if len(cells) != len(self.columns):
+                raise ValueError(f"{row}: {len(cells)} values, {len(self.columns)} columns")
+        if not self.match.keys() <= self.rows.keys():
+            raise ValueError(f"{self.name} matches rows it does not have")
+
+    def value(self, row: str, column: str) -> float | None:
+        """Return a printed value; None where the paper has none."""
+        if column not in self.columns:
+            return None
+        return float(self.rows[row][self.columns.index(column)])
+
+    def average(self, row: str, tasks: Sequence[str]) -> float | None:
+        """Return the mean over tasks: as printed for all of the table's, else of its cells.
+
+        Args:
+            row: Of the table.
+            tasks: Which; None is returned if the paper lacks one of them.
+        """
+        own = {column for column in self.columns if column != AVERAGE}
+        if set(tasks) == own and AVERAGE in self.columns:
+            return self.value(row, AVERAGE)
+        if not tasks or not own.issuperset(tasks):
+            return None
+        return sum(self.value(row, task) or 0.0 for task in tasks) / len(tasks)
+
+    def find_row(self, run: Run) -> str | None:
+        """Return the row that stands beside a run: of those that match the one with most names."""
+        sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
+        known = {name: value for section in sections for name, value in section.items()}
+        # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
+        return self.find_row_of({**known, "system": run.system})
+
+    def find_row_of(self, known: Mapping[str, Any]) -> str | None:
+        """Return the row that stands beside a run with these arguments and this "system"."""
+        fits = [
+            (len(wanted), row)
+            for row, wanted in self.match.items()
+            if all(name in known and known[name] == value for name, value in wanted.items())
+        ]
+        return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+    def notes_on(self, tasks: Sequence[str]) -> list[str]:
+        """Return the notes that concern some tasks."""
+        return [note["text"] for note in self.notes if note.get("task") in (None, *tasks)]
+
+
+@cache
+def load_references() -> Mapping[str, ReferenceTable]:
+    """Read all tables, by name; a figure that shows a table's values is another name of it.
+
+    Raises:
+        ConfigError: If a YAML is damaged.
+    """
+    tables: dict[str, ReferenceTable] = {}
+    for paper in _PAPERS:
+        path = config_root() / "reference" / f"{paper}.yaml"
+        values = read_yaml(path)
+        try:
+            notes, aliases = values.pop("notes"), values.pop("same_as")
+            for name, table in values.items():
+                own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
+                tables[name] = ReferenceTable(name, **own)
+            tables |= {name: tables[other] for name, other in aliases.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path} is damaged ({error}): restore it") from None
+    return tables
+
+
+def load_reference(name: str) -> ReferenceTable:
+    """Read one of the papers' tables.
+
+    Raises:
+        ConfigError: If there is none of this name.
+    """
+    tables = load_references()
+    if name not in tables:
+        raise ConfigError(unknown_name("reference", name, tables))
+    return tables[name]
 
 
 @dataclass(frozen=True)
@@ -79,7 +192,7 @@ class Comparison:
             1 and tells no more than the difference.
     """
 
-    gap: PairedDifference
+    gap: Difference
     mcnemar: float | None
     holm: float
     better: int
@@ -89,7 +202,7 @@ class Comparison:
 
     @property
     def is_win(self) -> bool:
-        """Say whether the row is better by more than the noise of examples and of seeds.
+        """Whether the row is better by more than the noise of examples and of seeds.
 
         One seed tells nothing of the noise of training, so with one there is no win.
         """
@@ -105,138 +218,119 @@ class Study:
         group: Its runs.
         rows: Their names, in order.
         tasks: In order.
-        results: By row and task; what is not there is missing.
-        averages: Over all tasks, of the rows that have them all.
+        columns: The tasks, and `AVERAGE` where a mean over them means anything.
+        results: By row and column; what is not there is missing.
         baseline: The row to compare with; None if there is none.
-        comparisons: By row and task.
-        average_comparisons: By row.
+        comparisons: By row and column.
+        reference: The paper's table beside it.
+        paper: What it prints, in hundredths, by row and column.
     """
 
     group: Group
     rows: Sequence[str]
     tasks: Sequence[str]
-    results: Mapping[tuple[str, str], Result]
-    averages: Mapping[str, Result]
+    columns: Sequence[str]
+    results: Mapping[Column, Result]
     baseline: str | None
-    comparisons: Mapping[tuple[str, str], Comparison]
-    average_comparisons: Mapping[str, Comparison]
-
-    @property
-    def has_average(self) -> bool:
-        """Say whether a mean over the columns means anything: several tasks, and no texts."""
-        is_of_texts = any(run.each is not None for run in self.group.runs)
-        return len(self.tasks) > 1 and not is_of_texts
-
-    def first_run(self, row: str) -> Run | None:
-        """Give any run of a row; None if all are missing."""
-        return next(
-            (self.results[row, t].runs[0] for t in self.tasks if (row, t) in self.results), None
-        )
+    comparisons: Mapping[Column, Comparison]
+    reference: ReferenceTable | None
+    paper: Mapping[Column, float]
 
 
-def compare_runs(group: Group, *, baseline: str | None = None) -> Study:
+def compare_runs(
+    group: Group, *, baseline: str | None = None, reference: ReferenceTable | None = None
+) -> Study:
     """Put runs that belong together side by side.
 
     Args:
         group: The runs, at least one.
         baseline: The row to compare with; None takes the grid's, else fid, else plain.
+        reference: The paper's table to put beside them.
 
     Raises:
         ArtifactError: If they cannot be compared.
-        ConfigError: If the baseline is no row.
+        ConfigError: If the baseline is no row, or the paper's table holds no results of tasks.
     """
+    if reference is not None and reference.measure != METRIC:
+        raise ConfigError(
+            f"reference {reference.name} ({reference.title}) holds {reference.measure}, not the "
+            "tasks' metrics: choose another --reference"
+        )
     check_comparable(group)
-    results = _collect(group)
-    rows = _rows(group)
+    names = row_names(group)
     known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
     tasks = in_order(known, TASKS)
-    chosen = _choose_baseline(group, rows, baseline)
-    is_of_texts = any(run.each is not None for run in group.runs)
-    averages = {
-        row: _average([results[row, t] for t in tasks])
-        for row in rows
-        if not is_of_texts and all((row, t) in results for t in tasks)
-    }
-    comparisons, by_average = {}, {}
+    has_average = len(tasks) > 1 and not any(run.is_of_texts for run in group.runs)
+    columns = [*tasks, *([AVERAGE] if has_average else [])]
+    rows = list(group.points)
+    if not rows:
+        order = in_order([run.system for run in group.runs], SYSTEMS)
+        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].system))
+        rows = list(dict.fromkeys(name for name, _ in pairs))
+    results = _collect(group, names)
+    base = _choose_baseline(group, rows, baseline)
+    comparisons: dict[Column, Comparison] = {}
     for row in rows:
-        if chosen is not None and row != chosen:
-            found, average = _compare_row(results, tasks, row, chosen)
-            comparisons.update(found)
-            by_average.update({row: average} if average is not None else {})
-    return Study(group, rows, tasks, results, averages, chosen, comparisons, by_average)
+        if base not in (None, row):
+            comparisons |= _compare_row(results, tasks, row, str(base), has_average=has_average)
+        if has_average and all((row, task) in results for task in tasks):
+            results[row, AVERAGE] = _average([results[row, task] for task in tasks])
+    paper: dict[Column, float] = {}
+    for row in rows if reference is not None else ():
+        run = next((results[row, t].runs[0] for t in tasks if (row, t) in results), None)
+        place = reference.find_row(run) if reference is not None and run is not None else None
+        if reference is None or place is None:
+            continue
+        for column in columns:
+            is_mean = column == AVERAGE
+            value = reference.average(place, tasks) if is_mean else reference.value(place, column)
+            if value is not None:
+                paper[row, column] = value
+    return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
 
 
-def _rows(group: Group) -> list[str]:
-    """Give the rows in order: a grid's as it lists them, else by system."""
-    names, systems = row_names(group), [run.system for run in group.runs]
-    if group.points:
-        return list(group.points)
-    place = {name: i for i, name in enumerate(in_order(systems, SYSTEMS))}
-    pairs = zip(names, systems, strict=True)
-    return list(dict.fromkeys(name for name, _ in sorted(pairs, key=lambda p: place[p[1]])))
-
-
-def _collect(group: Group) -> dict[tuple[str, str], Result]:
-    found: dict[tuple[str, str], list[Run]] = {}
-    for name, run in zip(row_names(group), group.runs, strict=True):
+def _collect(group: Group, names: Sequence[str]) -> dict[Column, Result]:
+    found: dict[Column, list[Run]] = {}
+    for name, run in zip(names, group.runs, strict=True):
         found.setdefault((name, run.task), []).append(run)
-    missing: dict[tuple[str, str], list[int]] = {}
-    tasks = {run.task for run in group.runs}
-    for gone in group.missing:
-        for task in [gone.task] if gone.task else sorted(tasks):
-            missing.setdefault((gone.name, task), []).append(gone.seed)
-    return {
-        place: _result(sorted(runs, key=lambda run: run.seed), missing.get(place, []))
-        for place, runs in found.items()
-    }
+    results = {}
+    for (name, task), runs in found.items():
+        runs.sort(key=lambda run: run.seed)
+        gone = [m.seed for m in group.missing if m.name == name and m.task in (None, task)]
+        over_examples = runs[0].metrics.get("interval_95")
+        pair = (float(over_examples[0]), float(over_examples[1])) if over_examples else None
+        results[name, task] = _result(runs, gone, [run.value for run in runs], pair)
+    return results
 
 
-def _result(runs: Sequence[Run], missing: Sequence[int]) -> Result:
-    spread = mean_sd_interval([run.value for run in runs])
-    ends = _ends_over_seeds(spread)
-    if ends is not None:
-        return Result(runs, missing, spread, ends, is_over_seeds=True)
-    interval = runs[0].metrics.get("interval_95")
-    pair = (float(interval[0]), float(interval[1])) if interval else None
-    return Result(runs, missing, spread, pair, is_over_seeds=False)
-
-
-def _ends_over_seeds(spread: Spread) -> tuple[float, float] | None:
-    """Give the interval over seeds, where they differ: equal ones would have one of no width."""
+def _result(
+    runs: Sequence[Run],
+    missing: Sequence[int],
+    values: Sequence[float],
+    over_examples: tuple[float, float] | None,
+) -> Result:
+    spread = mean_sd_interval(values)
+    # Seeds that are all equal would have an interval of no width.
     if spread.low is None or spread.high is None or (spread.sd or 0.0) < _LAST_DIGIT:
-        return None
-    return spread.low, spread.high
+        return Result(runs, missing, spread, over_examples, is_over_seeds=False)
+    return Result(runs, missing, spread, (spread.low, spread.high), is_over_seeds=True)
 
 
 def _average(results: Sequence[Result]) -> Result:
-    """Give the mean over tasks: of each seed if all tasks have the same, as the paper's Table 8."""
-    seeds = [_seeds(result.runs) for result in results]
+    """Return the mean over tasks: of each seed if all tasks have the same, as the paper's Table 8.
+
+    Its bootstrap interval draws each task's examples on their own.
+    """
     missing = sorted({seed for result in results for seed in result.missing})
-    if all(of == seeds[0] for of in seeds):
+    values = [sum(result.spread.mean for result in results) / len(results)]
+    if len({tuple(_seeds(result.runs)) for result in results}) == 1:
         by_seed = zip(*([run.value for run in result.runs] for result in results), strict=True)
-        spread = mean_sd_interval([sum(values) / len(values) for values in by_seed])
-    else:
-        spread = mean_sd_interval([sum(r.spread.mean for r in results) / len(results)])
-    ends = _ends_over_seeds(spread)
-    if ends is not None:
-        return Result((), missing, spread, ends, is_over_seeds=True)
-    return Result((), missing, spread, _average_interval(results), is_over_seeds=False)
-
-
-def _average_interval(results: Sequence[Result]) -> tuple[float, float]:
-    """Give the bootstrap interval of an average: each task's examples are drawn on their own."""
+        values = [sum(of_seed) / len(of_seed) for of_seed in by_seed]
     draws = [
-        metric_draws(
-            result.runs[0].metric,
-            result.runs[0].decisions.labels,
-            [run.decisions.predicted for run in result.runs],
-            result.runs[0].decisions.names,
-            seed=_BOOTSTRAP_SEED + place,
-        ).mean(axis=0)
-        for place, result in enumerate(results)
+        bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
+        for number, result in enumerate(results)
     ]
-    low, high = np.percentile(np.mean(draws, axis=0), [2.5, 97.5])
-    return float(low), float(high)
+    return _result((), missing, values, interval_95(np.mean(draws, axis=0)))
 
 
 def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> str | None:
@@ -246,46 +340,50 @@ def _choose_baseline(group: Group, rows: Sequence[str], asked: str | None) -> st
         return asked
     if group.baseline is not None:
         wanted = group.baseline.items()
-        fits = [
-            name
-            for name, values in group.points.items()
-            if all(axis in values and values[axis] == value for axis, value in wanted)
-        ]
-        return fits[0] if fits else None
+        fits = (name for name, values in group.points.items() if wanted <= values.items())
+        return next(fits, None)
     return next((name for name in _USUAL_BASELINES if name in rows), None)
 
 
 def _compare_row(
-    results: Mapping[tuple[str, str], Result], tasks: Sequence[str], row: str, baseline: str
-) -> tuple[dict[tuple[str, str], Comparison], Comparison | None]:
+    results: Mapping[Column, Result],
+    tasks: Sequence[str],
+    row: str,
+    baseline: str,
+    *,
+    has_average: bool,
+) -> dict[Column, Comparison]:
     """Compare a row with the baseline on each task that both have, and on all together."""
-    places = [t for t in tasks if (row, t) in results and (baseline, t) in results]
-    sides = {
-        task: _paired(results[row, task].runs, results[baseline, task].runs) for task in places
-    }
-    gaps = {task: _gaps(*sides[task], seed=tasks.index(task)) for task in places}
-    summaries = {task: gap.summarise() for task, gap in gaps.items()}
-    adjusted = dict(zip(places, holm([summaries[t].p for t in places]), strict=True))
-    found = {
-        (row, task): Comparison(
-            summaries[task],
-            _mcnemar(*sides[task]),
-            adjusted[task],
-            *_won(*sides[task]),
-            *_over_seeds(results[row, task].runs, results[baseline, task].runs),
+    both = [t for t in tasks if (row, t) in results and (baseline, t) in results]
+    whole = [(results[row, task].runs, results[baseline, task].runs) for task in both]
+    sides = list(starmap(_paired, whole))
+    gaps = [
+        # Another stream for each task, so that an average adds up independent resamples.
+        compare_systems(*([run.outcomes for run in runs] for runs in side), seed=_SEED + number)
+        for number, side in zip(map(tasks.index, both), sides, strict=True)
+    ]
+    found: dict[Column, Comparison] = {}
+    for task, gap, pair, side, p in zip(
+        both, gaps, whole, sides, holm([gap.p for gap in gaps]), strict=True
+    ):
+        matched = _matched(*side) or []
+        better = sum(x.value > y.value for x, y in matched)
+        seeds = _test_seeds(*map(_values, pair))
+        found[row, task] = Comparison(gap, _mcnemar(*side), p, better, len(matched), *seeds)
+    if has_average and len(both) == len(tasks):
+        overall = average_differences(gaps)
+        won = _won_on_average(sides)
+        found[row, AVERAGE] = Comparison(
+            overall, None, overall.p, *won, *_test_average_over_seeds(whole)
         )
-        for task in places
-    }
-    is_of_texts = any(result.runs[0].each is not None for result in results.values())
-    if len(places) < len(tasks) or len(tasks) < 2 or is_of_texts:
-        return found, None
-    pairs = [(results[row, task].runs, results[baseline, task].runs) for task in places]
-    overall = average_gaps([gaps[task] for task in places]).summarise()
-    won = _won_on_average(list(sides.values()))
-    return found, Comparison(overall, None, overall.p, *won, *_average_over_seeds(pairs))
+    return found
 
 
 _Pair = tuple[Sequence[Run], Sequence[Run]]
+
+
+def _seeds(runs: Sequence[Run]) -> list[int]:
+    return [run.seed for run in runs]
 
 
 def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
@@ -293,31 +391,10 @@ def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
 
     One run that no seed decides stands beside each seed of the other.
     """
-    if any(len(side) == 1 and is_unseeded(side[0]) for side in (a, b)):
-        return a, b
-    shared = {run.seed for run in a} & {run.seed for run in b}
-    if not shared:
+    shared = set(_seeds(a)) & set(_seeds(b))
+    if not shared or any(len(side) == 1 and is_unseeded(side[0]) for side in (a, b)):
         return a, b
     return [run for run in a if run.seed in shared], [run for run in b if run.seed in shared]
-
-
-def _seeds(runs: Sequence[Run]) -> list[int]:
-    return [run.seed for run in runs]
-
-
-def _gaps(a: Sequence[Run], b: Sequence[Run], *, seed: int) -> Gaps:
-    # Another stream for each task, so that an average adds up independent resamples.
-    texts = [[run.each for run in side if run.each is not None] for side in (a, b)]
-    if all(texts):
-        return text_gaps(a[0].metric, *texts, seed=_BOOTSTRAP_SEED + seed)
-    return paired_gaps(
-        a[0].metric,
-        a[0].decisions.labels,
-        [run.decisions.predicted for run in a],
-        [run.decisions.predicted for run in b],
-        a[0].decisions.names,
-        seed=_BOOTSTRAP_SEED + seed,
-    )
 
 
 def _matched(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None:
@@ -331,44 +408,34 @@ def _matched(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None
 
 def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
     pairs = [(a[0], b[0])] if len(a) == len(b) == 1 else _matched(a, b)
-    if pairs is None or a[0].each is not None:
+    if pairs is None or a[0].is_of_texts:
         return None
     return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
 
 
-def _won(a: Sequence[Run], b: Sequence[Run]) -> tuple[int, int]:
-    """Give in how many shared seeds a is better, and how many there are."""
-    pairs = _matched(a, b) or []
-    return sum(x.value > y.value for x, y in pairs), len(pairs)
+def _values(runs: Sequence[Run]) -> list[float]:
+    """Return a row's values, by seed; what has no seeds would come out the same again."""
+    values = [run.value for run in runs]
+    return values * 2 if len(runs) == 1 and is_unseeded(runs[0]) else values
 
 
-def _over_seeds(a: Sequence[Run], b: Sequence[Run]) -> tuple[float | None, bool]:
-    return _test_seeds(_values(a), _values(b))
+def _test_seeds(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, bool]:
+    """Return Welch's p, and whether there is any spread that it could go by."""
+    return welch(a, b), any(max(side) - min(side) >= _LAST_DIGIT for side in (a, b))
 
 
-def _average_over_seeds(sides: Sequence[_Pair]) -> tuple[float | None, bool]:
+def _test_average_over_seeds(sides: Sequence[_Pair]) -> tuple[float | None, bool]:
     """Test the averages over tasks, seed by seed, where all tasks have the same seeds."""
     values = []
     for own in zip(*sides, strict=True):
         if any(_seeds(runs) != _seeds(own[0]) for runs in own):
             return None, False
-        by_task = zip(*(_values(runs) for runs in own), strict=True)
-        values.append([sum(told) / len(told) for told in by_task])
+        values.append([sum(v) / len(v) for v in zip(*map(_values, own), strict=True)])
     return _test_seeds(*values)
 
 
-def _test_seeds(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, bool]:
-    """Give Welch's p, and whether there is any spread that it could go by."""
-    return welch(a, b), any(max(side) - min(side) >= _LAST_DIGIT for side in (a, b))
-
-
-def _values(runs: Sequence[Run]) -> list[float]:
-    """Give a row's values, by seed; what has no seeds would come out the same again."""
-    values = [run.value for run in runs]
-    return values * 2 if len(runs) == 1 and is_unseeded(runs[0]) else values
-
-
 def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
+    """Return in how many seeds that all tasks share the row is better, and how many there are."""
     seeds = [_seeds(max(side, key=len)) for side in sides]
     matched = [_matched(*side) for side in sides]
     if any(of != seeds[0] for of in seeds) or not all(matched):
@@ -377,352 +444,152 @@ def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
     return sum(sum(of_seed) > 0 for of_seed in zip(*gains, strict=True)), len(seeds[0])
 
 
-# The papers' own tables (`configs/reference/`), to print beside ours.
-
-
-AVERAGE = "average"
-METRIC = "metric"
-_INDEX = ("same_as", "notes")
-_PAPERS = ("pgra", "kate")
-
-
-@dataclass(frozen=True)
-class Note:
-    """What a reader of a table must know.
-
-    Attributes:
-        text: In a sentence or two.
-        task: It concerns this task only; None for all.
-    """
-
-    text: str
-    task: str | None = None
-
-
-@dataclass(frozen=True)
-class ReferenceTable:
-    """One table of the paper.
-
-    Attributes:
-        name: Such as "T2a".
-        title: What it is, and under which setting.
-        columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row, in the columns' order.
-        match: Of a row, which run it stands beside: values by argument, and "system".
-        notes: Artefacts and settings.
-        measure: What the values are: "metric", or another word where they are not the tasks'
-            metrics.
-    """
-
-    name: str
-    title: str
-    columns: Sequence[str]
-    rows: Mapping[str, Sequence[float]]
-    match: Mapping[str, Mapping[str, Json]]
-    notes: Sequence[Note]
-    measure: str = METRIC
-
-    def value(self, row: str, column: str) -> float | None:
-        """Give a printed value; None where the paper has none."""
-        if column not in self.columns:
-            return None
-        return self.rows[row][self.columns.index(column)]
-
-    def average(self, row: str, tasks: Sequence[str]) -> float | None:
-        """Give the mean over some tasks: as printed for all of the table's, else of its cells.
-
-        Args:
-            row: Of the table.
-            tasks: Which; None is given if the paper lacks one of them.
-        """
-        own = {column for column in self.columns if column != AVERAGE}
-        if set(tasks) == own and AVERAGE in self.columns:
-            return self.value(row, AVERAGE)
-        if not tasks or not own.issuperset(tasks):
-            return None
-        return sum(self.value(row, task) or 0.0 for task in tasks) / len(tasks)
-
-    def find_row(self, run: Run) -> str | None:
-        """Give the row that stands beside a run: all its names match, and it has most of them."""
-        # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
-        return self.find_row_of({**_settings(run), "system": run.system})
-
-    def find_row_of(self, known: Mapping[str, Any]) -> str | None:
-        """Give the row that stands beside a run with these arguments and this "system"."""
-        fits = [
-            (len(wanted), row)
-            for row, wanted in self.match.items()
-            if all(name in known and known[name] == value for name, value in wanted.items())
-        ]
-        return max(fits, key=lambda fit: fit[0])[1] if fits else None
-
-    def told_of(self, tasks: Sequence[str]) -> list[str]:
-        """Give the notes that concern some tasks."""
-        return [note.text for note in self.notes if note.task is None or note.task in tasks]
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
-    return {name: value for section in sections for name, value in section.items()}
-
-
-@cache
-def load_references() -> Mapping[str, ReferenceTable]:
-    """Read all tables, by name; a figure that shows a table's values is another name of it.
-
-    Raises:
-        ConfigError: If the YAML is damaged.
-    """
-    tables: dict[str, ReferenceTable] = {}
-    for paper in _PAPERS:
-        tables |= _read_paper(config_root() / "reference" / f"{paper}.yaml")
-    return tables
-
-
-def _read_paper(path: Path) -> dict[str, ReferenceTable]:
-    values = read_yaml(path)
-    try:
-        notes = {name: Note(**note) for name, note in values["notes"].items()}
-        tables = {
-            name: _read_table(name, table, notes)
-            for name, table in values.items()
-            if name not in _INDEX
-        }
-        aliases = {name: tables[other] for name, other in values["same_as"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged ({error}): restore it") from None
-    return {**tables, **aliases}
-
-
-def load_reference(name: str) -> ReferenceTable:
-    """Read one of the papers' tables.
-
-    Raises:
-        ConfigError: If there is none of this name.
-    """
-    tables = load_references()
-    if name not in tables:
-        raise ConfigError(unknown_name("reference", name, tables))
-    return tables[name]
-
-
-def _read_table(name: str, values: Mapping[str, Any], notes: Mapping[str, Note]) -> ReferenceTable:
-    columns = list(values["columns"])
-    rows = {str(row): [float(cell) for cell in cells] for row, cells in values["rows"].items()}
-    for row, cells in rows.items():
-        if len(cells) != len(columns):
-            raise ValueError(f"{name}, row {row}: {len(cells)} values, {len(columns)} columns")
-    match = dict(values.get("match", {}))
-    if not match.keys() <= rows.keys():
-        raise ValueError(f"{name} matches rows it does not have")
-    return ReferenceTable(
-        name,
-        str(values["title"]),
-        columns,
-        rows,
-        match,
-        [notes[note] for note in values.get("notes", ())],
-        str(values.get("measure", METRIC)),
-    )
-
-
 # A study as tables: one to look at, one with every test, and one for further work.
 
 
-MISSING = "missing"
-_NOTHING = Cell("")
+def summarise(study: Study) -> list[Table]:
+    """Return the tables for people: results, then every value with its interval and tests."""
+    return [results_table(study), detail_table(study)]
 
 
-def results_table(study: Study, reference: ReferenceTable | None = None) -> Table:
-    """Give rows by tasks: mean, spread over seeds, and the paper's value beside it.
-
-    Args:
-        study: The runs.
-        reference: The paper's table; None leaves its columns out.
-
-    Raises:
-        ConfigError: If the paper's table holds no results of tasks.
-    """
-    _check_reference(reference)
+def results_table(study: Study) -> Table:
+    """Return rows by tasks: mean, spread over seeds, and the paper's value beside it."""
+    has_paper = {column for _, column in study.paper}
     columns = [_head(study)]
-    for column in columns_of(study):
-        columns += [
-            column,
-            *([f"{column} (paper)"] if has_paper(reference, study, column) else []),
-        ]
+    for column in study.columns:
+        columns += [column, *([f"{column} (paper)"] if column in has_paper else [])]
     rows = []
     for row in study.rows:
         cells = [Cell(row)]
-        for column in columns_of(study):
+        for column in study.columns:
             cells.append(_value_cell(study, row, column))
-            if has_paper(reference, study, column):
-                cells.append(paper_cell(study, reference, row, column))
+            if column in has_paper:
+                cells.append(_number(study.paper.get((row, column)), ".1f"))
         rows.append(cells)
-    return Table(study.group.title, columns, rows, _notes(study, reference))
+    return Table(study.group.title, columns, rows, _notes(study))
 
 
-def detail_table(study: Study, reference: ReferenceTable | None = None) -> Table:
-    """Give every value with its interval, and its difference to the baseline with all tests.
-
-    Args:
-        study: The runs.
-        reference: The paper's table, whose own difference is printed too.
-    """
-    is_beside = any(has_paper(reference, study, column) for column in columns_of(study))
+def detail_table(study: Study) -> Table:
+    """Return every value with its interval, and its difference to the baseline with all tests."""
     columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
     if study.comparisons:
         columns += ["difference", "its 95 % interval", "p", "McNemar p", "Holm p"]
-        columns += ["seeds better", "seeds p", *(["paper's difference"] if is_beside else [])]
+        columns += ["seeds better", "seeds p", *(["paper's difference"] if study.paper else [])]
     rows = []
     for row in study.rows:
-        for column in columns_of(study):
-            cells = [Cell(row), Cell(column), *_interval_cells(result_of(study, row, column))]
-            if study.comparisons:
-                cells += _test_cells(comparison_of(study, row, column))
-                cells += [_paper_gap(study, reference, row, column)] if is_beside else []
-            rows.append(cells)
+        for column in study.columns:
+            numbers = _numbers(study, row, column)
+            found = study.comparisons.get((row, column))
+            cells = [
+                *(Cell(row), Cell(column)),
+                *(_number(numbers[name], ".1f") for name in ("value", "sd")),
+                _interval(numbers["low"], numbers["high"], ".1f"),
+                Cell(str(numbers["interval_over"])),
+                _number(numbers["difference"], "+.1f", is_bold=found is not None and found.is_win),
+                _interval(numbers["difference_low"], numbers["difference_high"], "+.1f"),
+                *(_p_cell(numbers[name]) for name in ("p", "p_mcnemar", "p_holm")),
+                Cell(str(numbers["seeds_better"])),
+                _p_cell(numbers["p_welch"] if found is not None and found.has_noise else None),
+            ]
+            if study.paper:
+                ours = study.paper.get((row, column))
+                base = study.paper.get((study.baseline or "", column))
+                gap = None if ours is None or base is None or row == study.baseline else ours - base
+                cells.append(_number(gap, "+.1f"))
+            rows.append(cells[: len(columns)])
     against = f", and its difference to {study.baseline}" if study.comparisons else ""
     title = f"{study.group.title}: every value{against}"
     return Table(title, columns, rows, _detail_notes(study))
 
 
-def summarise(study: Study, reference: ReferenceTable | None) -> Sequence[Table]:
-    """Give the tables for people: results, then every value with its interval and tests."""
-    return [results_table(study, reference), detail_table(study, reference)]
+def long_table(study: Study) -> Table:
+    """Return a row for each row and task with all numbers, unrounded in CSV."""
+    rows = [_numbers(study, row, column) for row in study.rows for column in study.columns]
+    return Table(
+        study.group.title, list(rows[0]), [[_number(v, ".4g") for v in r.values()] for r in rows]
+    )
 
 
-def paper_value(
-    study: Study, reference: ReferenceTable | None, row: str, column: str
-) -> float | None:
-    """Give what the paper prints for a row's runs, in hundredths; None where it prints nothing.
-
-    Args:
-        study: The runs.
-        reference: The paper's table; None gives None.
-        row: Of the study.
-        column: A task, or "average": over the study's tasks.
-    """
-    run = study.first_run(row)
-    place = reference.find_row(run) if reference is not None and run is not None else None
-    if reference is None or place is None:
-        return None
-    if column == AVERAGE:
-        return reference.average(place, study.tasks)
-    return reference.value(place, column)
+_Number = float | str | None
 
 
-def has_paper(reference: ReferenceTable | None, study: Study, column: str) -> bool:
-    """Say whether the paper prints a value for any row of a column."""
-    return any(paper_value(study, reference, row, column) is not None for row in study.rows)
+def _numbers(study: Study, row: str, column: str) -> dict[str, _Number]:
+    """Return all numbers of a row and column in hundredths; p-values as they are."""
+    result, found = study.results.get((row, column)), study.comparisons.get((row, column))
+    run = result.runs[0] if result is not None and result.runs else None
+    spread = result.spread if result is not None else None
+    low, high = (result.interval if result is not None else None) or (None, None)
+    gap = found.gap if found is not None else None
+    over = ""
+    if result is not None and result.interval is not None:
+        over = "seeds" if result.is_over_seeds else "examples"
+    seeds = " ".join(str(run.seed) for run in result.runs) if result is not None else ""
+    return {
+        "table": study.group.title,
+        "row": row,
+        "task": column,
+        "metric": run.metric if run else "",
+        "n": str(run.metrics["n"]) if run else "",
+        "seeds": seeds or str(spread.n if spread else ""),
+        "missing_seeds": " ".join(str(seed) for seed in result.missing) if result else "",
+        "value": 100 * spread.mean if spread else MISSING,
+        "sd": None if spread is None or spread.sd is None else 100 * spread.sd,
+        "low": None if low is None else 100 * low,
+        "high": None if high is None else 100 * high,
+        "interval_over": over,
+        "baseline": study.baseline or "" if found else "",
+        "difference": 100 * gap.difference if gap else None,
+        "difference_low": 100 * gap.low if gap else None,
+        "difference_high": 100 * gap.high if gap else None,
+        "p": gap.p if gap else None,
+        "p_mcnemar": found.mcnemar if found else None,
+        "p_holm": found.holm if found else None,
+        "seeds_better": _seeds_better(found),
+        "p_welch": found.welch if found else None,
+        "paper": study.paper.get((row, column)),
+    }
 
 
-def _check_reference(reference: ReferenceTable | None) -> None:
-    if reference is not None and reference.measure != METRIC:
-        raise ConfigError(
-            f"reference {reference.name} ({reference.title}) holds {reference.measure}, not the "
-            "tasks' metrics: choose another --reference"
-        )
+def _seeds_better(found: Comparison | None) -> str:
+    if found is None:
+        return ""
+    return f"{found.better} of {found.shared}" if found.shared else "none shared"
 
 
 def _head(study: Study) -> str:
     return "point" if study.group.points else "system"
 
 
-def columns_of(study: Study) -> list[str]:
-    """Give the tasks, and "average" where there are several."""
-    return [*study.tasks, *([AVERAGE] if study.has_average else [])]
-
-
-def result_of(study: Study, row: str, column: str) -> Result | None:
-    """Give what a row has in a column; None where it is missing."""
-    if column == AVERAGE:
-        return study.averages.get(row)
-    return study.results.get((row, column))
-
-
-def comparison_of(study: Study, row: str, column: str) -> Comparison | None:
-    """Give a row's comparison with the baseline in a column; None where there is none."""
-    if column == AVERAGE:
-        return study.average_comparisons.get(row)
-    return study.comparisons.get((row, column))
-
-
 def _value_cell(study: Study, row: str, column: str) -> Cell:
-    result = result_of(study, row, column)
+    result = study.results.get((row, column))
     if result is None:
         return Cell(MISSING)
-    text = _percent(result.spread.mean)
+    text = f"{100 * result.spread.mean:.1f}"
     if result.spread.sd is not None:
-        text += f" ± {_percent(result.spread.sd)}"
+        text += f" ± {100 * result.spread.sd:.1f}"
     if result.missing:
         text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
-    found = comparison_of(study, row, column)
+    found = study.comparisons.get((row, column))
     return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
 
 
-def paper_cell(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
-    """Give the paper's value as a cell; an empty one where it has none."""
-    value = paper_value(study, reference, row, column)
-    return _NOTHING if value is None else Cell(f"{value:.1f}", value=value)
+def _number(value: _Number, form: str, *, is_bold: bool = False) -> Cell:
+    if value is None or isinstance(value, str):
+        return Cell(value or "")
+    return Cell(f"{value:{form}}", is_bold=is_bold, value=value)
 
 
-def _paper_gap(study: Study, reference: ReferenceTable | None, row: str, column: str) -> Cell:
-    own = paper_value(study, reference, row, column)
-    base = paper_value(study, reference, study.baseline or "", column)
-    if own is None or base is None or row == study.baseline:
-        return _NOTHING
-    return Cell(f"{own - base:+.1f}", value=own - base)
+def _interval(low: _Number, high: _Number, form: str) -> Cell:
+    return Cell("" if low is None else f"{low:{form}} to {high:{form}}")
 
 
-def _interval_cells(result: Result | None) -> list[Cell]:
-    if result is None:
-        return [Cell(MISSING), *(_NOTHING,) * 3]
-    spread = result.spread
-    ends = result.interval
-    return [
-        Cell(_percent(spread.mean)),
-        _NOTHING if spread.sd is None else Cell(_percent(spread.sd)),
-        _NOTHING if ends is None else Cell(f"{_percent(ends[0])} to {_percent(ends[1])}"),
-        Cell(told_over(result)),
-    ]
+def _p_cell(p: _Number) -> Cell:
+    if isinstance(p, float) and p < 0.001:
+        return Cell("< 0.001", value=p)
+    return _number(p, ".3f")
 
 
-def _test_cells(found: Comparison | None) -> list[Cell]:
-    if found is None:
-        return [_NOTHING] * 7
-    gap = found.gap
-    return [
-        Cell(f"{100 * gap.difference:+.1f}", is_bold=found.is_win, value=100 * gap.difference),
-        Cell(f"{100 * gap.low:+.1f} to {100 * gap.high:+.1f}"),
-        *(_p_cell(p) for p in (gap.p, found.mcnemar, found.holm)),
-        Cell(told_seeds(found)),
-        _p_cell(found.welch) if found.has_noise else _NOTHING,
-    ]
-
-
-def _p_cell(p: float | None) -> Cell:
-    if p is None:
-        return _NOTHING
-    return Cell("< 0.001" if p < 0.001 else f"{p:.3f}", value=p)
-
-
-def told_seeds(found: Comparison) -> str:
-    """Say in how many shared seeds the row is better."""
-    return f"{found.better} of {found.shared}" if found.shared else "none shared"
-
-
-def told_over(result: Result) -> str:
-    """Say what an interval is over."""
-    if result.interval is None:
-        return ""
-    return "seeds" if result.is_over_seeds else "examples"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
+def _notes(study: Study) -> list[str]:
     """Say what the numbers are, what stands out and why, and what a reader must know."""
     metrics = {run.task: run.metric for run in study.group.runs}
     named = ", ".join(
@@ -731,34 +598,27 @@ def _notes(study: Study, reference: ReferenceTable | None) -> list[str]:
     notes = [f"In hundredths: {named}."]
     if any(result.spread.sd is not None for result in study.results.values()):
         notes.append("± is the standard deviation over seeds.")
-    if len(set(metrics.values())) > 1 and study.has_average:
+    if len(set(metrics.values())) > 1 and AVERAGE in study.columns:
         notes.append("The average mixes metrics, as the paper's does.")
-    notes.append(_bold_note(study))
-    if study.group.missing:
-        notes.append(
-            f"Missing: {len({one.folder for one in study.group.missing})} run(s) of the grid."
-        )
-    if reference is not None:
-        notes += _paper_notes(study, reference)
-    told = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
-    return [*notes, *dict.fromkeys(str(note) for note in told)]
-
-
-def _paper_notes(study: Study, reference: ReferenceTable) -> list[str]:
-    if not any(has_paper(reference, study, column) for column in columns_of(study)):
-        return [f"The paper has no value for these rows and tasks ({reference.title})."]
-    return [f"Paper: {reference.title}.", *reference.told_of(study.tasks)]
-
-
-def _bold_note(study: Study) -> str:
     if study.baseline is None:
-        return "No baseline, so nothing is tested and nothing stands out."
-    return (
-        f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is by "
-        f"a paired test over the examples (p at most {LEVEL} after Holm over the tasks; the "
-        "average by itself), in each seed that both have, and by Welch's t-test over seeds (p at "
-        f"most {LEVEL}; one seed tells nothing of the noise of training)."
-    )
+        notes.append("No baseline, so nothing is tested and nothing stands out.")
+    else:
+        notes.append(
+            f"Standing out (bold, or *): better than {study.baseline} by more than noise, that is "
+            f"by a paired test over the examples (p at most {LEVEL} after Holm over the tasks; the "
+            "average by itself), in each seed that both have, and by Welch's t-test over seeds (p "
+            f"at most {LEVEL}; one seed tells nothing of the noise of training)."
+        )
+    if study.group.missing:
+        folders = {gone.folder for gone in study.group.missing}
+        notes.append(f"Missing: {len(folders)} run(s) of the grid.")
+    if study.reference is not None and study.paper:
+        notes += [f"Paper: {study.reference.title}.", *study.reference.notes_on(study.tasks)]
+    elif study.reference is not None:
+        title = study.reference.title
+        notes.append(f"The paper has no value for these rows and tasks ({title}).")
+    said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
+    return [*notes, *dict.fromkeys(str(note) for note in said)]
 
 
 def _detail_notes(study: Study) -> list[str]:
@@ -777,78 +637,3 @@ def _detail_notes(study: Study) -> list[str]:
         "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over its "
         "place (Rueger 1978).",
     ]
-
-
-# A study with all its numbers, a row for each row and task: for further work, as CSV.
-
-
-def long_table(study: Study, reference: ReferenceTable | None = None) -> Table:
-    """Give a row for each row and task with all numbers, unrounded in CSV.
-
-    Args:
-        study: The runs.
-        reference: The paper's table.
-    """
-    columns = [
-        *(
-            "table",
-            "row",
-            "task",
-            "metric",
-            "n",
-            "seeds",
-            "missing_seeds",
-            "value",
-            "sd",
-            "low",
-            "high",
-        ),
-        *("interval_over", "baseline", "difference", "difference_low", "difference_high"),
-        *("p", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
-    ]
-    rows = [
-        [
-            *(Cell(study.group.title), Cell(row), Cell(column)),
-            *_long_result(study, row, column),
-            *_long_tests(study, row, column),
-            paper_cell(study, reference, row, column),
-        ]
-        for row in study.rows
-        for column in columns_of(study)
-    ]
-    return Table(study.group.title, columns, rows)
-
-
-def _long_result(study: Study, row: str, column: str) -> list[Cell]:
-    result = result_of(study, row, column)
-    if result is None:
-        return [*(Cell(""),) * 4, Cell(MISSING), *(Cell(""),) * 4]
-    run = result.runs[0] if result.runs else None
-    low, high = result.interval or (None, None)
-    numbers = (result.spread.mean, result.spread.sd, low, high)
-    return [
-        Cell(run.metric if run else ""),
-        Cell(str(run.metrics["n"]) if run else ""),
-        Cell(" ".join(str(run.seed) for run in result.runs) or str(result.spread.n)),
-        Cell(" ".join(str(seed) for seed in result.missing)),
-        *(_number(None if value is None else 100 * value) for value in numbers),
-        Cell(told_over(result)),
-    ]
-
-
-def _long_tests(study: Study, row: str, column: str) -> list[Cell]:
-    found = comparison_of(study, row, column)
-    if found is None:
-        return [Cell("")] * 9
-    gap = found.gap
-    return [
-        Cell(study.baseline or ""),
-        *(_number(100 * value) for value in (gap.difference, gap.low, gap.high)),
-        *(_number(p) for p in (gap.p, found.mcnemar, found.holm)),
-        Cell(told_seeds(found)),
-        _number(found.welch),
-    ]
-
-
-def _number(value: float | None) -> Cell:
-    return _NOTHING if value is None else Cell(f"{value:.4g}", value=value)

@@ -1,112 +1,355 @@
-"""Metrics on labels, how sure one may be of them and of differences, and calibration.
+"""Metrics of decided labels, their resampling over examples, and tests of a difference.
 
-All take the true labels, the predictions, and the task's label names. Values are fractions; MCC
-lies between -1 and 1.
+Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over runs,
+and Welch's t-test of two systems' runs. Examples: one paired bootstrap over the test examples,
+given the readers as they were trained, and an exact test of the examples that differ; the larger p
+decides. Metrics are fractions; MCC lies between -1 and 1.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from pgra.config import find_class
 from pgra.core import Scores
 from pgra.reader.calibrate import label_chances, negative_log_likelihood
 
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
+"""A number from true labels, predictions, and the names of the task's labels."""
+Values = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
-_Values = npt.NDArray[np.float64]
-_CHUNK_CELLS = 4_000_000
+DRAWS = 2000
 _FEW, _FLIPS = 16, 9_999
 _DIGITS = 12  # sums in another order differ in a last digit
-
-
-def accuracy(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
-    """Give the share of predictions that are right."""
-    return float(_accuracy(_confusion(labels, predictions, names))[0])
-
-
-def mcc(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
-    """Give Matthews' correlation, for any number of labels; 0 where it is undefined.
-
-    The closed form of Gorodkin 2004, R_K. Undefined is: only one label, or only one prediction.
-    """
-    return float(_mcc(_confusion(labels, predictions, names))[0])
-
-
-def macro_f1(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> float:
-    """Give the mean over all names of F1; a name that neither side uses counts 0."""
-    return float(_macro_f1(_confusion(labels, predictions, names))[0])
-
-
-METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "macro_f1": macro_f1,
-    "mcc": mcc,
-    "exact_match": accuracy,  # of what was written: RIGHT or WRONG, and all should be RIGHT
-}
+_SAME = 1e-12
 RIGHT, WRONG = "right", "wrong"
-_OF_TEXTS = ("exact_match",)
-_MEANS = ("accuracy", "exact_match")  # over the examples
-LABEL_METRICS = tuple(name for name in METRICS if name not in _OF_TEXTS)
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A 95 % interval: the 2.5th and 97.5th percentile."""
+class CountsMetric:
+    """A metric that follows from a confusion matrix, so that a resample needs no example.
 
-    low: float
-    high: float
+    Attributes:
+        of_counts: Values (S,) of S matrices (S, C, C), row label and column prediction.
+        is_mean: Whether it is the share of examples that are right.
+    """
+
+    of_counts: Callable[[_Counts], Values]
+    is_mean: bool = False
+
+    def __call__(
+        self, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+    ) -> float:
+        """Measure predictions."""
+        n, cells = len(names), confusion_cells(labels, predictions, names)
+        return float(self.of_counts(np.bincount(cells, minlength=n * n).reshape(1, n, n))[0])
+
+
+def _accuracy(counts: _Counts) -> Values:
+    return np.asarray(_diagonal(counts).sum(-1) / counts.sum((-2, -1)), np.float64)
+
+
+def _macro_f1(counts: _Counts) -> Values:
+    both = (counts.sum(-1) + counts.sum(-2)).astype(np.float64)
+    right = 2.0 * _diagonal(counts)
+    f1 = np.divide(right, both, out=np.zeros_like(right), where=both > 0)
+    return np.asarray(f1.mean(-1), np.float64)
+
+
+def _mcc(counts: _Counts) -> Values:
+    values = counts.astype(np.float64)
+    true, guessed, total = values.sum(-1), values.sum(-2), values.sum((-2, -1))
+    top = _diagonal(values).sum(-1) * total - (true * guessed).sum(-1)
+    below = np.sqrt((total**2 - (guessed**2).sum(-1)) * (total**2 - (true**2).sum(-1)))
+    return np.asarray(np.divide(top, below, out=np.zeros_like(top), where=below > 0), np.float64)
+
+
+def _diagonal(counts: Any) -> Any:
+    return np.diagonal(counts, axis1=-2, axis2=-1)
+
+
+accuracy = CountsMetric(_accuracy, is_mean=True)
+macro_f1 = CountsMetric(_macro_f1)
+"""Mean of F1 over all names; a name that neither side uses counts 0."""
+mcc = CountsMetric(_mcc)
+"""Matthews' correlation for any number of labels (R_K of Gorodkin 2004); 0 where it is undefined:
+only one label, or only one prediction."""
+
+METRICS = {
+    "accuracy": "pgra.report.metrics:accuracy",
+    "macro_f1": "pgra.report.metrics:macro_f1",
+    "mcc": "pgra.report.metrics:mcc",
+    "exact_match": "pgra.report.metrics:accuracy",  # of RIGHT or WRONG: all should be RIGHT
+}
+"""Metrics of decisions; any other `module:function` of the type `Metric` will do too."""
+LABEL_METRICS = ("accuracy", "macro_f1", "mcc")
+
+
+def find_metric(name: str) -> Metric:
+    """Return a metric of the table, of an installed package, or of the user's own module.
+
+    Raises:
+        ConfigError: If nothing has that name, or its module cannot be imported.
+    """
+    metric: Metric = find_class("metric", name, METRICS)
+    return metric
+
+
+def measure(
+    metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+) -> dict[str, float]:
+    """Return the task's metric first, then the others that labels have, by name.
+
+    Raises:
+        ConfigError: If the metric is unknown.
+        ValueError: If the lengths differ, or there is nothing to measure.
+    """
+    others = LABEL_METRICS if metric != "exact_match" else ()
+    order = dict.fromkeys([metric, *others])
+    return {name: float(find_metric(name)(labels, predictions, names)) for name in order}
+
+
+def confusion_cells(
+    labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
+) -> _Counts:
+    """Return each example's cell in the confusion matrix, row label and column prediction, (B,).
+
+    Raises:
+        ValueError: If the lengths differ, there is nothing, or a label has no name.
+    """
+    if len(labels) != len(predictions):
+        raise ValueError(f"{len(labels)} labels, {len(predictions)} predictions")
+    if not len(labels):
+        raise ValueError("there is nothing to measure: no labels")
+    number = {name: i for i, name in enumerate(names)}
+    for name in (*labels, *predictions):
+        if name not in number:
+            raise ValueError(f"'{name}' is not among the label names: {', '.join(names)}")
+    rows = np.array([number[name] for name in labels], dtype=np.int64)
+    return rows * len(names) + np.array([number[name] for name in predictions], dtype=np.int64)
+
+
+class Outcomes(Protocol):
+    """What a run's metric is made of, for each of B examples."""
+
+    @property
+    def value(self) -> float:
+        """The metric."""
+        ...
+
+    @property
+    def kinds(self) -> _Counts:
+        """A number for each example, (B,); examples of one number count alike."""
+        ...
+
+    @property
+    def parts(self) -> Values | None:
+        """What each example adds to B times the metric, (B,); None where it is no mean."""
+        ...
+
+    @property
+    def traits(self) -> Values:
+        """Numbers of each example, (B, R), that differ where two runs' outcomes do."""
+        ...
+
+    def resample(self, kinds: _Counts, counts: Values) -> Values:
+        """Return the metric of resamples, (draws,): how often each kind (U,) was drawn."""
+        ...
 
 
 @dataclass(frozen=True)
-class PairedDifference:
+class Decisions:
+    """Decided labels; see `Outcomes`.
+
+    Attributes:
+        metric: Name of the metric.
+        labels: The true label of each example.
+        predicted: The decided one, in the same order.
+        names: The task's labels.
+    """
+
+    metric: str
+    labels: Sequence[str]
+    predicted: Sequence[str]
+    names: Sequence[str]
+
+    @property
+    def value(self) -> float:
+        return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
+
+    @property
+    def correct(self) -> list[bool]:
+        """Whether each example was decided rightly."""
+        return [a == b for a, b in zip(self.labels, self.predicted, strict=True)]
+
+    @property
+    def kinds(self) -> _Counts:
+        return confusion_cells(self.labels, self.predicted, self.names)
+
+    @property
+    def parts(self) -> Values | None:
+        metric = find_metric(self.metric)
+        is_mean = isinstance(metric, CountsMetric) and metric.is_mean
+        return np.array(self.correct, np.float64) if is_mean else None
+
+    @property
+    def traits(self) -> Values:
+        columns = self.kinds[:, None] % len(self.names) == np.arange(len(self.names))
+        return np.asarray(columns, np.float64)
+
+    def resample(self, kinds: _Counts, counts: Values) -> Values:
+        metric, n = find_metric(self.metric), len(self.names)
+        if isinstance(metric, CountsMetric):
+            # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
+            matrices = np.rint(counts @ (kinds[:, None] == np.arange(n * n)).astype(np.float64))
+            return metric.of_counts(matrices.astype(np.int64).reshape(-1, n, n))
+        names, values = np.array(self.names), []
+        for row in counts:
+            drawn = np.repeat(kinds, row.astype(np.int64))
+            sides = names[drawn // n].tolist(), names[drawn % n].tolist()
+            values.append(metric(*sides, self.names))
+        return np.array(values, np.float64)
+
+
+def draw_counts(
+    kinds: npt.NDArray[Any], *, seed: int, draws: int = DRAWS
+) -> tuple[npt.NDArray[Any], Values]:
+    """Resample B examples (Efron 1979), as counts of those that all S runs decide alike.
+
+    Args:
+        kinds: What each run made of each example, (S, B).
+        seed: Of the resampling.
+        draws: How many resamples.
+
+    Returns:
+        The distinct kinds (S, U), and how often each was drawn, (draws, U).
+    """
+    distinct, counts = np.unique(kinds, axis=1, return_counts=True)
+    shares = counts / kinds.shape[1]
+    drawn = np.random.default_rng(seed).multinomial(kinds.shape[1], shares, size=draws)
+    return distinct, drawn.astype(np.float64)
+
+
+def bootstrap(runs: Sequence[Outcomes], *, seed: int, draws: int = DRAWS) -> Values:
+    """Return the metric of several runs in the same resamples of their examples, (S, draws)."""
+    kinds, counts = draw_counts(np.stack([run.kinds for run in runs]), seed=seed, draws=draws)
+    return np.stack([run.resample(own, counts) for run, own in zip(runs, kinds, strict=True)])
+
+
+def interval_95(draws: Values) -> tuple[float, float]:
+    """Return the 2.5th and the 97.5th percentile."""
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
     """How much better one system is than another on the same examples.
 
     Attributes:
-        difference: Metric of a minus metric of b.
-        low: 2.5th percentile of the difference over resamples.
-        high: 97.5th percentile.
-        p: Two-sided p-value of no difference: the larger of the bootstrap's (twice the share of
-            resamples on the other side of 0, where 0 itself counts, at least 2 / (draws + 1)) and
-            of `Discordant.p`, for where few examples differ the bootstrap's is too small.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
-
-
-@dataclass(frozen=True)
-class Discordant:
-    """The examples on which two systems differ, for a p-value that holds however few they are.
-
-    Attributes:
-        count: How many of the examples.
+        difference: Metric of a minus metric of b, each the mean over its seeds.
+        draws: The same in each resample of the examples, (draws,).
+        differing: How many of the examples the systems decide differently.
         parts: What each example adds to the difference, (B,), where the metric is a mean over
             examples; else None.
     """
 
-    count: int
-    parts: _Values | None = None
+    difference: float
+    draws: Values
+    differing: int
+    parts: Values | None = None
 
     @property
-    def p(self) -> float:
-        """Give a two-sided p-value: exact for a mean over examples, else the least that there is.
+    def low(self) -> float:
+        """2.5th percentile over resamples."""
+        return interval_95(self.draws)[0]
 
-        Were the systems alike, each example could as well stand with its sides swapped. Of `count`
-        examples that differ there are 2 ** count ways, and at least the observed one and its
-        mirror image are as extreme, whatever the metric (Noreen 1989; Yeh 2000).
+    @property
+    def high(self) -> float:
+        """97.5th percentile over resamples."""
+        return interval_95(self.draws)[1]
+
+    @cached_property
+    def p(self) -> float:
+        """Two-sided p-value of no difference: the larger of the bootstrap's and the exact one.
+
+        The bootstrap's is twice the share of resamples on the other side of 0, where 0 itself
+        counts, at least 2 / (draws + 1); where few examples differ it is too small.
+        """
+        other_side = min(int((self.draws <= 0).sum()), int((self.draws >= 0).sum()))
+        return max(min(1.0, 2 * (other_side + 1) / (len(self.draws) + 1)), self.exact_p)
+
+    @cached_property
+    def exact_p(self) -> float:
+        """Two-sided p-value by swapping sides: exact for a mean, else the least that there is.
+
+        Were the systems alike, each example could as well stand with its sides swapped. Of k
+        examples that differ there are 2 ** k ways, and at least the observed one and its mirror
+        image are as extreme, whatever the metric (Noreen 1989; Yeh 2000).
         """
         if self.parts is None:
-            return min(1.0, 2.0 ** (1 - self.count))
+            return min(1.0, 2.0 ** (1 - self.differing))
         return sign_flip(self.parts)
 
 
-def sign_flip(parts: Sequence[float] | _Values) -> float:
-    """Give the two-sided p-value of a sum whose parts could each have the other sign (Fisher 1935).
+def compare_systems(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
+    """Compare two systems of one or several seeds on the same examples, resampled together.
+
+    What is compared is the mean of the metric over a system's seeds.
+
+    Raises:
+        ValueError: If a system has no seed.
+    """
+    if not a or not b:
+        raise ValueError("a system has no predictions")
+    values = bootstrap([*a, *b], seed=seed)
+    traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
+    differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
+    known = [[p for run in side if (p := run.parts) is not None] for side in (a, b)]
+    parts = None
+    if all(known):
+        parts = np.mean(known[0], axis=0) - np.mean(known[1], axis=0)
+        parts = np.round(parts, _DIGITS) / len(parts)
+        differs = parts != 0
+    return Difference(
+        float(np.mean([run.value for run in a]) - np.mean([run.value for run in b])),
+        np.round(values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0), _DIGITS),
+        int(differs.sum()),
+        parts,
+    )
+
+
+def bootstrap_mean(values: Values, *, seed: int) -> Values:
+    """Return the mean of each resample of some examples' values, (draws,)."""
+    (distinct,), counts = draw_counts(values[None], seed=seed)
+    return np.asarray(np.round(counts @ distinct / len(values), _DIGITS), np.float64)
+
+
+def compare_means(a: Values, b: Values, *, seed: int) -> Difference:
+    """Compare two systems by a value of each example, (B,)."""
+    gaps = np.round(a - b, _DIGITS)
+    draws = bootstrap_mean(gaps, seed=seed)
+    return Difference(float(gaps.mean()), draws, int((gaps != 0).sum()), gaps / len(gaps))
+
+
+def average_differences(differences: Sequence[Difference]) -> Difference:
+    """Return the mean over tasks, whose examples are drawn independently of each other."""
+    count = len(differences)
+    known = [one.parts / count for one in differences if one.parts is not None]
+    return Difference(
+        float(np.mean([one.difference for one in differences])),
+        np.round(np.stack([one.draws for one in differences]).mean(axis=0), _DIGITS),
+        sum(one.differing for one in differences),
+        np.concatenate(known) if len(known) == count else None,
+    )
+
+
+def sign_flip(parts: Sequence[float] | Values) -> float:
+    """Return the two-sided p of a sum whose parts could each have the other sign (Fisher 1935).
 
     Of parts of one size it is the binomial test, so of right and wrong it is McNemar's exact test
     (McNemar 1947). It is exact for these and for up to 16 parts other than 0; else by 9,999 draws.
@@ -134,190 +377,39 @@ def sign_flip(parts: Sequence[float] | _Values) -> float:
     return float((1 + (np.abs(sums) >= least).sum()) / (_FLIPS + 1))
 
 
-def discordant(
-    metric: str,
-    labels: Sequence[str],
-    a: Sequence[Sequence[str]],
-    b: Sequence[Sequence[str]],
-) -> Discordant:
-    """Find the examples on which two systems differ.
+def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
+    """Return the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
 
-    Args:
-        metric: The task's.
-        labels: The true labels, of B examples.
-        a: Predictions of one system, for each of its seeds B of them.
-        b: Of the other.
-    """
-    if metric in _MEANS:
-        truth = np.asarray(labels)
-        shares = [np.mean([np.asarray(one) == truth for one in side], axis=0) for side in (a, b)]
-        parts = np.round(shares[0] - shares[1], _DIGITS) / len(truth)
-        return Discordant(int((parts != 0).sum()), parts)
-    sides = (zip(*side, strict=True) for side in (a, b))
-    differs = [sorted(ours) != sorted(theirs) for ours, theirs in zip(*sides, strict=True)]
-    return Discordant(sum(differs))
-
-
-def measure(
-    metric: str, labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
-) -> dict[str, float]:
-    """Give the task's metric first, then the others that labels have, by name.
+    Only examples that one system decides rightly and the other wrongly count; without any p is 1.
 
     Raises:
-        ValueError: If the metric is unknown, the lengths differ, or there is nothing to measure.
+        ValueError: If the lengths differ.
     """
-    _check_metric(metric)
-    others = [name for name in LABEL_METRICS if name != metric]
-    order = [metric, *(others if metric not in _OF_TEXTS else ())]
-    return {name: METRICS[name](labels, predictions, names) for name in order}
+    if len(correct_a) != len(correct_b):
+        raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
+    return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
 
 
-def bootstrap_interval(
-    metric: str,
-    labels: Sequence[str],
-    predictions: Sequence[str],
-    names: Sequence[str],
-    *,
-    seed: int,
-    draws: int = 2000,
-) -> Interval:
-    """Give the percentile interval over resamples of the examples (Efron 1979).
+def combine_p(p_values: Sequence[float]) -> float:
+    """Return one p-value of several tests of one claim, however they depend on each other.
 
-    Raises:
-        ValueError: As `measure`.
+    Rueger 1978: the k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It
+    is what McNemar's tests of several seeds become, since their examples are the same.
     """
-    _check_metric(metric)
-    cells = confusion_cells(labels, predictions, names)
-    size = len(names) ** 2
-    values = _resampled(metric, cells, size, (len(names), len(names)), seed=seed, draws=draws)
-    low, high = np.percentile(values[:, 0], [2.5, 97.5])
-    return Interval(float(low), float(high))
+    n, k = len(p_values), (len(p_values) + 1) // 2
+    return min(1.0, sorted(p_values)[k - 1] * n / k)
 
 
-def paired_bootstrap(
-    metric: str,
-    labels: Sequence[str],
-    a: Sequence[str],
-    b: Sequence[str],
-    names: Sequence[str],
-    *,
-    seed: int,
-    draws: int = 2000,
-) -> PairedDifference:
-    """Compare two systems' predictions on the same examples, resampled together.
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values that hold for all tests together (Holm 1979), in the order given.
 
-    Raises:
-        ValueError: As `measure`.
+    The i-th smallest of n, from 0, times n - i; none below the one before it, none above 1.
     """
-    _check_metric(metric)
-    n = len(names)
-    # One cell an example: its label and both predictions, so one resample serves both systems.
-    cells = confusion_cells(labels, a, names) * n + confusion_cells(labels, b, names) % n
-    values = _resampled(metric, cells, n**3, (n, n, n), seed=seed, draws=draws)
-    gaps = values[:, 0] - values[:, 1]
-    difference = METRICS[metric](labels, a, names) - METRICS[metric](labels, b, names)
-    other_side = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
-    p = max(min(1.0, 2 * (other_side + 1) / (draws + 1)), discordant(metric, labels, [a], [b]).p)
-    low, high = np.percentile(gaps, [2.5, 97.5])
-    return PairedDifference(difference, float(low), float(high), p)
-
-
-def _check_metric(metric: str) -> None:
-    if metric not in METRICS:
-        raise ValueError(f"unknown metric '{metric}'. Known: {', '.join(METRICS)}.")
-
-
-def confusion_cells(
-    labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]
-) -> _Counts:
-    """Give each example's cell in the confusion matrix, row label and column prediction, (B,).
-
-    Raises:
-        ValueError: As `measure`.
-    """
-    if len(labels) != len(predictions):
-        raise ValueError(f"{len(labels)} labels, {len(predictions)} predictions")
-    if not len(labels):
-        raise ValueError("there is nothing to measure: no labels")
-    place = {name: i for i, name in enumerate(names)}
-    for name in (*labels, *predictions):
-        if name not in place:
-            raise ValueError(f"'{name}' is not among the label names: {', '.join(names)}")
-    rows = np.array([place[name] for name in labels], dtype=np.int64)
-    columns = np.array([place[name] for name in predictions], dtype=np.int64)
-    return rows * len(names) + columns
-
-
-def _confusion(labels: Sequence[str], predictions: Sequence[str], names: Sequence[str]) -> _Counts:
-    n = len(names)
-    cells = confusion_cells(labels, predictions, names)
-    return np.bincount(cells, minlength=n * n).reshape(1, n, n)
-
-
-def _resampled(
-    metric: str, cells: _Counts, size: int, shape: tuple[int, ...], *, seed: int, draws: int
-) -> _Values:
-    """Give the metric of each resample, (draws, 1), or (draws, 2) for cells of a pair.
-
-    Resampling examples is drawing counts of cells from a multinomial, which needs no example.
-    """
-    generator = np.random.default_rng(seed)
-    shares = np.bincount(cells, minlength=size) / len(cells)
-    values = []
-    step = max(1, _CHUNK_CELLS // size)
-    for start in range(0, draws, step):
-        counts: Any = generator.multinomial(len(cells), shares, size=min(step, draws - start))
-        counts = counts.reshape(-1, *shape)
-        systems = [counts] if len(shape) == 2 else [counts.sum(axis=3), counts.sum(axis=2)]
-        values.append(np.stack([metric_of_counts(metric, system) for system in systems], axis=1))
-    return np.concatenate(values)
-
-
-def _accuracy(counts: _Counts) -> _Values:
-    return np.asarray(_diagonal(counts).sum(-1) / counts.sum((-2, -1)), np.float64)
-
-
-def _mcc(counts: _Counts) -> _Values:
-    counts = counts.astype(np.float64)
-    true, guessed, total = counts.sum(-1), counts.sum(-2), counts.sum((-2, -1))
-    top = _diagonal(counts).sum(-1) * total - (true * guessed).sum(-1)
-    below = np.sqrt((total**2 - (guessed**2).sum(-1)) * (total**2 - (true**2).sum(-1)))
-    return np.asarray(np.divide(top, below, out=np.zeros_like(top), where=below > 0), np.float64)
-
-
-def _macro_f1(counts: _Counts) -> _Values:
-    both = (counts.sum(-1) + counts.sum(-2)).astype(np.float64)
-    right = 2.0 * _diagonal(counts)
-    return np.asarray(
-        np.divide(right, both, out=np.zeros_like(right), where=both > 0).mean(-1), np.float64
-    )
-
-
-def metric_of_counts(metric: str, counts: _Counts) -> _Values:
-    """Give a metric of confusion matrices, (S,) of (S, C, C), row label and column prediction."""
-    return _FROM_COUNTS[metric](counts)
-
-
-def _diagonal(counts: Any) -> Any:
-    return np.diagonal(counts, axis1=-2, axis2=-1)
-
-
-_FROM_COUNTS: dict[str, Callable[[Any], _Values]] = {
-    "accuracy": _accuracy,
-    "macro_f1": _macro_f1,
-    "mcc": _mcc,
-    "exact_match": _accuracy,
-}
-
-
-# How sure one may be of a difference: seeds, examples, and many tasks at once.
-#
-# Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over
-# runs, and Welch's t-test of two systems' runs. Examples: a paired bootstrap over the test
-# examples, given the readers that were trained, and an exact test of those that differ; the
-# larger p decides.
-
-_SAME = 1e-12
+    n, adjusted, before = len(p_values), [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
+        before = max(before, min(1.0, p_values[index] * (n - rank)))
+        adjusted[index] = before
+    return adjusted
 
 
 @dataclass(frozen=True)
@@ -339,30 +431,8 @@ class Spread:
     n: int
 
 
-@dataclass(frozen=True)
-class Gaps:
-    """How much better one system is than another, and what it is in resamples.
-
-    Attributes:
-        difference: Metric of a minus metric of b, mean over seeds.
-        draws: The same in each resample of the examples, (draws,).
-        discordant: The examples that differ.
-    """
-
-    difference: float
-    draws: _Values
-    discordant: Discordant
-
-    def summarise(self) -> PairedDifference:
-        """Give interval and two-sided p-value, as `metrics.paired_bootstrap` does."""
-        other_side = min(int((self.draws <= 0).sum()), int((self.draws >= 0).sum()))
-        p = max(min(1.0, 2 * (other_side + 1) / (len(self.draws) + 1)), self.discordant.p)
-        low, high = np.percentile(self.draws, [2.5, 97.5])
-        return PairedDifference(self.difference, float(low), float(high), p)
-
-
 def mean_sd_interval(values: Sequence[float]) -> Spread:
-    """Give mean, standard deviation and the mean's 95 % interval by Student's t.
+    """Return mean, standard deviation and the mean's 95 % interval by Student's t.
 
     Raises:
         ValueError: If there are no values.
@@ -381,11 +451,7 @@ def mean_sd_interval(values: Sequence[float]) -> Spread:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Give the two-sided p-value that two systems' seeds have one mean (Welch 1947).
-
-    Args:
-        a: Values of one system, one a seed.
-        b: Of the other.
+    """Return the two-sided p-value that two systems' seeds have one mean (Welch 1947).
 
     Returns:
         None where there are too few seeds to say; seeds that all agree decide by themselves.
@@ -404,156 +470,27 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     return float(2 * stdtr(freedom, -gap / sum(parts) ** 0.5))
 
 
-def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
-    """Give the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
-
-    Only examples that one system decides rightly and the other wrongly count; without any p is 1.
-
-    Raises:
-        ValueError: If the lengths differ.
-    """
-    if len(correct_a) != len(correct_b):
-        raise ValueError(f"{len(correct_a)} decisions and {len(correct_b)}")
-    return sign_flip(np.asarray(correct_a, np.float64) - np.asarray(correct_b, np.float64))
-
-
-def combine_p(p_values: Sequence[float]) -> float:
-    """Give one p-value of several tests of one claim, however they depend on each other.
-
-    Rueger 1978: the k-th smallest of n, times n / k, is a p-value; here k is the lower middle. It
-    is what McNemar's tests of several seeds become, since their examples are the same.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    if not p_values:
-        raise ValueError("there are no p-values to combine")
-    n, k = len(p_values), (len(p_values) + 1) // 2
-    return min(1.0, sorted(p_values)[k - 1] * n / k)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Give p-values that hold for all tests together (Holm 1979), in the order given.
-
-    The i-th smallest of n, from 0, times n - i; none below the one before it, none above 1.
-    """
-    n, adjusted, before = len(p_values), [0.0] * len(p_values), 0.0
-    for place, index in enumerate(sorted(range(n), key=lambda i: p_values[i])):
-        before = max(before, min(1.0, p_values[index] * (n - place)))
-        adjusted[index] = before
-    return adjusted
-
-
-def paired_gaps(
-    metric: str,
-    labels: Sequence[str],
-    a: Sequence[Sequence[str]],
-    b: Sequence[Sequence[str]],
-    names: Sequence[str],
-    *,
-    seed: int,
-    draws: int = 2000,
-) -> Gaps:
-    """Compare two systems of several seeds on the same examples, resampled together.
-
-    What is compared is the mean of the metric over a system's seeds; for accuracy that is the mean
-    over examples of the share of seeds that are right. With one seed each it is
-    `metrics.paired_bootstrap`.
-
-    Args:
-        metric: The task's.
-        labels: The true labels, of B examples.
-        a: Predictions of one system, for each of its seeds B of them.
-        b: Of the other; its seeds may be other ones.
-        names: The task's labels.
-        seed: Of the resampling.
-        draws: How many resamples.
-
-    Raises:
-        ValueError: As `metrics.confusion_cells`, or if a system has no seed.
-    """
-    if not a or not b:
-        raise ValueError("a system has no predictions")
-    values = metric_draws(metric, labels, [*a, *b], names, seed=seed, draws=draws)
-    sides = [METRICS[metric](labels, side, names) for side in (*a, *b)]
-    gaps = values[: len(a)].mean(axis=0) - values[len(a) :].mean(axis=0)
-    return Gaps(
-        float(np.mean(sides[: len(a)]) - np.mean(sides[len(a) :])),
-        np.round(gaps, _DIGITS),
-        discordant(metric, labels, a, b),
-    )
-
-
-def metric_draws(
-    metric: str,
-    labels: Sequence[str],
-    sides: Sequence[Sequence[str]],
-    names: Sequence[str],
-    *,
-    seed: int,
-    draws: int = 2000,
-) -> _Values:
-    """Give the metric of several predictions in the same resamples of the examples, (S, draws).
-
-    Args:
-        metric: The task's.
-        labels: The true labels, of B examples.
-        sides: S times B predictions.
-        names: The task's labels.
-        seed: Of the resampling.
-        draws: How many resamples.
-
-    Raises:
-        ValueError: As `metrics.confusion_cells`.
-    """
-    cells = np.stack([confusion_cells(labels, side, names) for side in sides])  # (S, B)
-    patterns, counts = np.unique(cells, axis=1, return_counts=True)  # (S, U), (U,)
-    generator = np.random.default_rng(seed)
-    # Examples that all systems decide alike are one kind; a resample is counts of kinds.
-    drawn = generator.multinomial(len(labels), counts / len(labels), size=draws)  # (draws, U)
-    return np.stack([_metric_by_draw(metric, drawn, kinds, len(names)) for kinds in patterns])
-
-
-def _metric_by_draw(metric: str, drawn: Any, kinds: Any, num_labels: int) -> _Values:
-    """Give one system's metric in each resample, (draws,).
-
-    Args:
-        metric: The task's.
-        drawn: How often each kind of example was drawn, (draws, U).
-        kinds: The confusion matrix' cell of each kind, (U,).
-        num_labels: Its width.
-    """
-    is_cell = kinds[:, None] == np.arange(num_labels**2)  # (U, cells)
-    # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
-    counts = drawn.astype(np.float64) @ is_cell.astype(np.float64)
-    matrices = np.rint(counts).astype(np.int64).reshape(-1, num_labels, num_labels)
-    return metric_of_counts(metric, matrices)
-
-
-def average_gaps(gaps: Sequence[Gaps]) -> Gaps:
-    """Give the mean over tasks: their examples are drawn independently of each other.
-
-    Raises:
-        ValueError: If there are none.
-    """
-    if not gaps:
-        raise ValueError("there are no tasks to take the mean of")
-    parts = [gap.discordant.parts for gap in gaps]
-    known = [part / len(gaps) for part in parts if part is not None]
-    return Gaps(
-        float(np.mean([gap.difference for gap in gaps])),
-        np.round(np.stack([gap.draws for gap in gaps]).mean(axis=0), _DIGITS),
-        Discordant(
-            sum(gap.discordant.count for gap in gaps),
-            np.concatenate(known) if len(known) == len(gaps) else None,
-        ),
-    )
-
-
-# How far a reader's probabilities can be believed.
-
-
 BINS = 15
+
+
+def expected_calibration_error(chances: Values, truth: Sequence[int], *, bins: int = BINS) -> float:
+    """Return the mean gap between how sure a reader is and how often it is right.
+
+    Guo et al. 2017, eq. 3: examples are put into bins by the probability of the label decided for,
+    which is the confidence. The bins are of equal width, bin m of M from (m - 1) / M, which it does
+    not hold, to m / M, which it holds. Each bin's gap between its mean confidence and its share of
+    right decisions counts by its share of the examples.
+
+    Args:
+        chances: Probability of each of C labels, (B, C).
+        truth: The true label's column, of each example.
+        bins: How many bins.
+    """
+    right, confidence = chances.argmax(axis=1) == np.asarray(truth), chances.max(axis=1)
+    bin_of = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    # n / B times |mean confidence - share right| is |sum of both's differences| / B.
+    gaps = np.bincount(bin_of, weights=confidence - right, minlength=bins)
+    return float(np.abs(gaps).sum() / len(chances))
 
 
 @dataclass(frozen=True)
@@ -583,26 +520,3 @@ def measure_reliability(
         negative_log_likelihood(scores, truth, temperature=temperature),
         expected_calibration_error(label_chances(scores, temperature), truth),
     )
-
-
-def expected_calibration_error(
-    chances: npt.NDArray[np.float64], truth: Sequence[int], *, bins: int = BINS
-) -> float:
-    """Give the mean gap between how sure a reader is and how often it is right.
-
-    Guo et al. 2017, eq. 3: examples are put into bins by the probability of the label decided for,
-    which is the confidence. The bins are of equal width, bin m of M from (m - 1) / M, which it does
-    not hold, to m / M, which it holds. Each bin's gap between its mean confidence and its share of
-    right decisions counts by its share of the examples.
-
-    Args:
-        chances: Probability of each of C labels, (B, C).
-        truth: The true label's column, of each example.
-        bins: How many bins.
-    """
-    decided = chances.argmax(axis=1)
-    confidence = chances.max(axis=1)
-    places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    # n / B times |mean confidence - share right| is |sum of both's differences| / B.
-    gaps = np.bincount(places, weights=confidence - (decided == np.asarray(truth)), minlength=bins)
-    return float(np.abs(gaps).sum() / len(chances))

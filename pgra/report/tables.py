@@ -63,38 +63,35 @@ class Table:
 
     def to_text(self) -> str:
         """Write it for a terminal: columns aligned, bold cells with a star."""
-        # The place of the star is kept free beside the others, so that digits stay in line.
+        # Room for the star is kept beside the others, so that digits stay in line.
         free = " " if any(cell.is_bold for row in self.rows for cell in row) else ""
         rows = [[self.columns[0], *(name + free for name in self.columns[1:])]]
         for first, *others in self.rows:
-            stars = ["*" if cell.is_bold else free for cell in others]
-            texts = [_one_line(c.text) + star for c, star in zip(others, stars, strict=True)]
+            texts = [_one_line(cell.text) + ("*" if cell.is_bold else free) for cell in others]
             rows.append([_one_line(first.text), *texts])
-        widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
+        widths = _widths(rows)
         lines = [_aligned(row, widths).rstrip() for row in rows]
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
         notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
-        return "\n".join([self.title, "", *lines, *_below(notes, "")])
+        return "\n".join([self.title, "", *lines, *([""] if notes else []), *notes])
 
     def to_markdown(self) -> str:
         """Write it for GitHub's Markdown; cells are padded, so that it reads well as text too."""
         rows = [[_markdown(name) for name in self.columns]]
         rows += [[_bold(_markdown(c.text), c, "**{}**") for c in row] for row in self.rows]
-        widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(self.columns))]
+        widths = [max(3, width) for width in _widths(rows)]
         lines = [f"| {_aligned(row, widths, ' | ')} |" for row in rows]
         rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
         lines.insert(1, f"| {' | '.join(rule)} |")
-        notes = [_markdown(note) for note in self.notes]
+        notes = [f"- {_markdown(note)}" for note in self.notes]
         title = [f"**{_markdown(self.title)}**", ""] if self.title else []
-        return "\n".join([*title, *lines, *_below(notes, "- ")])
+        return "\n".join([*title, *lines, *([""] if notes else []), *notes])
 
     def to_latex(self) -> str:
         """Write it for LaTeX with `booktabs`."""
         rows = [
-            " & ".join(_bold(_latex(c.text), c, r"\textbf{{{}}}") for c in row) + r" \\"
-            for row in self.rows
+            " & ".join(_bold(_latex(c.text), c, r"\textbf{{{}}}") for c in row) for row in self.rows
         ]
-        notes = [r"\par\footnotesize " + _latex(note) for note in self.notes]
         lines = [
             r"\begin{table}",
             r"\centering",
@@ -103,10 +100,10 @@ class Table:
             r"\toprule",
             " & ".join(_latex(name) for name in self.columns) + r" \\",
             r"\midrule",
-            *rows,
+            *(row + r" \\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
-            *notes,
+            *(r"\par\footnotesize " + _latex(note) for note in self.notes),
             r"\end{table}",
         ]
         return "\n".join(lines)
@@ -129,8 +126,8 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 }
 
 
-def _below(notes: Sequence[str], mark: str) -> list[str]:
-    return ["", *(mark + note for note in notes)] if notes else []
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int], between: str = "  ") -> str:

@@ -3,12 +3,13 @@
 import contextlib
 import re
 
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import PromptedLM
 
 SAID = {
     "synonym": "the synonym for {word} is x",
@@ -65,8 +66,7 @@ def conversation(log):
     """Give a person's conversation about lexical relations."""
     return Conversation(
         family=load_family("lexical"),
-        few_shot=load_few_shot("lexical"),
-        completer=FollowingLM(),
+        lm=PromptedLM(few_shot=load_few_shot("lexical"), completer=FollowingLM()),
         log=log,
         lookup=EditLookup(log),
         threshold=-5.0,

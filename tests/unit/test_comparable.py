@@ -178,6 +178,13 @@ def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):
     assert set(row_names(group)) == {"pgra"}
 
 
+def test_another_reader_is_another_row(tmp_path):
+    sizes = [{"reader": {"model_name_or_path": f"google-t5/t5-{size}"}} for size in ("base", "3b")]
+    runs = [plant(tmp_path / f"{i}", seed=i, arguments=size) for i, size in enumerate(sizes)]
+    names = row_names(group_of(*runs))
+    assert names == [f"pgra model_name_or_path=t5-{size}" for size in ("base", "3b")]
+
+
 def test_what_a_system_does_not_look_at_makes_no_row(tmp_path):
     other = {"retriever": {"num_candidates": 16}}
     plain = [plant(tmp_path / "a", system="plain")]

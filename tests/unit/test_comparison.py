@@ -2,7 +2,7 @@ import pytest
 from planted_runs import places, plant, plant_grid
 
 from pgra.errors import ConfigError
-from pgra.report.compare import compare_runs, detail_table
+from pgra.report.compare import AVERAGE, compare_runs, detail_table
 from pgra.report.results import Group, load_collection, load_run
 
 BOTH = places(500, 0.06, 1)
@@ -143,9 +143,9 @@ def test_the_average_is_of_each_seed_and_is_tested_over_all_tasks(tmp_path):
     planted_gap(tmp_path, "sst2")
     planted_gap(tmp_path, "cr")
     study = compare_runs(load_collection([tmp_path]).groups[0])
-    assert study.averages["pgra"].spread.n == 2
-    assert study.averages["pgra"].spread.mean == pytest.approx(0.94)
-    found = study.average_comparisons["pgra"]
+    assert study.results["pgra", AVERAGE].spread.n == 2
+    assert study.results["pgra", AVERAGE].spread.mean == pytest.approx(0.94)
+    found = study.comparisons["pgra", AVERAGE]
     assert found.gap.difference == pytest.approx(0.05)
     assert (found.better, found.shared) == (2, 2)
     assert found.is_win
@@ -156,9 +156,9 @@ def test_the_average_is_of_each_seed_and_is_tested_over_all_tasks(tmp_path):
 def test_a_row_that_lacks_a_task_has_no_average(tmp_path):
     a, b = plant(tmp_path / "a"), plant(tmp_path / "b", system="fid")
     study = compare_runs(group_of(a, b, plant(tmp_path / "c", task="cr")))
-    assert set(study.averages) == {"pgra"}
-    assert ("fid", "cr") not in study.results
-    assert study.average_comparisons == {}
+    assert ("pgra", AVERAGE) in study.results
+    assert not {("fid", "cr"), ("fid", AVERAGE)} & set(study.results)
+    assert ("pgra", AVERAGE) not in study.comparisons
 
 
 def test_the_baseline_is_the_named_one_else_fid_else_plain_else_none(tmp_path):
@@ -185,7 +185,6 @@ def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_pat
     assert ("k=50", "sst2") not in study.results
     assert list(study.results["k=16", "sst2"].missing) == [1]
     assert set(study.comparisons) == {("k=16", "sst2")}
-    assert study.first_run("k=50") is None
 
 
 def test_one_seed_has_the_interval_over_examples(tmp_path):
@@ -201,8 +200,7 @@ def test_a_grids_point_is_one_row_over_its_tasks(tmp_path):
     study = compare_runs(load_collection([root]).groups[0])
     assert study.rows == ["k=8", "k=16"]
     assert study.tasks == ["sst2", "cr"]
-    assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr")}
-    assert set(study.averages) == {"k=8"}
+    assert set(study.results) == {("k=8", "sst2"), ("k=8", "cr"), ("k=8", AVERAGE)}
 
 
 def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(tmp_path):
@@ -224,7 +222,7 @@ def test_an_average_of_one_seed_has_the_interval_over_examples(tmp_path):
     for task in ("sst2", "cr"):
         plant(tmp_path / task, task=task, n=400, wrong=range(80), text=task)
     study = compare_runs(load_collection([tmp_path]).groups[0])
-    average, alone = study.averages["pgra"], study.results["pgra", "cr"]
+    average, alone = study.results["pgra", AVERAGE], study.results["pgra", "cr"]
     assert not average.is_over_seeds
     widths = [high - low for low, high in (average.interval, alone.interval)]
     assert widths[0] == pytest.approx(widths[1] / 2**0.5, rel=0.1)

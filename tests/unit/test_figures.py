@@ -1,3 +1,5 @@
+"""A study as a figure of its own, and as the page's plots."""
+
 from dataclasses import replace
 
 import pytest
@@ -8,18 +10,18 @@ from pgra.report.compare import compare_runs, load_reference
 from pgra.report.page import draw_study, number_axis, plot_study
 from pgra.report.results import load_collection
 
-pytest.importorskip("matplotlib")
 POINTS = {
     "k=16": {"value": 16, "seeds": {0: [1, 2], 1: [1]}},
     "k=50": {"value": 50, "seeds": {0: [1], 1: None}},
     "k=100": {"value": 100, "seeds": {0: None, 1: None}},
 }
+NOWHERE = pytest.approx(float("nan"), nan_ok=True)
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
     root = plant_grid(tmp_path_factory.mktemp("k"), POINTS, reference="T5")
-    return compare_runs(load_collection([root]).groups[0])
+    return compare_runs(load_collection([root]).groups[0], reference=load_reference("T5"))
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +33,20 @@ def systems(tmp_path_factory):
     return compare_runs(load_collection([root]).groups[0])
 
 
+def lines(axes, marker, style):
+    """Return the y values of the lines drawn in one way."""
+    found = [x for x in axes.lines if (x.get_marker(), x.get_linestyle()) == (marker, style)]
+    return [list(line.get_ydata()) for line in found]
+
+
 def test_a_grid_over_a_number_is_a_line_without_what_is_missing(sweep):
     assert number_axis(sweep) == "retriever.num_candidates"
-    figure = draw_study(sweep, load_reference("T5"))
+    figure = draw_study(sweep)
     axes = figure.axes[0]
-    ours, paper = axes.lines[0], axes.lines[-1]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "50", "100"]
-    nowhere = pytest.approx(float("nan"), nan_ok=True)
-    assert list(ours.get_ydata()) == [pytest.approx(100 * 77 / 80), 97.5, nowhere]
-    assert list(paper.get_ydata()) == [93.6, 92.8, nowhere]
+    assert lines(axes, "o", "-") == [[pytest.approx(100 * 77 / 80), 97.5, NOWHERE]]
+    assert lines(axes, "D", "--") == [[93.6, 92.8, NOWHERE]]
+    assert lines(axes, "o", "None") == [[95.0, 97.5]]  # the seeds of the first
     assert axes.get_xlabel() == "k"
     title = figure.get_suptitle()
     assert "missing: k=100 (sst2)" in title
@@ -54,8 +61,18 @@ def test_systems_are_dots_with_intervals_in_a_panel_a_task_and_one_for_the_avera
         *("sst2, accuracy in hundredths", "cr, accuracy in hundredths", "average, in hundredths")
     ]
     assert [label.get_text() for label in shown[0].get_yticklabels()] == ["pgra", "fid"]
-    assert shown[0].lines[1].get_xdata() == pytest.approx([97.5])
+    (dots,) = (line for line in shown[0].lines if line.get_marker() == "o")
+    assert list(dots.get_xdata()) == [97.5, 97.5]
     assert "hollow" not in figure.get_suptitle()
+
+
+def test_an_interval_wider_than_all_values_is_drawn_up_to_one(tmp_path):
+    for seed, wrong in ((0, [1]), (1, [1, 2, 3, 4])):
+        plant(tmp_path / f"{seed}", seed=seed, wrong=wrong)
+    study = compare_runs(load_collection([tmp_path]).groups[0])
+    assert study.results["pgra", "sst2"].interval[1] > 1
+    bars = [line for line in draw_study(study).axes[0].lines if line.get_alpha()]
+    assert max(bars[0].get_xdata()) == 100
 
 
 @pytest.mark.parametrize(

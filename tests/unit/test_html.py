@@ -10,10 +10,10 @@ import pytest
 
 from pgra import cli
 from pgra.core import Example, Prediction
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.report import page as html
 from pgra.report.compare import compare_runs
-from pgra.report.page import browser_data, render_page, write_page
+from pgra.report.page import browser_data, policy_hash, render_page
 from pgra.report.results import (
     PREDICTIONS_FILE,
     EvidenceLine,
@@ -23,10 +23,9 @@ from pgra.report.results import (
     load_run,
     write_results,
 )
-from pgra.report.tables import Cell, Table
 
 PAGE = Path(html.__file__).parent / "assets"
-HOSTILE = '</script><img src=x onerror="alert(1)">{{script}}&lt;b&gt;<!--<script>'
+HOSTILE = '</script><img src=x onerror="alert(1)">{{ script }}&lt;b&gt;<!--<script>'
 LABELS = ("negative", "positive")
 GOLD = ("positive", "negative", "positive", "negative")
 TEXTS = ("a fine film", "a dull film", "no plot (at all)", "so so")
@@ -95,7 +94,7 @@ def group(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(group):
-    return render_page("A & B", [(compare_runs(group), None)])
+    return render_page("A & B", [compare_runs(group)])
 
 
 def test_hostile_text_stays_text(page):
@@ -118,11 +117,12 @@ def test_hostile_names_stay_text_too(tmp_path):
     write_results(tmp_path, record, [example], [Prediction(HOSTILE, HOSTILE, scores)], [[]])
     run = dataclasses.replace(load_run(tmp_path), system=HOSTILE, name=HOSTILE, task=HOSTILE)
     for points in ({}, {HOSTILE: {"k": 1}}):
-        study = compare_runs(Group(HOSTILE, [run], points=points))
-        text = render_page(HOSTILE, [(study, None)])
+        text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
         reader = Reader(text)
         assert reader.named("img") == []
         assert len(reader.named("script")) == 2
+        assert reader.named("svg")[0]["aria-label"].startswith(HOSTILE)  # quotes are escaped too
+        assert '<th scope="row">&lt;/script&gt;' in text
         (task,) = json.loads(reader.inside["data"])["tasks"]
         assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
         assert task["runs"][0]["name"] == HOSTILE
@@ -133,13 +133,16 @@ def test_the_page_asks_for_nothing_outside(page):
     for tag, attributes in reader.elements:
         assert not {"src", "srcset", "action", "style", "data", "poster"} & set(attributes), tag
         assert not any(name.startswith("on") for name in attributes), tag
-        assert attributes.get("href", "#").startswith("#"), tag
+        for name in ("href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#"), tag
+        urls = [value for value in attributes.values() if "url(" in (value or "")]
+        assert all(value.startswith("url(#") for value in urls), tag
     assert reader.named("link") == reader.named("iframe") == reader.named("object") == []
     assert not re.search(r"url\(|@import", reader.inside["style"])
     script = reader.inside["script"]
     banned = r"fetch\(|XMLHttp|import\(|innerHTML|outerHTML|insertAdjacent|document\.write|eval\("
     assert not re.search(banned, script)
-    assert "http" not in script + reader.inside["style"]
+    assert "http" not in page.replace("http-equiv", "")
 
 
 def test_the_policy_allows_this_script_and_style_only(page):
@@ -147,49 +150,49 @@ def test_the_policy_allows_this_script_and_style_only(page):
     (policy,) = [m["content"] for m in reader.named("meta") if "http-equiv" in m]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
-    assert rules["script-src"] == html._policy_hash(reader.inside["script"])
-    assert rules["style-src"] == html._policy_hash(reader.inside["style"])
-    assert html._policy_hash(reader.inside["script"] + " ") != rules["script-src"]
+    assert rules["script-src"] == policy_hash(reader.inside["script"])
+    assert rules["style-src"] == policy_hash(reader.inside["style"])
+    assert policy_hash(reader.inside["script"] + " ") != rules["script-src"]
     # Of "abc", by FIPS 180-2, in base64.
-    assert html._policy_hash("abc") == "'sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0='"
+    assert policy_hash("abc") == "'sha256-ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0='"
 
 
-def test_a_table_marks_what_stands_out_and_names_its_rows():
-    cells = [Cell("<pgra>"), Cell("62.5", is_bold=True), Cell("60.0")]
-    text = html._table(Table("Table <2>", ["system", "sst2", "a & b"], [cells], ["note <1>"]))
-    row = '<th scope="row">&lt;pgra&gt;</th><td class="best">62.5</td><td>60.0</td>'
-    assert row in text
-    assert "<caption>Table &lt;2&gt;</caption>" in text
-    assert '<th scope="col">a &amp; b</th>' in text
-    assert "<li>note &lt;1&gt;</li>" in text
+def test_tables_name_their_rows_and_mark_what_stands_out(page):
+    assert "<caption>Demo</caption>" in page
+    assert '<th scope="col">sst2</th>' in page
+    assert re.search(r'<tr><th scope="row">pgra</th><td>62.5 ± 17.7</td></tr>', page)
+    assert "<li>In hundredths: sst2 accuracy.</li>" in page
 
 
-def test_texts_and_evidence_that_runs_share_stand_there_once(group):
+def test_plots_follow_the_pages_colours_and_are_told_in_words(page):
+    (plot,) = Reader(page).named("svg")
+    assert plot["aria-label"].startswith("fid: 50.0 (")
+    drawing = page.partition("<svg")[2].partition("</svg>")[0]
+    assert 'stroke="currentColor"' in drawing
+    assert "#000000" not in drawing
+    assert re.findall(r">(pgra|fid|t5)</text>", drawing) == ["t5", "pgra", "fid"]
+
+
+def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group):
     data = browser_data([group])
     (task,) = data["tasks"]
-    assert task["name"] == "sst2"
-    assert data["texts"].count(SHARED.text) == 1
-    shared, hostile = data["texts"].index(SHARED.text), data["texts"].index(HOSTILE)
-    both = [shared, 3, 0.25, 1831.068, hostile, 1, 0.5, 1830.5]
-    assert task["lists"] == [both, [shared, 3, 0.25, 1831.068], []]
     runs = {run["name"]: run for run in task["runs"]}
     assert list(runs) == ["pgra (seed 0)", "pgra (seed 1)", "fid", "t5"]
-    assert [runs[name]["evidence"] for name in runs] == [[0] * 4, [0] * 4, [1] * 4, [2] * 4]
+    assert [data["texts"][number] for number in task["queries"]] == list(TEXTS)
+    assert data["texts"].count("Films are long.") == 1
+    # All four queries of both seeds of pgra read one list, those of fid another, those of t5 none.
+    assert [run["evidence"] for run in task["runs"]] == [[0] * 4, [0] * 4, [1] * 4, [2] * 4]
+    first = task["lists"][0]
+    assert [data["texts"][first[0]], *first[1:4]] == ["Films are long.", 3, 0.25, 1831.068]
     assert task["labels"] == ["negative", "positive"]
     assert task["gold"] == [1, 0, 1, 0]
     assert runs["fid"]["answers"] == [1, 1, 1, 1]
     assert runs["fid"]["chances"][0] == [[0, 0.1], [1, 0.9]]
 
 
-def test_a_run_in_two_groups_is_shown_once(group):
-    (task,) = browser_data([group, group])["tasks"]
-    assert len(task["runs"]) == 4
-
-
-def test_other_test_sets_are_tasks_of_their_own(group, tmp_path):
-    texts = ("another", *TEXTS[1:])
-    other = Group("B", [make_run(tmp_path / "b", "t5", GOLD, texts=texts)])
-    first, second = browser_data([group, other])["tasks"]
+def test_a_run_in_two_groups_is_shown_once_and_other_test_sets_are_tasks(group, tmp_path):
+    other = Group("B", [make_run(tmp_path, "t5", GOLD, texts=("another", *TEXTS[1:]))])
+    first, second = browser_data([group, group, other])["tasks"]
     assert [first["name"], second["name"]] == ["sst2", "sst2 (2)"]
     assert (len(first["runs"]), len(second["runs"])) == (4, 1)
 
@@ -215,9 +218,10 @@ def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path):
     run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
     path = run.folder / PREDICTIONS_FILE
     path.write_text(path.read_text().replace("Films are", "Films \\ud83d are"))
-    again = Group("A", [load_run(run.folder)])
-    write_page(tmp_path / "new/r.html", "", [(compare_runs(again), None)])
-    assert "Films ? are" in (tmp_path / "new/r.html").read_text(encoding="utf-8")
+    text = render_page("\ud83d", [compare_runs(Group("A", [load_run(run.folder)]))])
+    assert "<h1>?</h1>" in text
+    assert any("are long" in t for t in json.loads(Reader(text).inside["data"])["texts"])
+    text.encode("utf-8")
 
 
 def test_evidence_without_text_is_refused_with_its_file(tmp_path):
@@ -228,85 +232,66 @@ def test_evidence_without_text_is_refused_with_its_file(tmp_path):
         browser_data([Group("A", [load_run(run.folder)])])
 
 
-def test_only_a_page_is_written_over(tmp_path, group):
-    path = tmp_path / "notes.txt"
-    with pytest.raises(
-        ConfigError, match=r"html is '.*notes\.txt': give a file whose name ends in"
-    ):
-        write_page(path, "", [(compare_runs(group), None)])
-    assert not path.exists()
-
-
 def test_the_command_writes_the_page_of_the_runs_it_is_given(tmp_path, capsys):
     make_run(tmp_path / "runs", "fid", GOLD, evidence=[SHARED])
-    path = tmp_path / "report.html"
+    path = tmp_path / "new" / "report.html"
     assert cli.main(["report", str(tmp_path / "runs"), "--html", str(path)]) == 0
     (run,) = json.loads(Reader(path.read_text()).inside["data"])["tasks"][0]["runs"]
     assert run["answers"] == [1, 0, 1, 0]
     assert "100.0" in capsys.readouterr().out  # the table is shown all the same
 
 
-def test_the_command_refuses_another_ending_before_it_reads_anything(tmp_path, capsys):
-    assert cli.main(["report", str(tmp_path / "none"), "--html", "report.pdf"]) == 2
-    told = capsys.readouterr().err
-    assert "html is 'report.pdf': give a file whose name ends in .html" in told
-
-
-def make_grid(root, **words):
-    """A sweep of k over 16, 8 and 4, of which 8 is missing."""
+@pytest.mark.parametrize("axes", [["r.k", "data.task"], ["r.name"]])
+def test_a_grid_has_its_points_and_what_is_missing(tmp_path, axes):
+    """Along a number in its order, else a row a point."""
     points = {f"k={k}": {"r.k": k, "r.name": f"<{k}>"} for k in (16, 8, 4)}
     runs = [
-        dataclasses.replace(make_run(root, name, GOLD), name=name, point=points[name])
+        dataclasses.replace(make_run(tmp_path, name, GOLD), name=name, point=points[name])
         for name in ("k=16", "k=4")
     ]
-    gone = Missing("k=8", "sst2", 0, root / "gone")
-    words = {"axes": ["r.k", "data.task"], "labels": {"r.k": "candidates"}, **words}
-    return compare_runs(Group("k", runs, [gone], points=points, **words))
-
-
-def test_a_grid_along_numbers_is_a_sweep_in_their_order(tmp_path):
-    (figure,) = html._plots([(make_grid(tmp_path), None)])
-    assert re.findall(r"middle\">(\w+)</text>", figure) == ["4", "8", "missing", "16", "candidates"]
-
-
-@pytest.mark.parametrize("axes", [["r.name"], ["r.k", "r.name"]])
-def test_another_grid_has_a_row_a_point_the_missing_ones_too(tmp_path, axes):
-    study = make_grid(tmp_path, axes=axes)
-    (figure,) = html._plots([(study, None)])
-    assert re.findall(r">(k=\d+)<title>", figure) == ["k=16", "k=8", "k=4"]
-    assert figure.count(">missing</text>") == 1
-    assert "2 runs of sst2. 1 more are missing." in render_page("", [(study, None)])
+    gone = Missing("k=8", "sst2", 0, tmp_path / "gone")
+    words = {"axes": axes, "labels": {"r.k": "candidates"}}
+    study = compare_runs(Group("k", runs, [gone], points=points, **words))
+    page = render_page("", [study])
+    (plot,) = Reader(page).named("svg")
+    assert (
+        plot["aria-label"]
+        == "k=16: 100.0 (100.0 to 100.0); k=8: missing; k=4: 100.0 (100.0 to 100.0)"
+    )
+    names = re.findall(r">(k=\d+|4|8|16|candidates)</text>", page)
+    assert names == (["4", "8", "16", "candidates"] if len(axes) == 2 else ["k=4", "k=8", "k=16"])
+    assert "2 runs of sst2. 1 more are missing." in page
 
 
 SELECT = """
-const {select, freshState, toHash, fromHash, evidenceColumns} = require(process.argv[1]);
+const {select, firstRuns, evidenceColumns, showNumber} = require(process.argv[1]);
 const {data, states} = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const made = (words) => ({...freshState(data), shown: [true, false, true, true], ...words});
+const plain = {task: 0, show: "all", label: -1, order: "file", text: "", deep: false,
+  runs: ["any", "no", "any", "any"]};
 console.log(JSON.stringify({
-  found: states.map((words) => select(data, made(words))),
-  again: states.map((words) => select(data, fromHash(data, "#" + toHash(data, made(words))))),
-  fresh: freshState(data).shown,
+  found: states.map((words) => select(data, {...plain, ...words})),
+  first: firstRuns(data.tasks[0]),
   columns: evidenceColumns(data.tasks[0].runs, 0).map((column) => column.names),
+  numbers: [null, 0, 0.1234, -12.345, 1831.068].map(showNumber),
 }));
 """
-# Ticked are pgra seed 0 (++--), fid (+-+-) and t5 (++++).
+# Shown are pgra seed 0 (++--), fid (+-+-) and t5 (++++).
 STATES = [
     ({}, [0, 1, 2, 3]),
     ({"show": "right"}, [0]),
     ({"show": "wrong"}, []),
     ({"show": "mixed"}, [1, 2, 3]),
     ({"show": "differ"}, [1, 2, 3]),
-    ({"show": "wrong", "shown": [True, True, True, False]}, [3]),
-    ({"show": "wrong", "shown": [False] * 4}, []),
+    ({"show": "wrong", "runs": ["any", "any", "any", "no"]}, [3]),
+    ({"show": "wrong", "runs": ["no"] * 4}, []),
     ({"label": 1}, [0, 2]),
-    ({"must": ["wrong", "any", "right", "any"]}, [2]),
-    ({"must": ["any", "right", "any", "any"]}, [0, 1, 2, 3]),  # not ticked
+    ({"runs": ["wrong", "no", "right", "any"]}, [2]),
     ({"text": "FILM"}, [0, 1]),
     ({"text": "(at"}, [2]),
     ({"text": "test-3"}, [3]),
     ({"text": "are long"}, []),
     ({"text": "are long", "deep": True}, [0, 1, 2, 3]),
-    ({"text": "are long", "deep": True, "shown": [False, False, False, True]}, []),
+    ({"text": "are long", "deep": True, "runs": ["no", "no", "no", "any"]}, []),
     ({"order": "sure"}, [1, 3, 2, 0]),  # fid's mistakes at 0.9, then pgra's at 0.75
 ]
 
@@ -315,22 +300,22 @@ STATES = [
 def test_filters_give_the_examples_worked_out_by_hand(group):
     given = {"data": browser_data([group]), "states": [words for words, _ in STATES]}
     told = subprocess.run(
-        [NODE, "-e", SELECT, str(PAGE / "choose.js")],
+        [NODE, "-e", SELECT, str(PAGE / "page.js")],
         input=json.dumps(given),
         capture_output=True,
         text=True,
         check=True,
     )
     answer = json.loads(told.stdout)
-    for (words, wanted), found, again in zip(STATES, answer["found"], answer["again"], strict=True):
+    for (words, wanted), found in zip(STATES, answer["found"], strict=True):
         assert found == wanted, words
-        assert again == wanted, f"by its link: {words}"
-    assert answer["fresh"] == [True, False, True, True]  # one run a system
+    assert answer["first"] == ["any", "no", "any", "any"]  # one run a system
     assert answer["columns"] == [["pgra (seed 0)", "pgra (seed 1)"], ["fid"], ["t5"]]
+    assert answer["numbers"] == ["none", "0.000", "0.123", "-12.35", "1831.1"]
 
 
 MANY = """
-const {select, freshState} = require(process.argv[1]);
+const {select, firstRuns} = require(process.argv[1]);
 const n = 10000, d = 16;
 const range = (k, f) => Array.from({length: k}, (_, i) => f(i));
 const run = (r) => ({name: `r${r}`, system: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
@@ -340,7 +325,8 @@ const data = {texts: range(5 * n, (i) => `passage number ${i}, with words of a u
     gold: range(n, (i) => i % 2), runs: range(6, run),
     lists: range(6 * n, (i) => range(4 * d, (k) => (k % 4 ? 1 : (i * 7 + k * 311) % (5 * n))))}]};
 const start = Date.now();
-const state = {...freshState(data), text: "number 49999,", deep: true, order: "unsure"};
+const state = {task: 0, show: "all", label: -1, runs: firstRuns(data.tasks[0]),
+  text: "number 49999,", deep: true, order: "unsure"};
 const found = select(data, state).length;
 console.log(JSON.stringify({found, seconds: (Date.now() - start) / 1000}));
 """
@@ -349,7 +335,7 @@ console.log(JSON.stringify({found, seconds: (Date.now() - start) / 1000}));
 @pytest.mark.skipif(NODE is None, reason="no node")
 def test_ten_thousand_examples_are_searched_with_their_evidence_at_once():
     told = subprocess.run(
-        [NODE, "-e", MANY, str(PAGE / "choose.js")], capture_output=True, text=True, check=True
+        [NODE, "-e", MANY, str(PAGE / "page.js")], capture_output=True, text=True, check=True
     )
     answer = json.loads(told.stdout)
     assert 0 < answer["found"] < 10000
@@ -374,7 +360,7 @@ def dom(path, words):
 def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8")
-    shown = dom(path, "show=mixed&label=negative")
+    shown = dom(path, "size=10&show=mixed&label=0&open=on")
     assert "2 of 4 queries, 1 to 2 shown" in shown
     assert "a dull film" in shown
     assert "a fine film" not in shown.split('id="data"')[0]
@@ -382,4 +368,4 @@ def test_a_browser_shows_what_a_link_asks_for(page, tmp_path):
     assert reader.named("img") == []
     assert len(reader.named("script")) == 2
     assert "&lt;img src=x onerror=" in shown  # evidence, as text
-    assert "4 of 4 queries" in dom(path, "show=nonsense&task=&page=-7")  # passed over
+    assert "4 of 4 queries" in dom(path, "size=10&show=nonsense&task=&page=-7")  # passed over

@@ -13,7 +13,7 @@ from pgra.commands.icl import main
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.exemplars import SelectionArguments
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments
 from pgra.methods.icl import run as run_system
 from pgra.methods.kate import run_icl, run_icl_seeds
 from pgra.methods.kate_arguments import IclArguments

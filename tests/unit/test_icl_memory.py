@@ -10,7 +10,7 @@ import pytest
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.exemplars import SelectionArguments
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
 from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run, run_icl

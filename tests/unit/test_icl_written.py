@@ -10,7 +10,7 @@ from test_icl import having, lines_of
 from pgra.config import DataArguments
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
-from pgra.lm.open import CompleterArguments
+from pgra.lm.base import CompleterArguments
 from pgra.methods.kate import run_icl, run_icl_seeds
 from pgra.methods.kate_arguments import IclArguments
 from pgra.methods.kate_inputs import IclRun

@@ -5,6 +5,7 @@ import shutil
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -117,7 +118,8 @@ def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
             time.sleep(0.5)
             return super()._go_on(prompt)
 
-    page.state.desk.conversation.completer = Slow()
+    conversation = page.state.desk.conversation
+    conversation.lm = replace(conversation.lm, completer=Slow())
     with served(page) as address, browser() as opened:
         tab, sent = opened.new_page(), []
         tab.on("request", lambda request: sent.append(request.method))

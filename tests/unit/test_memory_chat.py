@@ -12,8 +12,8 @@ import pytest
 from following_lm import conversation
 
 from pgra.cli import main
-from pgra.commands.memory_chat import Talk
 from pgra.errors import ConfigError, DataError
+from pgra.memory.chat import Talk
 from pgra.memory.log import FeedbackLog
 
 ROOT = Path(__file__).parents[2]
@@ -21,13 +21,14 @@ AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a 
 
 
 @pytest.fixture
-def talk(tmp_path, capsys):
+def talk(tmp_path):
     """Say lines to a memory; give what was answered."""
     with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
 
         def say(*lines, is_watched=True):
-            Talk(conversation(log), is_watched=is_watched).run(iter(lines))
-            return capsys.readouterr().out.splitlines()
+            said = []
+            Talk(conversation(log), said.append, is_watched=is_watched).run(lines)
+            return "\n".join(said).splitlines()
 
         say.log = log
         yield say
@@ -130,11 +131,13 @@ sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from pathlib import Path
 from following_lm import conversation
 from pgra.cli import run
-from pgra.commands.memory_chat import Talk, read_lines
+from pgra.commands.common import say
+from pgra.commands.memory import read_lines
+from pgra.memory.chat import Talk
 from pgra.memory.log import FeedbackLog
 def main(argv):
     with FeedbackLog.open(Path(argv[0])) as log:
-        Talk(conversation(log), is_watched=sys.stdin.isatty()).run(read_lines())
+        Talk(conversation(log), say, is_watched=sys.stdin.isatty()).run(read_lines())
     return 0
 sys.exit(run(main, sys.argv[1:]))
 """

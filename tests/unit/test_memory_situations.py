@@ -9,12 +9,13 @@ from following_lm import FollowingLM
 
 from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
-from pgra.experiments.memory import Experiment, plan_variants, render_report, run_streams, try_gate
-from pgra.lm.completion import Completion
-from pgra.memory.families import Verdict, judge_situation, load_family, read_verdict
-from pgra.memory.lookup import EditLookup, Trial
+from pgra.lm.base import Completion
+from pgra.memory.experiment import Experiment, plan_variants
+from pgra.memory.families import judge_situation, load_family, read_verdict
+from pgra.memory.lookup import EditLookup
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import correlate, make_stream, read_stream, read_words
+from pgra.memory.report import Trial, correlate, render_report, try_lookup
+from pgra.memory.stream import PromptedLM, Simulation, read_stream, read_words
 
 CAT, RULES = load_family("ert_cat"), load_family("ert_nl")
 SITUATIONS = [
@@ -37,12 +38,12 @@ def steps(tmp_path):
 @pytest.mark.parametrize(
     ("output", "verdict"),
     [
-        ("This question is about: loyalty. The answer is BAD.", Verdict("loyalty", "bad")),
-        ("this question is about loyalty The answer is bad", Verdict("loyalty", "bad")),
-        ("This question is about: a. b, and c. The answer is OKAY", Verdict("a. b, and c", "okay")),
-        ("This question is about: loyalty", Verdict("loyalty", "")),
-        ("The answer is GOOD.", Verdict("", "")),
-        ("It's about: harm. The answer is GOOD because it helps.", Verdict("harm", "good")),
+        ("This question is about: loyalty. The answer is BAD.", ("loyalty", "bad")),
+        ("this question is about loyalty The answer is bad", ("loyalty", "bad")),
+        ("This question is about: a. b, and c. The answer is OKAY", ("a. b, and c", "okay")),
+        ("This question is about: loyalty", ("loyalty", "")),
+        ("The answer is GOOD.", ("", "")),
+        ("It's about: harm. The answer is GOOD because it helps.", ("harm", "good")),
     ],
 )
 def test_an_output_is_read_for_its_understanding_and_its_label(output, verdict):
@@ -96,8 +97,6 @@ def test_without_the_data_it_is_said_what_to_give(tmp_path):
         read_stream(tmp_path / "none.jsonl", CAT)
     with pytest.raises(DataError, match="is not made of words: give it --stream FILE"):
         read_words(tmp_path / "words.jsonl", CAT)
-    with pytest.raises(IndexError):  # so nothing makes a stream of it either
-        make_stream(CAT, {}, num_steps=1, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +118,10 @@ def test_a_family_that_lacks_something_is_refused(tmp_path, change, message):
 @pytest.mark.parametrize("family", [CAT, RULES], ids=lambda family: family.name)
 def test_a_prompts_examples_are_outputs_of_its_family(family):
     for shown in load_few_shot(family.prompt).examples:
-        told = read_verdict(shown.answer)
-        assert told.label.upper() in family.situations.labels
-        assert told.about in family.situations.categories or not family.situations.categories
-        assert shown.feedback in ("", f"this question is about: {told.about}.")
+        about, label = read_verdict(shown.answer)
+        assert label.upper() in family.situations.labels
+        assert about in family.situations.categories or not family.situations.categories
+        assert shown.feedback in ("", f"this question is about: {about}.")
 
 
 class Guessing(FollowingLM):
@@ -136,21 +135,16 @@ class Guessing(FollowingLM):
 
 
 def test_a_category_is_recalled_and_the_table_has_the_papers_labels(tmp_path, steps):
+    lm = PromptedLM(few_shot=load_few_shot("ert_cat"), completer=Guessing(), max_new_tokens=32)
+    simulation = Simulation(family=CAT, lm=lm)
     experiment = Experiment(
-        folder=tmp_path / "run",
-        family=CAT,
-        few_shot=load_few_shot("ert_cat"),
-        completer=Guessing(),
-        open_lookup=EditLookup,
-        threshold=-5.0,
-        max_new_tokens=32,
-        max_prompt_tokens=2048,
+        folder=tmp_path / "run", simulation=simulation, open_lookup=EditLookup, threshold=-5.0
     )
     plan = plan_variants(["no-mem", "mem"], [1.0], [0])
-    bare, mem = run_streams(experiment, {0: steps}, plan)
-    assert [one.understood for one in bare.taken] == [False, False, False]
-    assert [one.understood for one in mem.taken] == [False, False, True]
-    assert [one.answered for one in mem.taken] == [True, False, False]
+    bare, mem = experiment.run({0: steps}, plan)
+    assert [one.understood for one in bare.outcomes] == [False, False, False]
+    assert [one.understood for one in mem.outcomes] == [False, False, True]
+    assert [one.answered for one in mem.outcomes] == [True, False, False]
     text = render_report(CAT, [bare, mem], gate=None)
     assert text.count(" 0.483 |") == text.count(" 0.600 |") == 1
     assert "NO-MEM none; MEM-PROMPT, p = 1 -0.50. The paper has 0.36" in text
@@ -164,7 +158,7 @@ def test_a_gate_counts_by_meaning_and_writes_what_the_user_says(steps):
             said.extend(entry.feedback for entry in self._log.entries())
             return super().find(question, k)
 
-    trials = try_gate([*steps, replace(steps[0], id="4")], Spy)
+    trials = try_lookup([*steps, replace(steps[0], id="4")], Spy)
     assert trials[0] == Trial(None, is_right=False, has_right=False)
     assert [trial.is_right for trial in trials] == [False, False, True, True]
     assert set(said) == {"this question is about: care.", "this question is about: cheating."}

@@ -7,32 +7,33 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.experiments.memory import (
-    Experiment,
-    Variant,
-    choose_gate,
-    plan_variants,
-    render_report,
-    run_streams,
-)
-from pgra.lm.cache import AnswersCache, KeptCompleter
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
+from pgra.lm.cache import AnswersCache, CachedLM
+from pgra.memory.experiment import Experiment, plan_variants
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
-from pgra.memory.prompts import GrowingPrompt, load_few_shot
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.report import (
+    StreamResult,
+    Variant,
+    choose_threshold,
+    compare_systems,
+    compare_with,
+    measure,
+    render_report,
+    score_file,
+    try_lookup,
+    wrong_type_pairs,
+)
 from pgra.memory.stream import (
-    Growing,
+    GrowPrompt,
+    MemPrompt,
     NoMemory,
-    RecallingErrors,
-    Remembering,
+    PromptedLM,
     Simulation,
     Step,
-    compare_with,
     make_stream,
-    measure,
-    running_accuracy,
-    wrong_type_pairs,
 )
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")
@@ -43,9 +44,16 @@ def stream(count=60, *, family=FAMILY, seed=0):
     return make_stream(family, WORDS, num_steps=count, seed=seed)
 
 
-def simulation(p=1.0, **more):
-    values = {"family": FAMILY, "few_shot": FEW_SHOT, "completer": FollowingLM(), "seed": 0}
-    return Simulation(**values, clarification_probability=p, **more)
+def prompted(completer=None, **more):
+    return PromptedLM(few_shot=FEW_SHOT, completer=completer or FollowingLM(), **more)
+
+
+def simulation(lm=None, **more):
+    return Simulation(family=FAMILY, lm=lm or prompted(), **more)
+
+
+def play(simulated, steps, system, p=1.0):
+    return list(simulated.run(steps, system, probability=p, seed=0))
 
 
 @pytest.fixture
@@ -54,44 +62,37 @@ def log(tmp_path):
         yield log
 
 
-def remembering(log, *, threshold=-5.0):
-    return Remembering(FEW_SHOT, log, EditLookup(log), threshold)
+def remembering(log, threshold=-5.0):
+    return MemPrompt(FAMILY, FEW_SHOT, log, EditLookup(log), threshold)
 
 
-def understood(taken):
-    return [one.understood for one in taken]
+def understood(outcomes):
+    return [step.understood for step in outcomes]
 
 
 def test_without_a_memory_nothing_is_learned_and_prompts_go_in_batches():
     steps, simulated = stream(), simulation()
-    taken = list(simulated.run(steps, NoMemory(FEW_SHOT)))
-    assert understood(taken) == [step.kind == "hom" for step in steps]
-    assert len(simulated.completer.calls) == 4  # of 16 questions each at most
-    assert [one.step for one in taken] == list(range(1, 61))
-    assert not any(one.used_memory for one in taken)
-    assert all(one.answered == (one.kind == "hom") for one in taken)
+    outcomes = play(simulated, steps, NoMemory(FEW_SHOT))
+    assert understood(outcomes) == [step.kind == "hom" for step in steps]
+    assert len(simulated.lm.completer.calls) == 4  # of 16 questions each at most
+    assert [step.step for step in outcomes] == list(range(1, 61))
+    assert not any(step.used_memory for step in outcomes)
+    assert all(step.answered == (step.kind == "hom") for step in outcomes)
 
 
 def test_only_what_was_misunderstood_is_written_and_then_is_understood(log):
-    steps = stream()
-    taken = list(simulation().run(steps, remembering(log, threshold=0.0)))
+    """The paper's closest memory holds one key a phrasing: 12 fail here, homonyms never."""
+    steps = stream(300)
     seen = set()
-    for step, one in zip(steps, taken, strict=True):
+    for step, one in zip(steps, play(simulation(), steps, remembering(log, 0.0)), strict=True):
         frame = step.question.replace(step.word, "")
         assert one.understood == (step.kind == "hom" or frame in seen)
         assert one.clarified == (not one.understood)
         assert one.used_memory == (frame in seen)
         if one.clarified:
             seen.add(frame)
-    assert len(log) == sum(one.clarified for one in taken) == len(seen) == 12
+    assert len(log) == len(seen) == 12
     assert {event.source for event in log.events()} == {"stream"}
-
-
-def test_keys_saturate_at_the_number_of_phrasings_that_fail(log):
-    """The paper's closest memory holds one key a phrasing: 12 fail here, homonyms never."""
-    for _ in simulation().run(stream(300), remembering(log, threshold=0.0)):
-        pass
-    assert len(log) == 12
 
 
 def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
@@ -99,42 +100,36 @@ def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
     ways = {way.id: way for way in FAMILY.phrasings}
     family = replace(FAMILY, phrasings=[ways["syn0"], ways["ant0"]])
     steps = stream(20, family=family)
-    taken = list(simulation().run(steps, remembering(log)))
-    wrong = [one for one in taken if one.is_wrong_kind]
-    assert len(wrong) == 1  # then both keys are there, each nearer to itself
-    assert wrong[0].score == -2.0
-    assert not wrong[0].understood
-    (pair,) = wrong_type_pairs(taken)
+    outcomes = play(simulation(), steps, remembering(log))
+    (wrong,) = [step for step in outcomes if step.is_wrong_kind]  # then both keys are there
+    assert (wrong.score, wrong.understood) == (-2.0, False)
+    (pair,) = wrong_type_pairs(outcomes)
     assert (pair["times"], pair["understood"]) == (1, 0)
     assert {pair["asked"], pair["found"]} == {"syn", "ant"}
-    assert wrong_type_pairs([one for one in taken if not one.is_wrong_kind]) == []
+    chosen = choose_threshold(try_lookup(steps, EditLookup))  # which keeps the two apart
+    assert (chosen.threshold, chosen.precision, chosen.recall) == (0.0, 1.0, 1.0)
 
 
 def test_asking_ahead_changes_nothing_but_the_number_of_calls(log, tmp_path):
     steps, ahead, alone = stream(), simulation(), simulation(num_ahead=1)
-    one = list(ahead.run(steps, remembering(log)))
+    outcomes = play(ahead, steps, remembering(log))
     with FeedbackLog.open(tmp_path / "other.sqlite") as other:
-        assert list(alone.run(steps, remembering(other))) == one
+        assert play(alone, steps, remembering(other)) == outcomes
         assert [e.key for e in other.events()] == [e.key for e in log.events()]
-    assert len(ahead.completer.calls) < len(alone.completer.calls) / 2
-    assert max(alone.completer.calls) == 1
-    changed = replace(one[0], understood=not one[0].understood)  # the control
-    assert [changed, *one[1:]] != one
+    assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
+    assert max(alone.lm.completer.calls) == 1
 
 
-def test_a_patient_user_and_one_who_says_half_of_it(log, tmp_path):
-    steps = stream(200)
-    half = list(simulation(0.5).run(steps, remembering(log)))
-    again_log = FeedbackLog.open(tmp_path / "again.sqlite")
-    again = list(simulation(0.5).run(steps, remembering(again_log)))
-    again_log.close()
-    assert understood(again) == understood(half)
-    whole_log = FeedbackLog.open(tmp_path / "whole.sqlite")
-    whole = list(simulation(1.0).run(steps, remembering(whole_log)))
-    whole_log.close()
-    failed = [one for one in half if not one.understood]
-    assert 0 < sum(one.clarified for one in failed) < len(failed)
-    assert all(one.clarified != one.understood for one in whole)
+def test_a_patient_user_and_one_who_says_half_of_it(tmp_path):
+    steps, played = stream(200), []
+    for name, p in (("half", 0.5), ("again", 0.5), ("whole", 1.0)):
+        with FeedbackLog.open(tmp_path / f"{name}.sqlite") as log:
+            played.append(play(simulation(), steps, remembering(log), p))
+    half, again, whole = played
+    assert half == again
+    failed = [step for step in half if not step.understood]
+    assert 0 < sum(step.clarified for step in failed) < len(failed)
+    assert all(step.clarified != step.understood for step in whole)
     assert sum(understood(whole)) > sum(understood(half))
 
 
@@ -147,65 +142,58 @@ class Echo(FollowingLM):
 
 
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
-    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
+    few_shot = load_few_shot("webquestions")
+    family = replace(load_family("webquestions"), num_remembered=1)
     asked = [("who wrote a", "X"), ("who wrote b", "X"), ("who wrote a", "X"), ("where is c", "Y")]
-    steps = [Step(str(i), "question", "", q, a, (a, "Z")) for i, (q, a) in enumerate(asked)]
-    system = RecallingErrors(few_shot, log, EditLookup(log), num_remembered=1)
-    simulated = replace(simulation(), family=family, few_shot=few_shot, completer=Echo())
-    taken = list(simulated.run(steps, system))
-    assert understood(taken) == [False, True, True, False]  # the first taught the second
-    assert [one.matched_key for one in taken] == ["", *["who wrote a"] * 3]
-    assert {entry.key: entry.feedback for entry in log.entries()} == {
-        "who wrote a": "X",
-        "where is c": "Y",
-    }
-    prompt = system.ask(steps[0]).prompt
+    steps = [Step(str(i), "question", q, a, expected=(a, "Z")) for i, (q, a) in enumerate(asked)]
+    system = MemPrompt(family, few_shot, log, EditLookup(log), None)
+    simulated = Simulation(family=family, lm=PromptedLM(few_shot=few_shot, completer=Echo()))
+    outcomes = play(simulated, steps, system)
+    assert understood(outcomes) == [False, True, True, False]  # the first taught the second
+    assert [step.matched_key for step in outcomes] == ["", *["who wrote a"] * 3]
+    assert [(e.key, e.feedback) for e in log.entries()] == [
+        ("who wrote a", "X"),
+        ("where is c", "Y"),
+    ]
+    prompt = system.ask(steps[0]).text
     assert prompt.count("END") == len(few_shot.examples) == 16
     assert few_shot.examples[15].question not in prompt
     assert few_shot.examples[14].question in prompt
-    assert not any(one.is_wrong_kind for one in taken)
-
-
-def growing(completer, room=100_000):
-    return Growing(GrowingPrompt(FEW_SHOT, completer.count_tokens, max_prompt_tokens=room))
+    assert not any(step.is_wrong_kind for step in outcomes)
 
 
 def test_a_growing_prompt_costs_more_with_every_correction():
-    completer = FollowingLM(copies=True, window=100_000)
-    simulated = simulation(max_prompt_tokens=100_000)
-    simulated = replace(simulated, completer=completer)
-    taken = list(simulated.run(stream(), growing(completer)))
-    sizes = [one.num_prompt_tokens for one in taken]
-    added = [one.num_prompt_tokens > sizes[0] + 5 for one in taken]
-    assert added.index(True) == 1 + [one.clarified for one in taken].index(True)
+    lm = prompted(FollowingLM(copies=True, window=100_000), max_prompt_tokens=100_000)
+    outcomes = play(simulation(lm), stream(), GrowPrompt(lm))
+    sizes = [step.num_prompt_tokens for step in outcomes]
+    grown = [size > sizes[0] + 5 for size in sizes]
+    assert grown.index(True) == 1 + [step.clarified for step in outcomes].index(True)
     assert sizes[-1] > 2 * sizes[0] > 0
-    assert all(one.used_memory is False for one in taken)
-    bare = list(simulation().run(stream(), NoMemory(FEW_SHOT)))
-    assert sum(understood(taken)) > sum(understood(bare))
-
-
-def test_a_question_beyond_the_window_is_refused():
-    small = replace(simulation(), completer=FollowingLM(window=100))
+    bare = play(simulation(), stream(), NoMemory(FEW_SHOT))
+    assert sum(understood(outcomes)) > sum(understood(bare))
+    small = simulation(prompted(FollowingLM(window=100)))
     with pytest.raises(DataError, match="makes a prompt of .* tokens, and 36 fit beside"):
-        list(small.run(stream(1), NoMemory(FEW_SHOT)))
+        play(small, stream(1), NoMemory(FEW_SHOT))
 
 
-def test_measures_are_those_worked_out_by_hand(log):
-    assert running_accuracy([True, False, True, True]) == [1.0, 0.5, 2 / 3, 0.75]
-    taken = list(simulation().run(stream(4), NoMemory(FEW_SHOT)))
+@pytest.fixture(scope="module")
+def four():
+    return play(simulation(), stream(4), NoMemory(FEW_SHOT))
+
+
+def test_measures_are_those_worked_out_by_hand(four):
     made = [
-        replace(one, kind="syn", matched_kind="syn", understood=u, feedback=f, matched_key=f)
-        for one, u, f in zip(taken, (True, False, True, False), ("", "f", "f", "f"), strict=True)
+        replace(step, kind="syn", matched_kind="syn", understood=u, feedback=f, matched_key=f)
+        for step, u, f in zip(four, (True, False, True, False), ("", "f", "f", "f"), strict=True)
     ]
     made[3] = replace(made[3], matched_kind="ant")
-    told = measure(made)
-    assert told["understood"] == 0.5
-    assert told["understood_area"] == pytest.approx((1 + 1 / 2 + 2 / 3 + 1 / 2) / 4)
-    assert told["understood_by_type"] == {"syn": 0.5}
-    assert told["lookups"] == {"used": 3, "effective": 1 / 3, "wrong_type": 1 / 3}
-    bare = [
-        replace(one, understood=u) for one, u in zip(made, (True, True, False, False), strict=True)
-    ]
+    measured = measure(made)
+    assert measured["understood"] == 0.5
+    assert measured["understood_area"] == pytest.approx((1 + 1 / 2 + 2 / 3 + 1 / 2) / 4)
+    assert measured["understood_by_type"] == {"syn": 0.5}
+    assert measured["lookups"] == {"used": 3, "effective": 1 / 3, "wrong_type": 1 / 3}
+    before = (True, True, False, False)
+    bare = [replace(step, understood=u) for step, u in zip(made, before, strict=True)]
     assert compare_with(made, bare) == pytest.approx(
         {"helped": 1 / 3, "hurt": 1 / 3, "no_change": 1 / 3}
     )
@@ -215,31 +203,21 @@ def test_measures_are_those_worked_out_by_hand(log):
 
 
 def experiment(folder, completer, **more):
-    values = {
-        "folder": folder,
-        "family": FAMILY,
-        "few_shot": FEW_SHOT,
-        "completer": completer,
-        "open_lookup": EditLookup,
-        "threshold": -5.0,
-        "max_new_tokens": 64,
-        "max_prompt_tokens": 2048,
-    }
-    return Experiment(**{**values, **more})
+    values = {"open_lookup": EditLookup, "threshold": -5.0, **more}
+    return Experiment(folder=folder, simulation=simulation(prompted(completer)), **values)
 
 
-PLAN = plan_variants(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])
 STREAMS = {0: stream(30), 1: stream(30, seed=1)}
 
 
 def test_a_plan_runs_what_others_are_compared_with_first():
-    names = [variant.name for variant in PLAN]
+    names = [v.name for v in plan_variants(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])]
     assert names[:5] == [
         *("no-mem-seed0", "grow-p0.5-seed0", "grow-p1-seed0", "mem-p0.5-seed0", "mem-p1-seed0")
     ]
     assert len(names) == 10
     dear = plan_variants(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
-    assert [one.name for one in dear] == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
+    assert [v.name for v in dear] == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
     with pytest.raises(ConfigError, match="names 'memory': known are no-mem, grow, mem"):
         plan_variants(["memory"], [1.0], [0])
     with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
@@ -247,18 +225,15 @@ def test_a_plan_runs_what_others_are_compared_with_first():
 
 
 def test_runs_stand_beside_each_other_with_the_papers_numbers(tmp_path):
-    results = run_streams(experiment(tmp_path / "run", FollowingLM(copies=True)), STREAMS, PLAN)
-    text = render_report(FAMILY, results, gate=None)
+    plan = plan_variants(["mem", "no-mem", "grow"], [1.0], [0, 1])
+    results = experiment(tmp_path / "run", FollowingLM(copies=True)).run(STREAMS, plan)
+    text = " ".join(render_report(FAMILY, results, gate=None).split())
     assert "| NO-MEM (2 seeds) |" in text
     assert "| MEM-PROMPT, p = 1 (2 seeds) |" in text
     assert "| MEM-PROMPT, paper (GPT-3) | 0.99 | 0.98 | 0.98 | 0.96 | 0.98 | 0.98 |" in text
-    told = json.loads((tmp_path / "run" / "mem-p1-seed0" / "metrics.json").read_text())
-    assert told["against_no_mem"]["helped"] > 0.5
-    assert (
-        told["understood"]
-        > json.loads((tmp_path / "run" / "no-mem-seed0" / "metrics.json").read_text())["understood"]
-    )
-    lines = (tmp_path / "run" / "mem-p1-seed0" / "steps.jsonl").read_text().splitlines()
+    folder = tmp_path / "run" / "mem-p1-seed0"
+    assert json.loads((folder / "metrics.json").read_text())["against_no_mem"]["helped"] > 0.5
+    lines = (folder / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 31))
 
 
@@ -276,35 +251,159 @@ class Stopping(FollowingLM):
 
 
 def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
-    plan = [Variant("mem", 1.0, 0)]
-    cache = AnswersCache(tmp_path / "answers")
+    plan, cache = [Variant("mem", 1.0, 0)], AnswersCache(tmp_path / "answers")
     stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
-        run_streams(experiment(tmp_path / "one", KeptCompleter(stopping, cache)), STREAMS, plan)
-    kept = experiment(tmp_path / "one", KeptCompleter(going_on, cache))
-    (one,) = run_streams(kept, STREAMS, plan)
-    (other,) = run_streams(experiment(tmp_path / "two", unbroken), STREAMS, plan)
-    assert (one.taken, one.metrics) == (other.taken, other.metrics)
+        experiment(tmp_path / "one", CachedLM(stopping, cache)).run(STREAMS, plan)
+    (one,) = experiment(tmp_path / "one", CachedLM(going_on, cache)).run(STREAMS, plan)
+    (other,) = experiment(tmp_path / "two", unbroken).run(STREAMS, plan)
+    assert (one.outcomes, one.metrics) == (other.outcomes, other.metrics)
     before, then = sum(stopping.calls), sum(going_on.calls)
     assert 0 < before < before + then <= sum(unbroken.calls)
-    (again,) = run_streams(experiment(tmp_path / "one", idle), STREAMS, plan)
-    assert (idle.calls, again.taken) == ([], one.taken)
+    (again,) = experiment(tmp_path / "one", idle).run(STREAMS, plan)
+    assert (idle.calls, again.outcomes) == ([], one.outcomes)
 
 
 def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
-    plan = [Variant("no-mem", 0.0, 0)]
-    run_streams(experiment(tmp_path / "run", FollowingLM()), STREAMS, plan)
+    plan, folder = [Variant("no-mem", 0.0, 0)], tmp_path / "run"
+    experiment(folder, FollowingLM()).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
-        run_streams(experiment(tmp_path / "run", FollowingLM(), threshold=-4.0), STREAMS, plan)
+        experiment(folder, FollowingLM(), threshold=-4.0).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made of another stream"):
-        run_streams(experiment(tmp_path / "run", FollowingLM()), {0: stream(9)}, plan)
-    (tmp_path / "run" / "no-mem-seed0" / "steps.jsonl").write_text("{")
+        experiment(folder, FollowingLM()).run({0: stream(9)}, plan)
+    (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
     with pytest.raises(ArtifactError, match="is damaged .*: delete it and run it again"):
-        run_streams(experiment(tmp_path / "run", FollowingLM()), STREAMS, plan)
+        experiment(folder, FollowingLM()).run(STREAMS, plan)
 
 
-def test_a_gate_that_is_chosen_keeps_like_and_unlike_apart():
-    ways = {way.id: way for way in FAMILY.phrasings}
-    family = replace(FAMILY, phrasings=[ways["syn0"], ways["ant0"]])
-    report = choose_gate(stream(20, family=family), EditLookup)
-    assert (report.threshold, report.precision, report.recall) == (0.0, 1.0, 1.0)
+def result(steps, system, outcomes, *, p=1.0, seed=0, tokens=10):
+    steps = [
+        replace(step, understood=bool(u), num_prompt_tokens=tokens)
+        for step, u in zip(steps, outcomes, strict=True)
+    ]
+    return StreamResult(Variant(system, p, seed), measure(steps) | {"wrong_type_pairs": []}, steps)
+
+
+def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
+    results = [
+        result(four, "no-mem", (0, 0, 1, 0), p=0.0),
+        result(four, "no-mem", (0, 0, 0, 0), p=0.0, seed=1),
+        result(four, "mem", (0, 1, 1, 1), tokens=15),
+        result(four, "mem", (0, 0, 0, 1), tokens=15, seed=1),
+        result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
+    ]
+    (claim,) = compare_systems(results)
+    assert (claim.better.system, claim.worse.system) == ("mem", "no-mem")
+    assert claim.final.mean == pytest.approx((0.5 + 0.25) / 2)
+    areas = [(0 + 1 / 2 + 2 / 3 + 3 / 4) / 4 - (0 + 0 + 1 / 3 + 1 / 4) / 4, (1 / 4) / 4]
+    assert claim.area.mean == pytest.approx(sum(areas) / 2)
+    assert claim.cost == 1.5
+    assert claim.p_value == 1.0  # two steps, then one: the halves of 0.5 and 1 say nothing
+    text = " ".join(render_report(FAMILY, results[:4], gate=None).split())
+    assert "| MEM-PROMPT, p = 1 - NO-MEM | +0.375 ± 0.177 |" in text
+    assert "| 0.12 ± 0.18 |" in text  # NO-MEM's 0.25 and 0
+    assert " ± " not in render_report(FAMILY, results[:1], gate=None)
+
+
+def test_many_steps_that_all_speak_for_one_are_told_by_the_test(four):
+    many = [*four] * 5
+    results = [result(many, "no-mem", [0] * 20, p=0.0), result(many, "grow", [1] * 20)]
+    (claim,) = compare_systems(results)
+    assert claim.p_value == pytest.approx(2 * 0.5**20)
+    (back,) = compare_systems([result(many, "no-mem", [1] * 20, p=0.0), results[1]])
+    assert back.p_value == 1.0  # the control
+    text = " ".join(
+        render_report(FAMILY, [result(many * 2, "grow", [0, 1] * 20)], gate=None).split()
+    )
+    assert "| understood, steps up to | 25 | 40 |" in text
+    assert "| GROW-PROMPT, p = 1 | 0.48 | 0.50 |" in text
+
+
+def test_what_the_paper_compares_is_compared(four):
+    plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
+    results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
+    pairs = [(c.better.name, c.worse.name) for c in compare_systems(results)]
+    assert [tuple(name.removesuffix("-seed0") for name in pair) for pair in pairs] == [
+        ("grow-p0.5", "no-mem"),
+        ("grow-p1", "no-mem"),
+        ("grow-p1", "grow-p0.5"),
+        ("mem-p0.5", "no-mem"),
+        ("mem-p0.5", "grow-p0.5"),
+        ("mem-p1", "no-mem"),
+        ("mem-p1", "grow-p1"),
+        ("mem-p1", "mem-p0.5"),
+    ]
+    assert compare_systems(results[:1]) == []
+
+
+# Outputs in a file, in the columns of the paper's release; the outputs are our own.
+# Of the first column syn 1 of 2, sent 2 (1 with a bracket) of 2, hom 0 of 1; of the second all.
+RESULTS = """\
+question,gold,GPT-3 generated,with_mem_learned_ir generated
+What is like < fog > ?,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog \
+is mist
+What is akin to < sea > ?,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for \
+sea is water, or ocean"
+make something with < cup > ?,a sentence with cup is: the cup fell,a sentence with cup is: the cup \
+broke,a sentence with cup is: the [ cup ] fell
+< net > can be used how ?,a sentence with net is: a net of gold,a sentence with net is: the \
+[ net ],"a sentence with net is: a [ net ] of ""gold"" leaf"
+what has a < bear > like ring to it ?,the homonym for bear is bare,a word like bear is bare,the \
+homonym for bear is bare
+"""
+
+
+def scores(path, family=FAMILY, **more):
+    lines = score_file(path, family, **more).splitlines()
+    return [" ".join(line.split()) for line in lines if not line.startswith("| :-")]
+
+
+def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text(RESULTS)
+    head, counts, bare, memory = scores(path)
+    assert head == "| understood | syn | hom | sent | all | answered |"
+    assert counts == "| outputs | 2 | 1 | 2 | 5 | |"
+    assert bare == "| GPT-3 generated | 0.500 | 0.000 | 1.000 | 0.600 | 0.000 |"
+    assert memory.endswith("| 1.000 | 1.000 | 1.000 | 1.000 | 0.400 |")  # mist, bare; no bracket
+    *_, bare, memory = scores(path, as_released=True)
+    assert bare == "| GPT-3 generated | 0.500 | 0.000 | 0.500 | 0.400 | 0.000 |"
+    row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
+    write(tmp_path / "steps.jsonl", row, row | {"generated": row["expected"]})
+    assert scores(tmp_path / "steps.jsonl")[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_situations_are_scored_by_category_and_label(tmp_path):
+    gold = "This question is about: care. The answer is GOOD."
+    outputs = [gold, gold.replace("GOOD", "BAD"), gold.replace("care", "harm"), "no"]
+    rows = [{"type": "care", "gold": gold, "generated": output} for output in outputs]
+    path = write(tmp_path / "ert.jsonl", *rows)
+    assert scores(path, load_family("ert_cat"))[-1] == "| generated | 0.500 | 0.500 | 0.500 |"
+    assert "| outputs | 4 | 4 | |" in scores(path, load_family("ert_nl"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gold,generated\n", "holds no row of outputs"),
+        ("gold,output\nthe synonym for a is b,x\n", "its column's name must end in 'generated'"),
+        ("answer,generated\na,b\n", "line 2 has none of gold, expected, expected_answer"),
+        ("gold,generated\nthe sense of a is b,c\n", "is of no type of the family 'lexical'"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_refused(tmp_path, text, message):
+    path = tmp_path / "results.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        score_file(path, FAMILY)
+    row = {"gold": "the synonym for a is b", "x generated": "c"}
+    write(tmp_path / "r.jsonl", row, row | {"y generated": "d"})
+    with pytest.raises(DataError, match="not every row has every output column: x generated, y"):
+        score_file(tmp_path / "r.jsonl", FAMILY)
+    with pytest.raises(DataError, match="has no understanding to score"):
+        score_file(path, load_family("webquestions"))

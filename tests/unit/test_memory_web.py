@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from test_conversation import Echo
 
 from pgra.cli import main
-from pgra.commands.memory_web import WebArguments, check_libraries, listen
-from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.completion import Completion
+from pgra.errors import ArtifactError
+from pgra.lm.base import Completion
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.prompts import load_few_shot
+from pgra.memory.stream import PromptedLM
 from pgra.memory.web import Desk
 
 ROOT = Path(__file__).parents[2]
@@ -77,12 +77,9 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
 
 def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
     family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
+    lm = PromptedLM(few_shot=few_shot, completer=Echo())
     page.state.desk.conversation = replace(
-        page.state.desk.conversation,
-        family=family,
-        few_shot=few_shot,
-        completer=Echo(),
-        threshold=None,
+        page.state.desk.conversation, family=family, lm=lm, threshold=None
     )
     visitor = Visitor(page)
     visitor.send("ask", question="who wrote the odyssey?")
@@ -101,7 +98,8 @@ class Hostile(FollowingLM):
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
-    page.state.desk.conversation.completer = Hostile()
+    conversation = page.state.desk.conversation
+    conversation.lm = replace(conversation.lm, completer=Hostile())
     visitor = Visitor(page)
     plain = visitor.client.get(visitor.address).text
     assert "LM &lt;following&gt;" in plain
@@ -150,7 +148,8 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     ],
 )
 def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    page.state.desk.conversation.max_prompt_tokens = 350
+    conversation = page.state.desk.conversation
+    conversation.lm = replace(conversation.lm, max_prompt_tokens=350)
     if kept is None:
         fields = {"question": "< " + "a " * 100 + ">"}
         kept = "a " * 100
@@ -234,45 +233,24 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkey
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="cannot listen at 192.0.2.1:0"):
-        listen(WebArguments(host="192.0.2.1", port=0))
-    with pytest.raises(ConfigError, match="port is 70000: it is from 0 to 65535"):
-        WebArguments(port=70000)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_its_libraries_the_page_says_what_to_install(monkeypatch):
-    check_libraries()
+    assert main(["memory", "web", "--host", "192.0.2.1", "--port", "0"]) == 2
+    assert "cannot listen at 192.0.2.1:0" in capsys.readouterr().err
+    assert main(["memory", "web", "--port", "70000"]) == 2
+    assert "port is 70000: it must be at least 0 and below 65536" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    told = "the page needs uvicorn: pip install 'pgra.web.', or use pgra memory chat"
-    with pytest.raises(ConfigError, match=told):
-        check_libraries()
+    assert main(["memory", "web"]) == 2
+    assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 SERVER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
-from pathlib import Path
 from following_lm import FollowingLM
-from pgra.cli import run
-from pgra.commands.memory_arguments import ChatArguments
-from pgra.commands.memory_web import WebArguments, listen, serve
-from pgra.commands.memory_chat import Opening
-from pgra.memory.families import load_family
-from pgra.memory.lookup import LookupArguments, lookup_opener
-from pgra.memory.prompts import load_few_shot
-def main(argv):
-    family, web = load_family("lexical"), WebArguments(port=0)
-    lookup = LookupArguments().settle(family)
-    opening = Opening(
-        chat=ChatArguments(), lookup=lookup, lm="following", family=family,
-        few_shot=load_few_shot("lexical"), completer=FollowingLM(),
-        open_lookup=lookup_opener(lookup),
-    )
-    with listen(web) as listener:
-        serve(Path(argv[0]), opening, web=web, listener=listener)
-    return 0
-sys.exit(run(main, sys.argv[1:]))
+from pgra.cli import main
+from pgra.memory import chat
+chat.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
+sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
 """
 
 

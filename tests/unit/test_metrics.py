@@ -1,18 +1,24 @@
-"""Metrics against hand-worked values, and the bootstrap against what is known of it."""
+"""Metrics of labels against hand-worked values; every metric keeps one contract."""
 
 import math
 
 import numpy as np
 import pytest
 
+from pgra.errors import ConfigError
 from pgra.report.metrics import (
     METRICS,
+    CountsMetric,
+    Decisions,
     accuracy,
-    bootstrap_interval,
+    bootstrap,
+    expected_calibration_error,
+    find_metric,
+    interval_95,
     macro_f1,
     mcc,
     measure,
-    paired_bootstrap,
+    measure_reliability,
 )
 
 TWO = ["n", "p"]
@@ -39,9 +45,8 @@ def test_mcc_of_three_labels_is_the_correlation_of_indicator_matrices():
     x, y = x - x.mean(0), y - y.mean(0)
     expected = (x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())
     names = ["a", "b", "c"]
-    assert mcc([names[i] for i in true], [names[i] for i in guess], names) == pytest.approx(
-        expected
-    )
+    sides = [[names[i] for i in side] for side in (true, guess)]
+    assert mcc(*sides, names) == pytest.approx(expected)
 
 
 def test_mcc_is_zero_where_it_is_undefined_and_minus_one_when_all_is_wrong():
@@ -58,13 +63,28 @@ def test_accuracy_and_macro_f1_by_hand():
     assert macro_f1(labels, predictions, [*TWO, "unused"]) == pytest.approx((4 / 6 + 2 / 4) / 3)
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_every_metric_is_one_when_all_is_right_and_ignores_order(metric):
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_every_metric_is_one_when_all_is_right_and_ignores_order(name):
+    metric = find_metric(name)
     labels, predictions = from_counts(5, 2, 3, 4)
-    assert METRICS[metric](labels, labels, TWO) == pytest.approx(1)
-    shuffled = METRICS[metric](labels[::-1], predictions[::-1], TWO)
-    assert shuffled == pytest.approx(METRICS[metric](labels, predictions, TWO))
+    assert metric(labels, labels, TWO) == pytest.approx(1)
+    shuffled = metric(labels[::-1], predictions[::-1], TWO)
+    assert shuffled == pytest.approx(metric(labels, predictions, TWO))
     assert shuffled < 1
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_every_metric_is_resampled_as_if_it_were_asked_of_each_draw(name, monkeypatch):
+    """By its counts, and as a plain function: the same draws give the same values."""
+    decided = Decisions(name, *from_counts(6, 2, 3, 4), TWO)
+    (by_counts,) = bootstrap([decided], seed=0, draws=40)
+    metric = find_metric(name)
+    assert isinstance(metric, CountsMetric)
+    monkeypatch.setitem(METRICS, "plain", f"{__name__}:plain")
+    monkeypatch.setattr(f"{__name__}.plain", lambda *sides: metric(*sides), raising=False)
+    (one_by_one,) = bootstrap([Decisions("plain", *from_counts(6, 2, 3, 4), TWO)], seed=0, draws=40)
+    np.testing.assert_allclose(by_counts, one_by_one)
+    assert len(set(by_counts)) > 5
 
 
 def test_measure_gives_the_tasks_metric_first():
@@ -72,11 +92,14 @@ def test_measure_gives_the_tasks_metric_first():
     values = measure("mcc", labels, predictions, TWO)
     assert list(values) == ["mcc", "accuracy", "macro_f1"]
     assert values["accuracy"] == pytest.approx(9 / 14)
+    assert list(measure("exact_match", labels, predictions, TWO)) == ["exact_match"]
 
 
 def test_misuse_is_refused():
-    with pytest.raises(ValueError, match="unknown metric 'acc'"):
+    with pytest.raises(ConfigError, match="unknown metric 'acc'.*Known: accuracy"):
         measure("acc", ["p"], ["p"], TWO)
+    with pytest.raises(ConfigError, match="metric 'nowhere:acc' cannot be imported"):
+        measure("nowhere:acc", ["p"], ["p"], TWO)
     with pytest.raises(ValueError, match="1 labels, 2 predictions"):
         accuracy(["p"], ["p", "n"], TWO)
     with pytest.raises(ValueError, match="nothing to measure"):
@@ -87,55 +110,31 @@ def test_misuse_is_refused():
 
 def test_interval_of_accuracy_is_the_binomial_one():
     labels, predictions = from_counts(tp=400, fp=50, fn=50, tn=500)  # 0.9 of 1,000
-    interval = bootstrap_interval("accuracy", labels, predictions, TWO, seed=0)
+    (draws,) = bootstrap([Decisions("accuracy", labels, predictions, TWO)], seed=0)
     error = math.sqrt(0.9 * 0.1 / 1000)
-    assert interval.low == pytest.approx(0.9 - 1.96 * error, abs=0.003)
-    assert interval.high == pytest.approx(0.9 + 1.96 * error, abs=0.003)
-    assert interval == bootstrap_interval("accuracy", labels, predictions, TWO, seed=0)
-    mccs = {bootstrap_interval("mcc", labels, predictions, TWO, seed=s) for s in (0, 0, 1)}
-    assert len(mccs) == 2
+    assert interval_95(draws) == pytest.approx((0.9 - 1.96 * error, 0.9 + 1.96 * error), abs=0.003)
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_interval_agrees_with_resampling_examples_one_by_one(metric):
-    labels, predictions = from_counts(60, 20, 10, 40)
-    rng = np.random.default_rng(3)
-    values = []
-    for _ in range(1500):
-        rows = rng.integers(0, len(labels), len(labels))
-        values.append(
-            METRICS[metric]([labels[i] for i in rows], [predictions[i] for i in rows], TWO)
-        )
-    interval = bootstrap_interval(metric, labels, predictions, TWO, seed=0)
-    low, high = np.percentile(values, [2.5, 97.5])
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.025)
+def test_calibration_error_is_worked_out_by_hand():
+    chances = np.array([[0.9, 0.1], [0.9, 0.1], [0.55, 0.45], [0.3, 0.7]])
+    truth = [0, 1, 0, 1]
+    # Bin (13/15, 14/15]: two at 0.9, one right, a gap of 0.4; (8/15, 9/15]: 0.55, right, 0.45;
+    # (10/15, 11/15]: 0.7, right, 0.3. So (2 * 0.4 + 0.45 + 0.3) / 4.
+    assert expected_calibration_error(chances, truth) == pytest.approx(0.3875)
+    # In one bin they nearly cancel: |0.7625 - 0.75|.
+    assert expected_calibration_error(chances, truth, bins=1) == pytest.approx(0.0125)
 
 
-def test_paired_bootstrap_of_equal_systems_finds_nothing():
-    labels, predictions = from_counts(60, 20, 10, 40)
-    same = paired_bootstrap("accuracy", labels, predictions, predictions, TWO, seed=0)
-    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+def test_a_bin_holds_its_upper_border_and_not_its_lower():
+    chances = np.array([[0.5, 0.5], [0.6, 0.4]])  # the first is wrong, the second right
+    # Of two bins 0.5 lies in the first: (0.5 + 0.4) / 2. In one bin it would be |0.5 - 0.4| / 2.
+    assert expected_calibration_error(chances, [1, 0], bins=2) == pytest.approx(0.45)
+    assert expected_calibration_error(chances, [1, 0], bins=1) == pytest.approx(0.05)
 
 
-def test_paired_bootstrap_sees_a_gain_and_its_sign():
-    labels, worse = from_counts(60, 20, 10, 40)
-    better = paired_bootstrap("mcc", labels, labels, worse, TWO, seed=0)
-    assert better.difference == pytest.approx(1 - mcc(labels, worse, TWO))
-    assert 0 < better.low <= better.difference <= better.high
-    assert better.p == pytest.approx(2 / 2001)
-    mirrored = paired_bootstrap("mcc", labels, worse, labels, TWO, seed=0)
-    assert mirrored.difference == -better.difference
-    assert mirrored.p == better.p
-
-
-def test_pairing_is_what_makes_a_small_gain_certain():
-    labels, base = from_counts(tp=400, fp=50, fn=50, tn=500)
-    fixed = list(base)
-    wrong = [i for i, (x, y) in enumerate(zip(labels, base, strict=True)) if x != y][:10]
-    for i in wrong:
-        fixed[i] = labels[i]
-    gain = paired_bootstrap("accuracy", labels, fixed, base, TWO, seed=0)
-    assert gain.difference == pytest.approx(0.01)
-    assert gain.p < 0.01
-    # Alone, the two intervals overlap by far.
-    assert bootstrap_interval("accuracy", labels, base, TWO, seed=0).high > 0.91
+def test_a_temperature_is_taken_before_both():
+    scores = np.log(np.array([[0.8, 0.2]], dtype=np.float32))
+    plain = measure_reliability(scores, [0])
+    assert (plain.nll, plain.ece) == pytest.approx((-math.log(0.8), 0.2), rel=1e-5)
+    warm = measure_reliability(scores, [0], temperature=2.0)  # 4 to 1 is then 2 to 1
+    assert (warm.nll, warm.ece) == pytest.approx((-math.log(2 / 3), 1 / 3), rel=1e-5)

@@ -3,21 +3,25 @@
 import json
 
 import pytest
+from following_lm import FollowingLM
 
 from pgra.cli import main
+from pgra.core import Context, Example
 from pgra.errors import ConfigError, DataError
-from pgra.experiments.memory import open_question_similarity
+from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
-from pgra.memory.nearest_examples import as_examples, choose_examples, read_pool, without_slots
-from pgra.memory.prompts import FewShot, GrowingPrompt, Shown
-from pgra.memory.stream import NoMemory, RecallingErrors, Remembering, Step
+from pgra.memory.nearest_examples import choose_examples, read_pool, without_slots
+from pgra.memory.prompts import FewShot, PromptExample
+from pgra.memory.stream import GrowPrompt, MemPrompt, NoMemory, PromptedLM, Step
 
 POOL = [
-    Shown("what is akin to < red > ?", "the synonym for red is scarlet"),
-    Shown("what is the reverse of < up > ?", "the antonym for up is down"),
-    Shown("say more about < owl > ?", "the definition of owl is a bird", "I want a definition"),
-    Shown("what sounds like < sea > ?", "the homonym for sea is see"),
+    PromptExample("what is akin to < red > ?", "the synonym for red is scarlet"),
+    PromptExample("what is the reverse of < up > ?", "the antonym for up is down"),
+    PromptExample(
+        "say more about < owl > ?", "the definition of owl is a bird", "I want a definition"
+    ),
+    PromptExample("what sounds like < sea > ?", "the homonym for sea is see"),
 ]
 PLAIN = FewShot("mine", "\n#\n", "END", "{question} | {feedback}", tuple(POOL[:2]))
 ASKED = [
@@ -28,15 +32,13 @@ ASKED = [
 
 
 def chosen(tmp_path, *, count=2, form="slotless", pool=POOL, asked=ASKED):
-    examples = as_examples([shown.question for shown in pool])
-    similarity = open_question_similarity(
-        examples, encoder="bm25", key_form=form, device="cpu", root=tmp_path
-    )
-    return choose_examples(PLAIN, pool, asked, similarity, count=count, root=tmp_path)
+    context = Context(device="cpu", artifacts=tmp_path)
+    how = {"encoder": "bm25", "key_form": form, "context": context}
+    return choose_examples(PLAIN, pool, asked, count=count, **how)
 
 
 def step(question):
-    return Step("0", "ant", "w", question, "I want an antonym", ("the antonym for w is v",))
+    return Step("0", "ant", question, "I want an antonym", expected=("the antonym for w is v",))
 
 
 def test_each_question_has_its_nearest_first(tmp_path):
@@ -50,7 +52,7 @@ def test_each_question_has_its_nearest_first(tmp_path):
 
 
 def test_one_question_with_two_answers_is_two_examples(tmp_path):
-    pool = [*POOL, Shown(POOL[2].question, "say more about means the definition"), POOL[0]]
+    pool = [*POOL, PromptExample(POOL[2].question, "say more about means the definition"), POOL[0]]
     shown = chosen(tmp_path, pool=pool, count=2).examples_of(ASKED[1])
     assert shown == (pool[2], pool[len(POOL)])
     with pytest.raises(ConfigError, match=f"there are {len(POOL) + 1} different examples"):
@@ -66,38 +68,35 @@ def test_a_question_is_never_shown_itself(tmp_path):
 
 
 def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
-    pool = [*POOL, Shown("tell me now please < ash > ?", "a")]
+    pool = [*POOL, PromptExample("tell me now please < ash > ?", "a")]
     asked = ["tell < sea > ?"]  # "sea" stands in the shorter example
     first = [
         chosen(tmp_path / form, count=1, form=form, pool=pool, asked=asked).examples_of(asked[0])
         for form in ("slotless", "whole")
     ]
     assert first == [(pool[4],), (pool[3],)]
-    (left,) = without_slots(as_examples(["< hot >"]))
+    (left,) = without_slots([Example("0", {"question": "< hot >"})])
     assert left.text == "< hot >"  # nothing else is left of it
 
 
 def test_every_system_stands_behind_them(tmp_path):
     prompt = chosen(tmp_path)
     with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        memory = Remembering(prompt, log, EditLookup(log), -5.0)
-        assert memory.ask(step(ASKED[0])).prompt == NoMemory(prompt).ask(step(ASKED[0])).prompt
+        memory = MemPrompt(load_family("lexical"), prompt, log, EditLookup(log), -5.0)
+        assert memory.ask(step(ASKED[0])).text == NoMemory(prompt).ask(step(ASKED[0])).text
         memory.learn(step(ASKED[0]))
-        asked = memory.ask(step(ASKED[0])).prompt
+        asked = memory.ask(step(ASKED[0])).text
         assert asked == prompt.write(ASKED[0], feedback="I want an antonym")
         assert asked.startswith(POOL[1].question)
-        recalling = RecallingErrors(prompt, log, EditLookup(log), num_remembered=1)
+        recalling = MemPrompt(load_family("webquestions"), prompt, log, EditLookup(log), None)
         # One of the two examples gives way to the question that was answered wrongly.
-        told = recalling.ask(step(ASKED[0])).prompt
-        assert told.startswith(POOL[1].question)
-        assert POOL[0].question not in told
-    growing = GrowingPrompt(prompt, lambda texts: [len(t) for t in texts], max_prompt_tokens=999)
-    growing.add(Shown("q", "a"))
-    assert growing.write(ASKED[1]) == prompt.write(ASKED[1], more=[Shown("q", "a")])
-
-
-def test_a_prompt_without_them_is_the_same_run_as_before(tmp_path):
-    assert "nearest" not in PLAIN.fingerprint
+        text = recalling.ask(step(ASKED[0])).text
+        assert text.startswith(POOL[1].question)
+        assert POOL[0].question not in text
+    growing = GrowPrompt(PromptedLM(few_shot=prompt, completer=FollowingLM()))
+    growing.learn(step("q"))
+    shown = PromptExample("q", "the antonym for w is v", "I want an antonym")
+    assert growing.ask(step(ASKED[1])).text == prompt.write(ASKED[1], more=[shown])
     assert chosen(tmp_path).fingerprint != PLAIN.fingerprint
 
 
@@ -112,16 +111,23 @@ def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
     lines = [{"question": "q", "answers": ["a", "b"]}, {"question": "r", "answer": "c"}]
     lines.append({"question": "s", "answer": "d", "feedback": "f"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_pool(path) == [Shown("q", "a"), Shown("r", "c"), Shown("s", "d", "f")]
+    assert read_pool(path) == [
+        PromptExample("q", "a"),
+        PromptExample("r", "c"),
+        PromptExample("s", "d", "f"),
+    ]
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"question": "q"}, "line 1: answer is None, not text"),
-        ({"answer": "q"}, "line 1: question is None, not text"),
-        ({"question": "q", "answers": []}, "line 1: answer is None, not text"),
-        ({"question": "q", "answer": "a", "feedback": 3}, "line 1: feedback is 3, not text"),
+        ({"question": "q"}, "line 1: answer is None, and must be text"),
+        ({"answer": "q"}, "line 1: question is None, and must be text"),
+        ({"question": "q", "answers": []}, "line 1: answer is None, and must be text"),
+        (
+            {"question": "q", "answer": "a", "feedback": 3},
+            "line 1: feedback is 3, and must be text",
+        ),
     ],
 )
 def test_what_is_no_example_is_refused(tmp_path, line, told):
@@ -160,5 +166,7 @@ def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
     assert main([*words, "--output_dir", str(tmp_path / "kate")]) == 2
     assert "prompt_digest" in capsys.readouterr().err
     assert main([*words, "--prefix_pool", "x.jsonl", "--output_dir", str(tmp_path / "x")]) == 2
-    assert "prefix_pool is for --prefix kate: add it" in capsys.readouterr().err
+    assert (
+        "prefix_pool is x.jsonl, and prefix is fixed: add --prefix kate" in capsys.readouterr().err
+    )
     assert not (tmp_path / "x").exists()

@@ -93,9 +93,9 @@ def test_a_plain_run_by_its_arguments_stands_beside_plain_t5(tmp_path):
 
 def test_notes_of_a_task_are_told_where_it_is_in_the_table():
     table = load_reference("T2a")
-    assert any("81.2 is the ceiling" in note for note in table.told_of(["sst2", "trec"]))
-    assert not any("81.2" in note for note in table.told_of(["sst2"]))
-    assert any("measures nothing" in note for note in load_reference("T10").told_of(["cola"]))
+    assert any("81.2 is the ceiling" in note for note in table.notes_on(["sst2", "trec"]))
+    assert not any("81.2" in note for note in table.notes_on(["sst2"]))
+    assert any("measures nothing" in note for note in load_reference("T10").notes_on(["cola"]))
 
 
 def test_an_unknown_table_is_refused():

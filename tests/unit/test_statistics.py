@@ -1,26 +1,45 @@
+"""Spreads, tests and the bootstrap against scipy, brute force, and values worked by hand."""
+
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted_runs import NAMES, decided, labels_of, places
 from scipy import stats
 
 from pgra.report.metrics import (
     METRICS,
-    Discordant,
-    Gaps,
-    average_gaps,
+    Decisions,
+    Difference,
+    average_differences,
+    bootstrap,
+    bootstrap_mean,
     combine_p,
+    compare_means,
+    compare_systems,
+    find_metric,
     holm,
+    interval_95,
     mcnemar,
     mean_sd_interval,
-    paired_bootstrap,
-    paired_gaps,
     sign_flip,
     welch,
 )
 
 CASES = [[0.5, 0.75], [1.0, 2.0, 4.0], [0.939, 0.944, 0.935, 0.94, 0.931]]
+some = settings(derandomize=True, deadline=None, max_examples=30)
+answers = st.lists(st.tuples(*[st.sampled_from(NAMES)] * 3), min_size=1, max_size=12)
+"""Of each example the label and what two systems decided."""
 
-TABLES = [(5, 3, 9, 2), (0, 1, 0, 0), (50, 10, 10, 5), (7, 0, 6, 1)]
+
+def of(metric, labels, *sides):
+    return [Decisions(metric, labels, side, NAMES) for side in sides]
+
+
+def compare(metric, labels, a, b, seed=0):
+    return compare_systems(of(metric, labels, *a), of(metric, labels, *b), seed=seed)
 
 
 @pytest.mark.parametrize("values", CASES)
@@ -46,12 +65,6 @@ def test_one_value_has_no_spread_and_none_is_refused():
         mean_sd_interval([])
 
 
-def right(both, only_a, only_b, neither):
-    a = [True] * both + [True] * only_a + [False] * only_b + [False] * neither
-    b = [True] * both + [False] * only_a + [True] * only_b + [False] * neither
-    return a, b
-
-
 def test_welchs_test_is_scipys_in_either_order():
     for a, b in ((CASES[1], CASES[2]), (CASES[2], CASES[0])):
         p = stats.ttest_ind(a, b, equal_var=False).pvalue
@@ -66,45 +79,42 @@ def test_welchs_test_where_seeds_agree_or_are_too_few():
     assert 0 < welch([0.9, 0.9], [0.8, 0.7]) < 1
 
 
+@some
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40), st.randoms())
+def test_mcnemar_is_scipys_binomial_whatever_the_order_and_the_side(pairs, random):
+    a, b = zip(*pairs, strict=True)
+    only_a = sum(x and not y for x, y in pairs)
+    only_b = sum(y and not x for x, y in pairs)
+    p = mcnemar(a, b)
+    wanted = stats.binomtest(only_a, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert p == pytest.approx(wanted)
+    assert mcnemar(b, a) == p
+    random.shuffle(pairs)
+    assert mcnemar(*zip(*pairs, strict=True)) == p
+    alike = [*pairs, (True, True), (False, False)]  # what both decide alike does not count
+    assert mcnemar(*zip(*alike, strict=True)) == p
+
+
 def test_mcnemar_by_hand():
     """3 against 9 of 12: 2 (1 + 12 + 66 + 220) / 2**12."""
-    assert mcnemar(*right(5, 3, 9, 2)) == pytest.approx(598 / 4096, rel=1e-12)
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_mcnemar_is_the_binomial_tail_of_scipy(table):
-    _, only_a, only_b, _ = table
-    p = mcnemar(*right(*table))
-    tail = stats.binom.cdf(min(only_a, only_b), only_a + only_b, 0.5)
-    assert p == pytest.approx(min(1.0, 2 * tail), rel=1e-9)
+    a = [True] * 5 + [True] * 3 + [False] * 9 + [False] * 2
+    b = [True] * 5 + [False] * 3 + [True] * 9 + [False] * 2
+    assert mcnemar(a, b) == pytest.approx(598 / 4096, rel=1e-12)
+    with pytest.raises(ValueError, match="3 decisions and 2"):
+        mcnemar([True] * 3, [True] * 2)
 
 
 def test_interval_mcnemar_and_holm_are_those_of_statsmodels():
     """Where it is installed; the values by hand and by scipy are checked everywhere."""
-    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
     weightstats = pytest.importorskip("statsmodels.stats.weightstats")
     multitest = pytest.importorskip("statsmodels.stats.multitest")
     for values in CASES:
         found = mean_sd_interval(values)
         theirs = weightstats.DescrStatsW(np.array(values)).tconfint_mean()
         assert (found.low, found.high) == pytest.approx(theirs, rel=1e-9)
-    for both, only_a, only_b, neither in TABLES:
-        theirs = tables.mcnemar([[both, only_a], [only_b, neither]], exact=True).pvalue
-        ours = mcnemar(*right(both, only_a, only_b, neither))
-        assert ours == pytest.approx(float(theirs), rel=1e-9)
     p_values = np.random.default_rng(0).uniform(0, 0.3, size=8).tolist()
     theirs = multitest.multipletests(p_values, method="holm")[1]
     assert holm(p_values) == pytest.approx(theirs.tolist(), rel=1e-12)
-
-
-def test_mcnemar_does_not_depend_on_which_comes_first_nor_on_what_both_decide_alike():
-    a, b = right(5, 3, 9, 2)
-    assert mcnemar(a, b) == mcnemar(b, a)
-    assert mcnemar(a, b) == mcnemar(*right(500, 3, 9, 100))
-    assert mcnemar(a, b) != mcnemar(*right(5, 2, 10, 2))
-    assert mcnemar(a, a) == 1.0
-    with pytest.raises(ValueError, match="3 decisions and 2"):
-        mcnemar([True] * 3, [True] * 2)
 
 
 def test_holm_by_hand():
@@ -112,8 +122,18 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
     assert holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([0.03]) == [0.03]
     assert holm([]) == []
+
+
+@some
+@given(st.lists(st.floats(0, 1), max_size=8), st.randoms())
+def test_holm_is_monotone_never_smaller_and_goes_with_its_test(p_values, random):
+    adjusted = holm(p_values)
+    assert all(p <= a <= 1 for p, a in zip(p_values, adjusted, strict=True))
+    pairs = sorted(zip(p_values, adjusted, strict=True))
+    assert [a for _, a in pairs] == sorted(adjusted)
+    order = random.sample(range(len(p_values)), len(p_values))
+    assert holm([p_values[i] for i in order]) == [adjusted[i] for i in order]
 
 
 @pytest.mark.parametrize(
@@ -124,31 +144,102 @@ def test_several_p_values_become_the_lower_middle_times_seeds_over_its_place(p_v
     assert combine_p(p_values) == pytest.approx(combined)
 
 
-def test_no_p_values_are_refused():
-    with pytest.raises(ValueError, match="no p-values"):
-        combine_p([])
+parts_of = st.lists(st.integers(-9, 9), max_size=9)
+
+
+@some
+@given(parts_of, st.randoms())
+def test_a_sum_of_signs_is_counted_over_all_signs_whatever_the_order_and_the_side(parts, random):
+    signs = itertools.product((1, -1), repeat=len(parts))
+    sums = [abs(sum(s * x for s, x in zip(own, parts, strict=True))) for own in signs]
+    p = sign_flip(parts)
+    assert p == pytest.approx(np.mean([value >= abs(sum(parts)) for value in sums]))
+    assert sign_flip([-x for x in parts]) == pytest.approx(p)
+    assert sign_flip([x / 7 for x in parts]) == pytest.approx(p)
+    random.shuffle(parts)
+    assert sign_flip([*parts, 0]) == pytest.approx(p)
+
+
+def test_many_signs_are_drawn_and_near_the_t_test():
+    many = np.random.default_rng(1).normal(0.2, 1, size=200)
+    assert sign_flip(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
+
+
+@some
+@given(answers, st.sampled_from(sorted(METRICS)))
+def test_the_bootstrap_is_the_metric_of_the_examples_that_were_drawn(rows, metric):
+    """Each resample of the kinds is one of the examples: written out, it has the same value."""
+    labels, a, b = ([row[i] for row in rows] for i in range(3))
+    sides = of(metric, labels, a, b)
+    values = bootstrap(sides, seed=0, draws=20)
+    kinds = sorted(set(rows), key=lambda row: [NAMES.index(x) for x in row])
+    shares = [rows.count(kind) / len(rows) for kind in kinds]
+    drawn = np.random.default_rng(0).multinomial(len(rows), shares, size=20)
+    for counts, value in zip(drawn, values.T, strict=True):
+        again = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
+        truth, *both = ([row[i] for row in again] for i in range(3))
+        wanted = [find_metric(metric)(truth, side, NAMES) for side in both]
+        assert value.tolist() == pytest.approx(wanted)
+
+
+@some
+@given(answers, st.sampled_from(sorted(METRICS)), st.randoms())
+def test_a_comparison_depends_on_no_order_of_examples_and_turns_with_the_sides(
+    rows, metric, random
+):
+    def differ(rows):
+        labels, a, b = ([row[i] for row in rows] for i in range(3))
+        return compare(metric, labels, [a], [b]), compare(metric, labels, [b], [a])
+
+    one, turned = differ(rows)
+    # Kinds are drawn in another order with the sides turned, so only the exact part is the same.
+    assert turned.difference == pytest.approx(-one.difference)
+    assert turned.exact_p == pytest.approx(one.exact_p)
+    assert 0 < one.p <= 1
+    random.shuffle(rows)
+    again, _ = differ(rows)
+    np.testing.assert_array_equal(again.draws, one.draws)
+    assert (again.difference, again.p) == (pytest.approx(one.difference), pytest.approx(one.p))
+
+
+def test_the_bootstrap_has_the_spread_of_scipys():
+    labels = labels_of(120)
+    (draws,) = bootstrap(of("mcc", labels, decided(labels, places(120, 0.2, 0))), seed=0)
+    theirs = stats.bootstrap(
+        (
+            [NAMES.index(x) for x in labels],
+            [NAMES.index(x) for x in decided(labels, places(120, 0.2, 0))],
+        ),
+        lambda x, y: np.corrcoef(x, y)[0, 1],
+        vectorized=False,
+        paired=True,
+        n_resamples=1000,
+        method="percentile",
+        random_state=0,
+    )
+    interval = theirs.confidence_interval
+    assert interval_95(draws) == pytest.approx((interval.low, interval.high), abs=0.03)
+    assert draws.std() == pytest.approx(theirs.standard_error, rel=0.1)
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS))
 def test_equal_predictions_give_p_1(metric):
     labels = labels_of(100)
     runs = [decided(labels, places(100, 0.2, seed)) for seed in range(3)]
-    found = paired_gaps(metric, labels, runs, [runs[2], runs[0], runs[1]], NAMES, seed=0)
-    summary = found.summarise()
-    assert (summary.p, summary.low, summary.high) == (1.0, 0.0, 0.0)
+    found = compare(metric, labels, runs, [runs[2], runs[0], runs[1]])
+    assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
     assert found.difference == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_planted_gap_of_5_points_on_500_examples_is_found(seeds):
     """One of twenty is wrong of the baseline only; both err elsewhere too, in 30 places alike."""
-    labels = labels_of(500)
-    both = places(500, 0.06, 99)
-    b = [decided(labels, [*both, *_others(both, 25, s)]) for s in range(seeds)]
-    a = [decided(labels, both) for _ in range(seeds)]
-    found = paired_gaps("accuracy", labels, a, b, NAMES, seed=0).summarise()
+    labels, both = labels_of(500), places(500, 0.06, 99)
+    free = [i for i in range(500) if i not in set(both)]
+    others = [np.random.default_rng(s).choice(free, size=25, replace=False) for s in range(seeds)]
+    b = [decided(labels, [*both, *more]) for more in others]
+    found = compare("accuracy", labels, [decided(labels, both)] * seeds, b)
     assert found.difference == pytest.approx(0.05)
-    assert found.low > 0
     assert found.p <= 0.001
     assert 0.02 < found.low < 0.05 < found.high < 0.08
 
@@ -157,26 +248,10 @@ def test_a_gap_within_noise_is_not_found():
     """13 against 12 examples that only one decides rightly."""
     labels = labels_of(500)
     a, b = decided(labels, range(12)), decided(labels, range(100, 113))
-    found = paired_gaps("accuracy", labels, [a], [b], NAMES, seed=0).summarise()
+    found = compare("accuracy", labels, [a], [b])
     assert found.difference == pytest.approx(0.002)
     assert found.low < 0 < found.high
     assert found.p > 0.5
-
-
-def _others(taken, count, seed):
-    free = [i for i in range(500) if i not in set(taken)]
-    return np.random.default_rng(seed).choice(free, size=count, replace=False).tolist()
-
-
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_with_one_seed_it_is_the_paired_bootstrap_of_the_metrics(metric):
-    labels = labels_of(300)
-    a, b = decided(labels, places(300, 0.1, 1)), decided(labels, places(300, 0.15, 2))
-    ours = paired_gaps(metric, labels, [a], [b], NAMES, seed=3, draws=4000).summarise()
-    known = paired_bootstrap(metric, labels, a, b, NAMES, seed=4, draws=4000)
-    assert ours.difference == pytest.approx(known.difference)
-    assert (ours.low, ours.high) == pytest.approx((known.low, known.high), abs=0.006)
-    assert ours.p == pytest.approx(known.p, abs=0.03)
 
 
 def test_several_seeds_are_the_bootstrap_of_the_mean_correctness():
@@ -184,76 +259,60 @@ def test_several_seeds_are_the_bootstrap_of_the_mean_correctness():
     labels = labels_of(400)
     a = [decided(labels, places(400, 0.1, s)) for s in range(3)]
     b = [decided(labels, places(400, 0.2, 10 + s)) for s in range(2)]
-    found = paired_gaps("accuracy", labels, a, b, NAMES, seed=0, draws=4000)
+    found = compare("accuracy", labels, a, b)
     share = [np.mean([np.array(p) == np.array(labels) for p in side], axis=0) for side in (a, b)]
     by_example = share[0] - share[1]
     assert found.difference == pytest.approx(by_example.mean())
     assert found.draws.mean() == pytest.approx(by_example.mean(), abs=0.002)
     assert found.draws.std() == pytest.approx(by_example.std() / 20, rel=0.05)
-
-
-def test_more_seeds_of_one_difference_narrow_the_interval():
-    labels = labels_of(400)
-    a = [decided(labels, places(400, 0.2, s)) for s in range(8)]
-    b = [decided(labels, places(400, 0.2, 50 + s)) for s in range(8)]
-    one = paired_gaps("accuracy", labels, a[:1], b[:1], NAMES, seed=0).draws.std()
-    assert paired_gaps("accuracy", labels, a, b, NAMES, seed=0).draws.std() < one / 2
+    means = compare_means(share[0], share[1], seed=0)
+    assert means.difference == pytest.approx(found.difference)
+    assert means.exact_p == pytest.approx(found.exact_p)
+    assert bootstrap_mean(by_example, seed=1).std() == pytest.approx(found.draws.std(), rel=0.1)
 
 
 def test_the_average_of_tasks_has_the_spread_of_independent_ones():
     generator = np.random.default_rng(0)
     gaps = [
-        Gaps(0.02, generator.normal(0.02, 0.01, 5000), Discordant(9)),
-        Gaps(0.04, generator.normal(0.04, 0.02, 5000), Discordant(9)),
+        Difference(0.02, generator.normal(0.02, 0.01, 5000), 9),
+        Difference(0.04, generator.normal(0.04, 0.02, 5000), 9),
     ]
-    found = average_gaps(gaps)
+    found = average_differences(gaps)
     assert found.difference == pytest.approx(0.03)
     assert found.draws.std() == pytest.approx((0.01**2 + 0.02**2) ** 0.5 / 2, rel=0.05)
-    with pytest.raises(ValueError, match="no tasks"):
-        average_gaps([])
+
+
+def test_a_mean_over_tasks_counts_the_examples_of_all():
+    labels = labels_of(50)
+    one = compare("accuracy", labels, [labels], [decided(labels, range(3))])
+    two = compare("mcc", labels, [labels], [decided(labels, range(4))], seed=1)
+    assert average_differences([one, one]).exact_p == pytest.approx(2 / 2**6)
+    assert average_differences([one, two]).exact_p == 2 / 2**7
 
 
 def test_a_system_without_predictions_is_refused():
     with pytest.raises(ValueError, match="no predictions"):
-        paired_gaps("accuracy", ["bad"], [], [["bad"]], NAMES, seed=0)
+        compare("accuracy", ["bad"], [], [["bad"]])
 
 
 def gap_of(metric, only_a, only_b, n=60):
     """Compare two systems that differ on so many examples, each right where the other is wrong."""
     labels = labels_of(n)
     a, b = decided(labels, range(only_a, only_a + only_b)), decided(labels, range(only_a))
-    both = paired_gaps(metric, labels, [a], [b], NAMES, seed=0).summarise()
-    assert paired_bootstrap(metric, labels, a, b, NAMES, seed=0).p == pytest.approx(both.p, abs=0.1)
-    return both
-
-
-def bootstrap_p(gaps):
-    return min(1.0, 2 * (1 + min((gaps.draws <= 0).sum(), (gaps.draws >= 0).sum())) / 2001)
+    return compare(metric, labels, [a], [b])
 
 
 def test_seven_against_none_is_one_in_64():
     """2 / 2**7; a resample without any of the seven is one in 1,200, so the bootstrap says less."""
     found = gap_of("accuracy", 7, 0)
-    assert found.p == 0.015625
+    assert found.p == 0.015625 == gap_of("accuracy", 0, 7).p
     assert found.low > 0
-    assert gap_of("accuracy", 0, 7).p == found.p
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS))
+@pytest.mark.parametrize("metric", sorted({*METRICS} - {"exact_match"}))
 def test_five_examples_cannot_be_significant_by_any_metric(metric):
-    if metric == "exact_match":
-        pytest.skip("of texts")
     assert gap_of(metric, 5, 0).p >= 2 / 2**5
     assert gap_of(metric, 12, 0).p < 0.05  # the control
-
-
-def test_where_many_differ_the_exact_test_and_the_bootstrap_agree():
-    labels = labels_of(400)
-    a, b = decided(labels, range(60, 100)), decided(labels, range(60))
-    gaps = paired_gaps("accuracy", labels, [a], [b], NAMES, seed=0)
-    assert gaps.discordant.p == pytest.approx(stats.binomtest(40, 100).pvalue)
-    assert bootstrap_p(gaps) == pytest.approx(gaps.discordant.p, abs=0.02)
-    assert gaps.summarise().p == max(bootstrap_p(gaps), gaps.discordant.p)
 
 
 def test_more_examples_on_one_side_never_raise_p():
@@ -262,26 +321,12 @@ def test_more_examples_on_one_side_never_raise_p():
     assert found[0] > found[-1]
 
 
-def test_a_sum_of_signs_is_scipys_permutation_test():
-    generator = np.random.default_rng(1)
-    for count in (2, 5, 11):
-        parts = generator.normal(0.4, 1, size=count)
-        theirs = stats.permutation_test(
-            (parts, np.zeros(count)),
-            lambda x, y, axis: np.sum(x - y, axis=axis),
-            permutation_type="samples",
-            n_resamples=np.inf,
-        ).pvalue
-        assert sign_flip(parts) == pytest.approx(theirs)
-    many = generator.normal(0.2, 1, size=200)
-    assert sign_flip(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
-    assert sign_flip([]) == sign_flip([0.0]) == 1.0
-
-
-def test_a_mean_over_tasks_counts_the_examples_of_all():
-    labels = labels_of(50)
-    one = paired_gaps("accuracy", labels, [labels], [decided(labels, range(3))], NAMES, seed=0)
-    two = paired_gaps("mcc", labels, [labels], [decided(labels, range(4))], NAMES, seed=1)
-    assert average_gaps([one, one]).discordant.p == pytest.approx(2 / 2**6)
-    assert average_gaps([one, two]).discordant == Discordant(7)
-    assert average_gaps([one, two]).summarise().p >= 2 / 2**7
+def test_pairing_is_what_makes_a_small_gain_certain():
+    labels = labels_of(1000)
+    wrong = places(1000, 0.1, 0)
+    sides = of("accuracy", labels, decided(labels, wrong[10:]), decided(labels, wrong))
+    gain = compare_systems(sides[:1], sides[1:], seed=0)
+    assert gain.difference == pytest.approx(0.01)
+    assert gain.p < 0.01
+    # Alone, the two intervals overlap by far.
+    assert interval_95(bootstrap(sides[1:], seed=0)[0])[1] > 0.91

@@ -14,8 +14,9 @@ from pgra.report.results import load_collection
 HALF = places(200, 0.15, 0)
 
 
-def study_of(root, **more):
-    return compare_runs(load_collection([root]).groups[0], **more)
+def study_of(root, reference=None, **more):
+    table = load_reference(reference) if reference else None
+    return compare_runs(load_collection([root]).groups[0], reference=table, **more)
 
 
 def texts(table):
@@ -38,7 +39,7 @@ def planted(tmp_path_factory):
 
 
 def test_rows_are_systems_columns_are_tasks_with_the_papers_beside(planted):
-    table = results_table(study_of(planted), load_reference("T2a"))
+    table = results_table(study_of(planted, "T2a"))
     assert table.columns == [
         *("system", "sst2", "sst2 (paper)", "trec", "trec (paper)", "average", "average (paper)")
     ]
@@ -65,7 +66,7 @@ def test_a_win_within_noise_is_not_bold(tmp_path):
 
 
 def test_notes_tell_artefacts_settings_and_what_runs_say(planted):
-    table = results_table(study_of(planted), load_reference("T2a"))
+    table = results_table(study_of(planted, "T2a"))
     told = "\n".join(table.notes)
     for words in ("81.2 is the ceiling", "Table 2, T5-base", "bundled: small", "better than fid"):
         assert words in told
@@ -74,7 +75,7 @@ def test_notes_tell_artefacts_settings_and_what_runs_say(planted):
 
 def test_a_reference_without_a_value_for_these_rows_says_so(tmp_path):
     plant(tmp_path / "f", task="rotten-tomatoes")
-    table = results_table(study_of(tmp_path), load_reference("T2a"))
+    table = results_table(study_of(tmp_path, "T2a"))
     assert table.columns == ["system", "rotten-tomatoes"]
     assert any("paper has no value for these rows and tasks" in note for note in table.notes)
 
@@ -82,11 +83,11 @@ def test_a_reference_without_a_value_for_these_rows_says_so(tmp_path):
 @pytest.mark.parametrize("name", ["T7", "T10", "T10acc"])
 def test_a_reference_of_something_else_is_refused(planted, name):
     with pytest.raises(ConfigError, match=rf"reference {name} .* not the tasks' metrics"):
-        results_table(study_of(planted), load_reference(name))
+        study_of(planted, name)
 
 
 def test_details_give_the_interval_the_difference_and_the_papers(planted):
-    table = detail_table(study_of(planted), load_reference("T2a"))
+    table = detail_table(study_of(planted, "T2a"))
     row = dict(zip(table.columns, texts(table)[6], strict=True))
     assert (row["system"], row["task"]) == ("pgra", "sst2")
     assert row["over"] == "seeds"
@@ -112,8 +113,8 @@ def test_missing_points_of_a_grid_are_missing_and_never_0(tmp_path):
         "k=50": {"value": 50, "seeds": {0: None, 1: None}},
     }
     root = plant_grid(tmp_path / "g", points, reference="T5")
-    study = study_of(root)
-    table = results_table(study, load_reference("T5"))
+    study = study_of(root, "T5")
+    table = results_table(study)
     assert texts(table) == [["k=16", "97.5 (1 of 2 seeds)", "93.6"], ["k=50", "missing", ""]]
     assert "Missing: 3 run(s) of the grid." in table.notes
     numbers = [row for row in long_table(study).rows if row[1].text == "k=50"]
@@ -122,8 +123,8 @@ def test_missing_points_of_a_grid_are_missing_and_never_0(tmp_path):
 
 
 def test_the_long_table_has_a_row_for_each_row_and_task_unrounded(planted):
-    study = study_of(planted)
-    table = long_table(study, load_reference("T2a"))
+    study = study_of(planted, "T2a")
+    table = long_table(study)
     assert len(table.rows) == 3 * 3
     row = dict(zip(table.columns, table.rows[6], strict=True))
     assert row["value"].value == pytest.approx(85.25)

@@ -8,7 +8,8 @@ import pytest
 from pgra.commands.report import main
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import compare_runs
-from pgra.report.results import draws_of, load_collection, text_gaps, value_of
+from pgra.report.metrics import bootstrap, compare_systems
+from pgra.report.results import TextOutcomes, load_collection
 from pgra.report.text_metrics import bleu_counts, bleu_of_counts, corpus_bleu
 
 RIGHT = ["the red house stands on a hill", "two men walk to the old mill", "it rains in May"]
@@ -57,20 +58,22 @@ def test_counts_add_up_to_sacrebleus_own():
 @pytest.mark.parametrize("metric", ["bleu", "parent"])
 def test_a_resample_is_measured_as_the_texts_drawn(metric):
     near = np.array(bleu_counts(NEAR, TRUTH) if metric == "bleu" else [[0.9], [0.5], [0.1]], float)
-    (draws,) = draws_of(metric, [near], seed=0, draws=50)
+    (draws,) = bootstrap([TextOutcomes(metric, near)], seed=0, draws=50)
     drawn = np.random.default_rng(0).multinomial(3, np.full(3, 1 / 3), size=50)
     for value, times in zip(draws, drawn, strict=True):
-        assert value == pytest.approx(value_of(metric, np.repeat(near, times, axis=0)))
+        again = TextOutcomes(metric, np.repeat(near, times, axis=0))
+        assert value == pytest.approx(again.value)
 
 
 def test_a_gap_is_of_the_means_over_seeds_and_none_to_itself():
-    near, far = (np.array(bleu_counts(texts, TRUTH), float) for texts in (NEAR, FAR))
-    same = text_gaps("bleu", [near], [near, near], seed=0).summarise()
+    near, far = (
+        TextOutcomes("bleu", np.array(bleu_counts(texts, TRUTH), float)) for texts in (NEAR, FAR)
+    )
+    same = compare_systems([near], [near, near], seed=0)
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
-    gap = text_gaps("bleu", [near, far], [far], seed=0)
-    wanted = (value_of("bleu", near) + value_of("bleu", far)) / 2 - value_of("bleu", far)
-    assert gap.difference == pytest.approx(wanted)
-    assert gap.summarise().low > 0
+    gap = compare_systems([near, far], [far], seed=0)
+    assert gap.difference == pytest.approx((near.value + far.value) / 2 - far.value)
+    assert gap.low > 0
 
 
 def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp_path):
@@ -89,8 +92,7 @@ def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp
     told = study.comparisons["icl-knn", "totto bleu"]
     assert told.gap.difference > 0
     assert told.mcnemar is None
-    assert not study.averages
-    assert not study.has_average
+    assert study.columns == study.tasks
 
 
 def test_the_papers_values_stand_beside_them(tmp_path, capsys):
@@ -107,9 +109,9 @@ def test_the_papers_values_stand_beside_them(tmp_path, capsys):
     assert not page.exists()
 
 
-def test_a_run_of_an_earlier_version_is_refused_with_the_way_out(tmp_path):
+def test_a_run_that_lacks_each_querys_numbers_is_refused_with_the_way_out(tmp_path):
     plant(tmp_path / "old", NEAR, [0.9, 0.5, 0.1], keep=("parent",))
-    with pytest.raises(ArtifactError, match=r"does not say bleu of each query.*delete its metrics"):
+    with pytest.raises(ArtifactError, match=r"\(no 'bleu_counts'\): delete .*old and run its"):
         load_collection([tmp_path])
 
 

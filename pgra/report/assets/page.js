@@ -1,7 +1,79 @@
-// The page itself: forms, pages, keys. It stands behind choose.js in one script.
-// All text of the runs enters as text nodes, never as markup.
+"use strict";
+// The browser of examples. All text of the runs enters as text nodes, never as markup.
+//
+// The data, as pgra/report/page.py makes it:
+//   texts: every query and passage once
+//   tasks: [{name, labels, ids, queries (numbers of texts), gold (of labels, -1 unknown),
+//            lists: [[text, stage-1 rank, stage-1 score, stage-2 score, text, ...], ...],
+//            runs: [{name, system, answers (of labels), chances ([label, probability], ...),
+//                    evidence (of lists), attention (shares, or null), read (most evidence)}]}]
 
+const STRIDE = 4; // numbers of one evidence in a list
+const MOST_AT_FIRST = 6; // runs shown before anybody chose
 const TYPING_MS = 150; // a search waits until nobody typed for so long
+const isRight = (task, run, i) => task.gold[i] >= 0 && run.answers[i] === task.gold[i];
+const isWrong = (task, run, i) => task.gold[i] >= 0 && run.answers[i] !== task.gold[i];
+const MUSTS = { any: () => true, right: isRight, wrong: isWrong };
+const SHOWS = {
+  all: () => true,
+  wrong: (task, runs, i) => runs.length > 0 && runs.every((run) => isWrong(task, run, i)),
+  right: (task, runs, i) => runs.length > 0 && runs.every((run) => isRight(task, run, i)),
+  mixed: (task, runs, i) =>
+    runs.some((run) => isRight(task, run, i)) && runs.some((run) => isWrong(task, run, i)),
+  differ: (task, runs, i) => runs.some((run) => run.answers[i] !== runs[0].answers[i]),
+};
+const chanceOf = (run, i) => run.chances[i].find(([label]) => label === run.answers[i])?.[1] ?? null;
+const ORDERS = { // smaller keys come first; ties stay in the test set's order
+  file: () => 0,
+  sure: (task, runs, i) =>
+    -Math.max(-1, ...runs.filter((run) => isWrong(task, run, i)).map((run) => chanceOf(run, i) ?? 0)),
+  unsure: (task, runs, i) => Math.min(1, ...runs.map((run) => chanceOf(run, i) ?? 1)),
+};
+const pattern = (text, flags) => new RegExp(text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), flags);
+
+// The examples that the form asks for, in its order: {task, show, label, order, text, deep, runs},
+// where runs has for each run "no" (not shown), "any", "right" or "wrong".
+function select(data, form) {
+  const task = data.tasks[form.task];
+  const runs = task.runs.filter((_, r) => form.runs[r] !== "no");
+  const musts = task.runs.map((run, r) => [MUSTS[form.runs[r]], run]).filter(([test]) => test);
+  const wanted = pattern(form.text, "iu");
+  const known = new Map(); // by text, which several runs share
+  const holds = (text) => {
+    if (!known.has(text)) known.set(text, wanted.test(data.texts[text]));
+    return known.get(text);
+  };
+  const listHolds = (list) => list.some((text, k) => k % STRIDE === 0 && holds(text));
+  const hasText = (i) => form.text === "" || holds(task.queries[i]) || wanted.test(task.ids[i]) ||
+    (form.deep && runs.some((run) => listHolds(task.lists[run.evidence[i]])));
+  const found = [...task.ids.keys()].filter((i) =>
+    (form.label < 0 || task.gold[i] === form.label) && SHOWS[form.show](task, runs, i) &&
+    musts.every(([test, run]) => test(task, run, i)) && hasText(i));
+  const keys = new Map(found.map((i) => [i, ORDERS[form.order](task, runs, i)]));
+  return found.sort((a, b) => keys.get(a) - keys.get(b));
+}
+
+// Without a choice, one run a system, so that seeds do not fill the screen.
+function firstRuns(task) {
+  const systems = [...new Set(task.runs.map((run) => run.system))].slice(0, MOST_AT_FIRST);
+  const first = systems.map((system) => task.runs.findIndex((run) => run.system === system));
+  return task.runs.map((_, r) => (first.includes(r) ? "any" : "no"));
+}
+
+// Runs that read the same evidence of an example share a column, unless attention tells them apart.
+function evidenceColumns(runs, i) {
+  const columns = new Map();
+  for (const run of runs) {
+    const shares = run.attention ? run.attention[i] : null;
+    const key = `${run.evidence[i]} ${JSON.stringify(shares)}`;
+    const column = columns.get(key) ?? { names: [], list: run.evidence[i], read: run.read, shares };
+    columns.set(key, { ...column, names: [...column.names, run.name] });
+  }
+  return [...columns.values()];
+}
+
+const digits = (value) => (Math.abs(value) >= 1000 ? 1 : Math.abs(value) >= 10 ? 2 : 3);
+const showNumber = (value) => value?.toFixed(digits(value)) ?? "none";
 
 function make(tag, attributes, ...children) {
   const node = document.createElement(tag);
@@ -11,10 +83,9 @@ function make(tag, attributes, ...children) {
 }
 
 function marked(text, wanted) {
-  if (wanted === "") return [text];
   const parts = [];
   let end = 0;
-  for (const match of text.matchAll(pattern(wanted, "giu"))) {
+  for (const match of wanted ? text.matchAll(pattern(wanted, "giu")) : []) {
     parts.push(text.slice(end, match.index), make("mark", {}, match[0]));
     end = match.index + match[0].length;
   }
@@ -23,189 +94,138 @@ function marked(text, wanted) {
 
 function answerLine(task, run, i) {
   const verdict = isRight(task, run, i) ? "right" : isWrong(task, run, i) ? "wrong" : "";
-  const sign = { right: "\u2713 right", wrong: "\u2717 wrong", "": "no label" }[verdict];
-  const others = run.chances[i]
-    .filter(([label, chance]) => label !== run.answers[i] && chance !== null)
-    .sort((a, b) => b[1] - a[1])
-    .map(([label, chance]) => `${task.labels[label]} ${showNumber(chance)}`);
+  const others = run.chances[i].filter(([label, chance]) => label !== run.answers[i] && chance !== null)
+    .sort((a, b) => b[1] - a[1]).map(([label, chance]) => `${task.labels[label]} ${showNumber(chance)}`);
   // The roles are a table's own; a phone's layout, without columns, would lose them.
-  return make("tr", { role: "row" },
-    make("th", { scope: "row", role: "rowheader" }, run.name),
-    make("td", { role: "cell" }, task.labels[run.answers[i]]),
-    make("td", { role: "cell", class: verdict }, sign),
-    make("td", { role: "cell" }, showNumber(chanceOf(run, i))),
-    make("td", { role: "cell", class: "facts" }, others.join(", ")));
+  const cells = [
+    [task.labels[run.answers[i]], ""], [{ right: "✓ right", wrong: "✗ wrong", "": "no label" }[verdict], verdict],
+    [showNumber(chanceOf(run, i)), ""], [others.join(", "), "facts"]];
+  return make("tr", { role: "row" }, make("th", { scope: "row", role: "rowheader" }, run.name),
+    ...cells.map(([text, kind]) => make("td", { role: "cell", class: kind }, text)));
 }
 
-function answerTable(task, runs, i) {
-  const heads = ["run", "answer", "", "probability", "other labels"];
-  return make("div", { class: "scroll" }, make("table", { class: "answers" },
-    make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
-    make("tbody", {}, ...runs.map((run) => answerLine(task, run, i)))));
-}
-
-function evidenceItem(data, entry, share, state) {
-  const [text, rank, first, second] = entry;
-  const told = [`stage 1: rank ${rank ?? "none"}, score ${showNumber(first)}`];
-  // Where nothing was reranked the second score is the first's once more.
-  if (second !== first) told.push(`stage 2: score ${showNumber(second)}`);
-  if (typeof share === "number") told.push(`attention ${(100 * share).toFixed(1)} %`);
-  return make("li", {},
-    make("span", { class: "passage", dir: "auto" },
-      ...marked(data.texts[text], state.deep ? state.text : "")),
-    make("span", { class: "numbers" }, told.join(" \u00b7 ")));
-}
-
-function evidenceColumn(data, task, column, state) {
+function evidenceColumn(data, task, column, form) {
   const list = task.lists[column.list];
-  const items = [];
-  for (let k = 0; k < list.length; k += STRIDE) {
-    const share = column.shares ? column.shares[k / STRIDE] : null;
-    items.push(evidenceItem(data, list.slice(k, k + STRIDE), share, state));
-  }
-  const body = items.length ? make("ol", {}, ...items) : make("p", { class: "facts" }, "It reads none.");
-  const more = column.read > items.length && items.length > 0
-    ? [make("p", { class: "facts" }, `The best ${items.length} of up to ${column.read} are kept here.`)] : [];
-  return make("div", {}, make("h4", {}, column.names.join(", ")), body, ...more);
+  const items = list.filter((_, k) => k % STRIDE === 0).map((text, n) => {
+    const [rank, first, second] = list.slice(n * STRIDE + 1, (n + 1) * STRIDE);
+    const facts = [`stage 1: rank ${rank ?? "none"}, score ${showNumber(first)}`];
+    // Where nothing was reranked the second score is the first's once more.
+    if (second !== first) facts.push(`stage 2: score ${showNumber(second)}`);
+    const share = column.shares?.[n] ?? null;
+    if (share !== null) facts.push(`attention ${(100 * share).toFixed(1)} %`);
+    const passage = marked(data.texts[text], form.deep ? form.text : "");
+    return make("li", {}, make("span", { class: "passage", dir: "auto" }, ...passage),
+      make("span", { class: "numbers" }, facts.join(" · ")));
+  });
+  const cut = column.read > items.length ? `The best ${items.length} of up to ${column.read} are kept here.` : "";
+  const note = items.length ? cut : "It reads none.";
+  return make("div", {}, make("h4", {}, column.names.join(", ")), make("ol", {}, ...items),
+    make("p", { class: "facts" }, note));
 }
 
-function exampleItem(data, task, runs, i, state) {
+function exampleItem(data, task, runs, i, form) {
   const gold = task.gold[i] >= 0 ? task.labels[task.gold[i]] : "unknown";
-  const columns = evidenceColumns(runs, i);
-  const box = make("details", {}, make("summary", {}, "Evidence"),
-    make("div", { class: "columns" },
-      ...columns.map((column) => evidenceColumn(data, task, column, state))));
-  box.open = state.open;
+  const heads = ["run", "answer", "", "probability", "other labels"].map((head) => make("th", { scope: "col" }, head));
+  const columns = evidenceColumns(runs, i).map((column) => evidenceColumn(data, task, column, form));
+  const box = make("details", {}, make("summary", {}, "Evidence"), make("div", { class: "columns" }, ...columns));
+  box.open = form.open;
   return make("li", {},
-    make("h3", {}, `label: ${gold} `,
-      make("span", { class: "facts" }, ...marked(task.ids[i], state.text))),
-    make("p", { class: "query", dir: "auto" },
-      ...marked(data.texts[task.queries[i]], state.text)),
-    answerTable(task, runs, i), box);
+    make("h3", {}, `label: ${gold} `, make("span", { class: "facts" }, ...marked(task.ids[i], form.text))),
+    make("p", { class: "query", dir: "auto" }, ...marked(data.texts[task.queries[i]], form.text)),
+    make("table", { class: "answers" }, make("thead", {}, make("tr", {}, ...heads)),
+      make("tbody", {}, ...runs.map((run) => answerLine(task, run, i)))), box);
 }
 
 function start() {
   const at = (id) => document.getElementById(id);
   const data = JSON.parse(at("data").textContent);
-  if (data.tasks.length === 0) {
-    at("status").textContent = "No predictions to look through.";
-    return;
-  }
-  let state = fromHash(data, location.hash);
-  let found = [];
+  const fields = at("filters").elements;
+  const musts = { no: "not shown", any: "shown", right: "shown, and right", wrong: "shown, and wrong" };
+  let timer = 0;
+  const options = (pairs) => pairs.map(([value, text]) => make("option", { value }, text));
 
-  function fill(select_, names) {
-    select_.replaceChildren(...names.map(([value, name]) => make("option", { value }, name)));
-  }
-
-  function runLine(run, r) {
-    const tick = make("input", { type: "checkbox" });
-    tick.checked = state.shown[r];
-    tick.addEventListener("change", () => change(() => { state.shown[r] = tick.checked; }));
-    const must = make("select", { "aria-label": `${run.name} must be` });
-    fill(must, [["any", "right or wrong"], ["right", "right"], ["wrong", "wrong"]]);
-    must.value = state.must[r];
-    must.addEventListener("change", () => change(() => { state.must[r] = must.value; }));
-    return make("div", { class: "run-line" }, make("label", {}, tick, make("span", {}, run.name)), must);
+  function layTask() { // what depends on the task: its labels and its runs
+    const task = data.tasks[fields.task.value];
+    fields.label.replaceChildren(...options([[-1, "any"], ...task.labels.entries()]));
+    at("runs").replaceChildren(...firstRuns(task).map((must, r) => {
+      const choice = make("select", { name: `run${r}` }, ...options(Object.entries(musts)));
+      choice.value = must;
+      return make("label", { class: "run-line" }, choice, task.runs[r].name);
+    }));
   }
 
-  // Lay what depends on the task or the link: the form's values.
-  function layForm() {
-    const task = data.tasks[state.task];
-    fill(at("task"), data.tasks.map((each, t) => [t, each.name]));
-    fill(at("label"), [[-1, "any"], ...task.labels.map((label, place) => [place, label])]);
-    for (const id of ["task", "show", "label", "order", "size", "text"]) at(id).value = state[id];
-    for (const id of ["deep", "open"]) at(id).checked = state[id];
-    at("runs").replaceChildren(at("runs").querySelector("legend"), ...task.runs.map(runLine));
-    if (state.must.some((must) => must !== "any")) at("runs-box").open = true;
+  function readAddress() { // what a link asks for; unknown words are passed over
+    const words = new URLSearchParams(location.hash.slice(1));
+    if (words.has("task")) fields.task.value = words.get("task");
+    if (fields.task.selectedIndex < 0) fields.task.selectedIndex = 0;
+    layTask();
+    for (const field of fields) {
+      if (!words.has("size")) break; // no link of this form
+      if (field.type === "checkbox") field.checked = words.has(field.name);
+      else if (field.name !== "task" && words.has(field.name)) field.value = words.get(field.name);
+      if (field.selectedIndex < 0) field.selectedIndex = 0;
+    }
   }
 
-  function showPage() {
-    const task = data.tasks[state.task];
-    const runs = task.runs.filter((_, r) => state.shown[r]);
-    const pages = Math.max(Math.ceil(found.length / state.size), 1);
-    state.page = Math.min(state.page, pages - 1);
-    const from = state.page * state.size;
-    const places = found.slice(from, from + state.size);
+  function refresh() {
+    const task = data.tasks[fields.task.value];
+    const words = new FormData(at("filters"));
+    const form = { ...Object.fromEntries(words), task: Number(fields.task.value), deep: words.has("deep"),
+      open: words.has("open"), label: Number(words.get("label")), runs: task.runs.map((_, r) => words.get(`run${r}`)) };
+    const found = select(data, form);
+    const size = Number(form.size);
+    const last = Math.max(Math.ceil(found.length / size), 1);
+    const page = Math.min(Math.max(Math.trunc(form.page) || 1, 1), last);
+    fields.page.value = page;
+    words.set("page", page);
+    const from = (page - 1) * size;
+    const places = found.slice(from, from + size);
+    const runs = task.runs.filter((_, r) => form.runs[r] !== "no");
     at("examples").start = from + 1;
-    at("examples").replaceChildren(...places.map((i) => exampleItem(data, task, runs, i, state)));
-    at("page").value = state.page + 1;
-    at("page").max = pages;
-    at("pages").textContent = pages;
-    for (const id of ["first", "previous"]) at(id).disabled = state.page === 0;
-    for (const id of ["next", "last"]) at(id).disabled = state.page === pages - 1;
+    at("examples").replaceChildren(...places.map((i) => exampleItem(data, task, runs, i, form)));
+    at("pages").textContent = last;
+    for (const button of document.querySelectorAll("button[data-turn]")) {
+      button.disabled = page === (button.dataset.turn < 0 ? 1 : last);
+    }
     const shown = places.length ? `, ${from + 1} to ${from + places.length} shown` : "";
     at("status").textContent = `${found.length} of ${task.ids.length} queries${shown}`;
     at("runs-count").textContent = `${runs.length} of ${task.runs.length} shown`;
     try {
-      history.replaceState(null, "", `#${toHash(data, state)}`);
+      history.replaceState(null, "", `#${new URLSearchParams(words)}`);
     } catch {
       // A page without an address (a preview, say) has no link to keep.
     }
   }
 
-  function refresh() {
-    found = select(data, state);
-    showPage();
-  }
-
-  function change(edit) {
-    edit();
-    state.page = 0;
+  function turn(by) {
+    fields.page.value = Math.min(Math.max(Number(fields.page.value) + by, 1), Number(at("pages").textContent));
     refresh();
-  }
-
-  function turn(page) {
-    const last = Math.max(Math.ceil(found.length / state.size) - 1, 0);
-    state.page = Math.min(Math.max(Math.trunc(page) || 0, 0), last);
-    showPage();
     at("browser").scrollIntoView();
   }
 
   at("filters").addEventListener("submit", (event) => event.preventDefault());
-  at("task").addEventListener("change", () => {
-    state = { ...freshState(data, Number(at("task").value)), open: state.open, size: state.size };
-    layForm();
-    refresh();
-  });
-  for (const id of ["show", "order"]) {
-    at(id).addEventListener("change", () => change(() => { state[id] = at(id).value; }));
-  }
-  for (const id of ["label", "size"]) {
-    at(id).addEventListener("change", () => change(() => { state[id] = Number(at(id).value); }));
-  }
-  at("deep").addEventListener("change", () => change(() => { state.deep = at("deep").checked; }));
-  at("open").addEventListener("change", () => {
-    state.open = at("open").checked;
-    showPage();
-  });
-  let timer = 0;
-  at("text").addEventListener("input", () => {
+  at("filters").addEventListener("input", ({ target }) => {
+    if (target.name === "task") layTask();
+    if (target.name !== "page" && target.name !== "open") fields.page.value = 1;
     clearTimeout(timer);
-    timer = setTimeout(() => change(() => { state.text = at("text").value; }), TYPING_MS);
+    timer = setTimeout(refresh, target.name === "text" ? TYPING_MS : 0);
   });
-  at("first").addEventListener("click", () => turn(0));
-  at("previous").addEventListener("click", () => turn(state.page - 1));
-  at("next").addEventListener("click", () => turn(state.page + 1));
-  at("last").addEventListener("click", () => turn(Infinity));
-  at("page").addEventListener("change", () => turn(Number(at("page").value) - 1));
-  document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, textarea, .wide") || event.altKey) return;
-    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-    if (event.key === "ArrowRight") turn(state.page + 1);
-    if (event.key === "ArrowLeft") turn(state.page - 1);
+  at("filters").addEventListener("click", ({ target }) => target.dataset.turn && turn(Number(target.dataset.turn)));
+  addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest?.("input, select, textarea, .wide");
+    if (isTyping || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (event.key === "ArrowRight") turn(1);
+    if (event.key === "ArrowLeft") turn(-1);
   });
   addEventListener("hashchange", () => {
     if (location.hash === "#browser") return; // the link to the examples
-    state = fromHash(data, location.hash);
-    layForm();
+    readAddress();
     refresh();
   });
-
-  layForm();
+  readAddress();
   at("filters").hidden = false;
-  document.querySelector(".pager").hidden = false;
   refresh();
 }
 
-start();
+if (typeof document === "undefined") module.exports = { select, firstRuns, evidenceColumns, showNumber }; // tests
+else start();

@@ -1,0 +1,332 @@
+"""MemPrompt's experiment: a stream for each system, clarification probability and seed.
+
+    RUN/run.json                    what decides every number here
+    RUN/mem-p0.5-seed0/steps.jsonl  what happened at each step
+    RUN/mem-p0.5-seed0/memory.sqlite
+    RUN/mem-p0.5-seed0/metrics.json written last: the stream is done
+    RUN/report.md, RUN/running.png  all of them beside each other
+
+The LM's answers are kept among the artifacts. A stream that was stopped is played again from its
+start, which asks the LM nothing it has answered, and then goes on.
+"""
+
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
+from pgra.config import Arguments, arg
+from pgra.core import Json
+from pgra.errors import ArtifactError, ConfigError
+from pgra.memory.families import Family
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import OpenLookup
+from pgra.memory.report import (
+    SYSTEMS,
+    StreamResult,
+    Variant,
+    compare_with,
+    measure,
+    wrong_type_pairs,
+)
+from pgra.memory.stream import (
+    GrowPrompt,
+    MemPrompt,
+    NoMemory,
+    Simulation,
+    Step,
+    StepOutcome,
+    System,
+    make_stream,
+    read_stream,
+    read_words,
+)
+
+RUN_FILE, STEPS_FILE, METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
+MEMORY_FILE = "memory.sqlite"
+
+
+@dataclass(kw_only=True)
+class StreamArguments(Arguments):
+    """Which questions, which systems, and what an answer may cost."""
+
+    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    stream: str | None = arg(None, "Questions in a jsonl file, as the paper's release has them.")
+    words: str | None = arg(
+        None,
+        "A word list to make streams of: jsonl with type, word and answer, or for scrambles a text "
+        "file with a word a line.",
+    )
+    num_steps: int | None = arg(
+        None, "Steps of a stream; default: all of the file's, 300 of a word list.", least=1
+    )
+    shuffle: bool = arg(False, "Shuffle the file's questions, by each seed.")
+    systems: list[str] = arg(
+        list(SYSTEMS), "no-mem, grow (corrections grow the prompt) and mem (look-up)."
+    )
+    clarification_probabilities: list[float] = arg(
+        [0.5], "That a user who was misunderstood says what was meant."
+    )
+    grow_probabilities: list[float] | None = arg(
+        None, "The same for grow, which costs most; default: as the others."
+    )
+    seeds: list[int] = arg(
+        [0], "Of the user's draws, and of the stream where it is made or shuffled."
+    )
+    prompt: str | None = arg(
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+    )
+    prefix: str = arg(
+        "fixed",
+        "The prompt's examples: fixed (the same for all), or kate (each question's nearest; then "
+        "prompts share nothing, and an LM here reads each whole).",
+        choices=("fixed", "kate"),
+    )
+    prefix_examples: int | None = arg(
+        None,
+        "With kate: how many (k); default: as many as the prompt has, half of them without a pool.",
+        least=1,
+        needs={"prefix": "kate"},
+    )
+    prefix_pool: str | None = arg(
+        None,
+        "With kate: a jsonl file of further examples to choose from: question, answer (or answers) "
+        "and perhaps feedback.",
+        needs={"prefix": "kate"},
+    )
+    prefix_encoder: str | None = arg(
+        None,
+        "With kate: what compares questions, an encoder or bm25; default: --encoder.",
+        needs={"prefix": "kate"},
+    )
+    max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
+    max_prompt_tokens: int = arg(
+        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
+    )
+    max_added: int | None = arg(
+        None,
+        "Most corrections that grow shows (the release: 20); default: as many as fit.",
+        least=0,
+    )
+    dev_stream: str | None = arg(
+        None, "Other questions, on which the gate's threshold is chosen; instead of --threshold."
+    )
+    released_check: bool = arg(
+        False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
+    )
+    output_dir: str | None = arg(
+        None, "Where the runs go; default: runs/memory-FAMILY.", decides=False
+    )
+    artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
+
+    def check(self) -> None:
+        """Refuse a stream of nothing, of two sources, or of no system."""
+        if (self.stream is None) == (self.words is None):
+            raise ConfigError(
+                "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
+            )
+        if not self.seeds or not self.systems or not self.clarification_probabilities:
+            raise ConfigError("systems, seeds and clarification_probabilities each need a value")
+
+    def read_questions(self, family: Family, seed: int) -> list[Step]:
+        """Return the stream of a seed: a file's, or one that is made of a word list.
+
+        Raises:
+            ConfigError: If more steps are asked for than the file has.
+            DataError: If the file is not as it must be.
+        """
+        if self.words is not None:
+            words = read_words(Path(self.words), family)
+            return make_stream(family, words, num_steps=self.num_steps or 300, seed=seed)
+        steps = read_stream(Path(str(self.stream)), family)
+        if self.num_steps is not None and self.num_steps > len(steps):
+            raise ConfigError(f"num_steps is {self.num_steps}, and {self.stream} has {len(steps)}")
+        if self.shuffle:
+            random.Random(seed).shuffle(steps)
+        return steps[: self.num_steps]
+
+
+def plan_variants(
+    systems: Sequence[str],
+    probabilities: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    grow_probabilities: Sequence[float] | None = None,
+) -> list[Variant]:
+    """List what is run, in order: without a memory first, which the others are compared with.
+
+    Args:
+        systems: Names of `SYSTEMS`.
+        probabilities: Of a clarification.
+        seeds: Of the draws.
+        grow_probabilities: Those of GROW-PROMPT, which costs most; None: the same.
+
+    Raises:
+        ConfigError: If a system is unknown, or a probability is none.
+    """
+    for system in systems:
+        if system not in SYSTEMS:
+            raise ConfigError(f"systems names '{system}': known are {', '.join(SYSTEMS)}")
+    of_grow = probabilities if grow_probabilities is None else grow_probabilities
+    by_system = {"no-mem": [0.0], "grow": of_grow, "mem": probabilities}
+    for value in (*probabilities, *of_grow):
+        if not 0 < value <= 1:
+            raise ConfigError(
+                f"clarification_probabilities has {value:g}: each is above 0 and at most 1"
+            )
+    return [
+        Variant(system, p, seed)
+        for seed in dict.fromkeys(seeds)
+        for system in SYSTEMS
+        if system in systems
+        for p in dict.fromkeys(by_system[system])
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A stream and all that its systems share.
+
+    Attributes:
+        folder: Where the runs go.
+        simulation: User and LM.
+        open_lookup: Opens the look-up of a memory.
+        threshold: The gate's; None where label feedback has none.
+        max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
+    """
+
+    folder: Path
+    simulation: Simulation
+    open_lookup: OpenLookup
+    threshold: float | None
+    max_added: int | None = None
+
+    @property
+    def identity(self) -> dict[str, Json]:
+        """All that decides the numbers, but for the variant and the stream."""
+        simulation, lm = self.simulation, self.simulation.lm
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            FeedbackLog.open(Path(folder) / MEMORY_FILE) as log,
+        ):
+            lookup = dict(self.open_lookup(log).fingerprint)
+        family = asdict(simulation.family)
+        for name in ("paper", "paper_answered", "is_of_paper"):  # they decide no number here
+            del family[name]
+        return {
+            "lm": dict(lm.completer.fingerprint),
+            "family": simulation.family.name,
+            "family_digest": digest(family)[:12],
+            "prompt": lm.few_shot.name,
+            "prompt_digest": digest(lm.few_shot.fingerprint)[:12],
+            "lookup": lookup,
+            "threshold": self.threshold,
+            "max_new_tokens": lm.max_new_tokens,
+            "max_prompt_tokens": lm.max_prompt_tokens,
+            "max_added": self.max_added,
+            "as_released": simulation.as_released,
+        }
+
+    def open_system(self, system: str, log: FeedbackLog) -> System:
+        """Open a system by its name."""
+        simulation, lm = self.simulation, self.simulation.lm
+        if system == "no-mem":
+            return NoMemory(lm.few_shot)
+        if system == "grow":
+            return GrowPrompt(lm, max_added=self.max_added)
+        lookup = self.open_lookup(log)
+        return MemPrompt(simulation.family, lm.few_shot, log, lookup, self.threshold)
+
+    def run(
+        self, streams: Mapping[int, Sequence[Step]], plan: Sequence[Variant]
+    ) -> list[StreamResult]:
+        """Run every variant that is not done, and compare those with a memory with no-mem.
+
+        Args:
+            streams: The questions, by seed.
+            plan: Of `plan_variants`.
+
+        Raises:
+            ArtifactError: If the folder is another experiment's.
+            DataError: If a question does not fit the LM's window.
+        """
+        results: list[StreamResult] = []
+        bare: dict[int, list[StepOutcome]] = {}
+        with lock_folder(self.folder):
+            claim_folder(self.folder, self.identity)
+            for variant in plan:
+                steps, folder = streams[variant.seed], self.folder / variant.name
+                stream = digest([asdict(step) for step in steps])[:12]
+                if (folder / METRICS_FILE).is_file():
+                    outcomes = _read_outcomes(folder, stream)
+                else:
+                    outcomes = self._play(folder, variant, steps)
+                metrics = measure(outcomes)
+                if variant.system == "no-mem":
+                    bare[variant.seed] = outcomes
+                elif variant.seed in bare:
+                    metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
+                metrics["wrong_type_pairs"] = wrong_type_pairs(outcomes)
+                which: dict[str, Json] = {**asdict(variant), "stream": stream}
+                write_json(folder / METRICS_FILE, {**which, **metrics})
+                results.append(StreamResult(variant, metrics, outcomes))
+        return results
+
+    def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
+        shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
+        folder.mkdir(parents=True)
+        outcomes = []
+        with (
+            FeedbackLog.open(folder / MEMORY_FILE) as log,
+            (folder / STEPS_FILE).open("w", encoding="utf-8") as file,
+        ):
+            played = self.simulation.run(
+                steps,
+                self.open_system(variant.system, log),
+                probability=variant.probability,
+                seed=variant.seed,
+            )
+            for outcome in tqdm(played, total=len(steps), desc=variant.name, unit="step"):
+                file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+                file.flush()
+                outcomes.append(outcome)
+        return outcomes
+
+
+def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
+    """Refuse the folder of another run; a new one says whose it is.
+
+    Raises:
+        ArtifactError: If it is another's, or its `run.json` is damaged.
+    """
+    path = folder / RUN_FILE
+    if not path.is_file():
+        write_json(path, dict(identity))
+        return
+    try:
+        made: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ArtifactError(f"{path} is damaged ({error}): use another --output_dir") from None
+    check_fingerprint(folder, made=made, asked=identity)
+
+
+def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:
+    try:
+        made_of = json.loads((folder / METRICS_FILE).read_text()).get("stream")
+        lines = (folder / STEPS_FILE).read_text(encoding="utf-8").splitlines()
+        outcomes = [StepOutcome(**json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:
+        raise ArtifactError(f"{folder} is damaged ({error}): delete it and run it again") from None
+    if made_of != stream:
+        raise ArtifactError(
+            f"{folder} was made of another stream: use another --output_dir, or delete it"
+        )
+    return outcomes

@@ -1,0 +1,630 @@
+"""What a memory is worth: accuracy over time, what look-ups did, gaps between systems, the gate.
+
+Accuracy of the understanding is Acc(u), that of the answer Acc(y) (Madaan et al. 2022, section 4).
+Systems are compared on the same steps, by seed, with McNemar's test. A gate's threshold can be
+chosen on a stream of questions whose meanings are known: each question looks among those before
+it, as if every one of them had been clarified.
+"""
+
+import importlib.util
+import logging
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import correlation, fmean
+from typing import Any
+
+from pgra.artifacts import write_aside, write_text
+from pgra.core import Json
+from pgra.data.read import Row, check_file, json_rows, table_rows
+from pgra.errors import DataError
+from pgra.memory.families import Family
+from pgra.memory.log import FeedbackLog
+from pgra.memory.lookup import OpenLookup
+from pgra.memory.stream import Step, StepOutcome, judge_output
+from pgra.report.metrics import Spread, combine_p, mcnemar, mean_sd_interval
+from pgra.report.tables import Cell, Table
+
+logger = logging.getLogger(__name__)
+
+SYSTEMS = ("no-mem", "grow", "mem")
+LAST = 100
+"""Steps at the end whose accuracy is told apart: what the system can do once it has learned."""
+REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
+_DOTS_PER_INCH = 150
+_MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
+_TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
+_GOLD = ("gold", "expected", "expected_answer")
+_KIND = ("type", "kind")
+_OUTPUT = "generated"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One stream by one system.
+
+    Attributes:
+        system: One of `SYSTEMS`.
+        probability: Of a clarification; 0 for no-mem.
+        seed: Of the user's draws, and of the stream where it is made or shuffled.
+    """
+
+    system: str
+    probability: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
+        return f"{self.system}{part}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """What a variant gave.
+
+    Attributes:
+        variant: Which.
+        metrics: Of `measure`, and of the comparison with no-mem.
+        outcomes: Its steps.
+    """
+
+    variant: Variant
+    metrics: dict[str, Json]
+    outcomes: list[StepOutcome]
+
+
+# What a stream measured.
+
+
+def running_accuracy(outcomes: Sequence[bool]) -> list[float]:
+    """Return the share of the steps up to each that went well, (n,), as the paper plots it."""
+    running, right = [], 0
+    for number, outcome in enumerate(outcomes, 1):
+        right += outcome
+        running.append(right / number)
+    return running
+
+
+def correlate(first: Sequence[bool], second: Sequence[bool]) -> float | None:
+    """Return the correlation of two outcomes (phi); None where one of them is always the same."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    return correlation(list(map(float, first)), list(map(float, second)))
+
+
+def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
+    """Measure a whole stream.
+
+    Args:
+        outcomes: Its steps, in order.
+
+    Returns:
+        Accuracy of the understanding and of the answer (of all steps, of the last 100, and the mean
+        of the running accuracy, which is the area under its curve); by type; tokens of prompts and
+        of outputs; of look-ups how many were used, the share of those after which the question was
+        understood (the paper's "effective", 97 %) and of those given for another type.
+    """
+    understood = [step.understood for step in outcomes]
+    kinds = sorted({step.kind for step in outcomes})
+    used = [step for step in outcomes if step.used_memory]
+    return {
+        "n": len(outcomes),
+        "understood": fmean(understood),
+        "understood_area": fmean(running_accuracy(understood)),
+        f"understood_last_{LAST}": fmean(understood[-LAST:]),
+        "understood_by_type": {
+            kind: fmean(step.understood for step in outcomes if step.kind == kind) for kind in kinds
+        },
+        "answered": fmean(step.answered for step in outcomes),
+        "answered_area": fmean(running_accuracy([step.answered for step in outcomes])),
+        "clarifications": sum(step.clarified for step in outcomes),
+        "prompt_tokens": sum(step.num_prompt_tokens for step in outcomes),
+        "new_tokens": sum(step.num_new_tokens for step in outcomes),
+        "lookups": {
+            "used": len(used),
+            "effective": fmean(step.understood for step in used) if used else None,
+            "wrong_type": fmean(step.is_wrong_kind for step in used) if used else None,
+        },
+    }
+
+
+def compare_with(
+    outcomes: Sequence[StepOutcome], without: Sequence[StepOutcome]
+) -> dict[str, Json]:
+    """Return which look-ups helped and which hurt, beside the same stream without a memory.
+
+    Args:
+        outcomes: The stream's steps.
+        without: The same questions, with NO-MEM.
+
+    Returns:
+        Shares of the steps with a clarification from the memory that are understood with it and not
+        without (helped), the other way round (hurt), and either way or neither (no change).
+
+    Raises:
+        ValueError: If the questions are not the same.
+    """
+    if [step.question for step in outcomes] != [step.question for step in without]:
+        raise ValueError("the two streams ask different questions")
+    pairs = [
+        (step.understood, bare.understood)
+        for step, bare in zip(outcomes, without, strict=True)
+        if step.used_memory
+    ]
+    if not pairs:
+        return {"helped": None, "hurt": None, "no_change": None}
+    helped = fmean(now and not before for now, before in pairs)
+    hurt = fmean(before and not now for now, before in pairs)
+    return {"helped": helped, "hurt": hurt, "no_change": 1 - helped - hurt}
+
+
+def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Mapping[str, Json]]:
+    """List the collisions that a stream ran into, the most frequent first.
+
+    Returns:
+        For each pair of types: what was asked, what was found, one example of each, how often, and
+        how often the question was understood all the same.
+    """
+    found: dict[tuple[str, str], list[StepOutcome]] = {}
+    for step in outcomes:
+        if step.is_wrong_kind:
+            found.setdefault((step.kind, str(step.matched_kind)), []).append(step)
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+    return [
+        {
+            "asked": asked,
+            "found": other,
+            "question": steps[0].question,
+            "key": steps[0].matched_key,
+            "score": steps[0].score,
+            "times": len(steps),
+            "understood": sum(step.understood for step in steps),
+        }
+        for (asked, other), steps in ordered
+    ]
+
+
+# Outputs that stand in a file: jsonl or csv, a question a row, with one output or those of several
+# systems side by side. The release's `results.csv` has `question`, `gold`, `GPT-3 generated` and
+# `with_mem_learned_ir generated`; a run's `steps.jsonl` has `expected` and `generated`.
+
+
+def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
+    """Score each column of outputs, those whose names end in "generated".
+
+    A row's type is its `type` or `kind`, else that whose expected output begins as its own does.
+
+    Args:
+        path: jsonl or csv.
+        family: Whose questions they answer.
+        as_released: Whether the understanding is told as the paper's release does.
+
+    Returns:
+        A table in Markdown: Acc(u) by type and of all outputs, Acc(y) of all.
+
+    Raises:
+        DataError: If the family's understanding is not told, there is no row or no such column, or
+            a row has no type.
+    """
+    if family.is_of_answers:
+        raise DataError(
+            f"the family '{family.name}' has no understanding to score: pgra icl scores answers"
+        )
+    judged: dict[str, list[tuple[str, bool, bool]]] = {}  # type, understood, answered; by column
+    file_kind = check_file(path, ("jsonl", "csv"))
+    rows = json_rows(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
+    for row in rows:
+        gold = _first_text(row, _GOLD)
+        if gold is None:
+            raise DataError(f"{row.place} has none of {', '.join(_GOLD)}: the right output")
+        kind = _kind_of(row, gold, family)
+        columns = [name for name in row.values if name.endswith(_OUTPUT)]
+        if not columns:
+            raise DataError(f"{row.place} has no output: its column's name must end in '{_OUTPUT}'")
+        for column in columns:
+            output = str(row.values[column])
+            verdict = judge_output(family, kind, output, [gold], as_released=as_released)
+            judged.setdefault(column, []).append((kind, *verdict))
+    if not judged:
+        raise DataError(f"{path} holds no row of outputs")
+    if len({len(outputs) for outputs in judged.values()}) > 1:
+        raise DataError(f"{path}: not every row has every output column: {', '.join(judged)}")
+    outputs = next(iter(judged.values()))
+    counts = {kind: sum(item[0] == kind for item in outputs) for kind in family.kinds}
+    kinds = [kind for kind, count in counts.items() if count]
+    lines = [["outputs", *(str(counts[kind]) for kind in kinds), str(len(outputs)), ""]]
+    for column, outputs in judged.items():
+        by_kind = [fmean(item[1] for item in outputs if item[0] == kind) for kind in kinds]
+        both = [fmean(item[1] for item in outputs), fmean(item[2] for item in outputs)]
+        lines.append([column, *(f"{share:.3f}" for share in (*by_kind, *both))])
+    return "\n".join(_markdown(["understood", *kinds, "all", "answered"], lines))
+
+
+def _first_text(row: Row, names: Sequence[str]) -> str | None:
+    found = (row.values.get(name) for name in names)
+    return next((text for text in found if isinstance(text, str) and text.strip()), None)
+
+
+def _kind_of(row: Row, gold: str, family: Family) -> str:
+    if family.situations is not None and not family.situations.categories:
+        return family.kinds[0]
+    kind = _first_text(row, _KIND)
+    if kind is None:
+        for known, frame in family.answers.items():
+            parts = re.split(r"\{word\}|\{answer\}", frame)
+            shape = ".*".join(map(re.escape, parts))
+            if re.fullmatch(shape, gold, re.IGNORECASE | re.DOTALL):
+                kind = known
+                break
+    if kind not in family.kinds:
+        raise DataError(
+            f"{row.place}: the right output '{gold[:80]}' is of no type of the family "
+            f"'{family.name}' ({', '.join(family.kinds)}): name the file's own with --family"
+        )
+    return kind
+
+
+# How well a gate tells right from wrong feedback.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a look-up gave for one question of a dev stream.
+
+    Attributes:
+        score: Of the nearest key; None where nothing was found.
+        is_right: Whether that key meant what the question means.
+        has_right: Whether any key in the memory did.
+    """
+
+    score: float | None
+    is_right: bool
+    has_right: bool
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """What a threshold does.
+
+    Attributes:
+        threshold: Scores of at least this pass.
+        precision: Share of what passes that is right; None where nothing passes.
+        recall: Share of the questions with a right key in the memory that get one.
+        num_passed: Questions that get a feedback.
+        num_trials: All questions.
+    """
+
+    threshold: float
+    precision: float | None
+    recall: float | None
+    num_passed: int
+    num_trials: int
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall; 0 where nothing is right."""
+        precision, recall = self.precision or 0.0, self.recall or 0.0
+        return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def try_lookup(steps: Sequence[Step], open_lookup: OpenLookup) -> list[Trial]:
+    """Look each question up among those before it, in a memory that is thrown away."""
+    trials, seen, meanings = [], set[str](), dict[int, str]()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        FeedbackLog.open(Path(folder) / "memory.sqlite") as log,
+    ):
+        lookup = open_lookup(log)
+        for step in steps:
+            found = lookup.find(step.question)
+            is_right = bool(found) and meanings[found[0].entry.id] == step.meaning
+            score = found[0].score if found else None
+            trials.append(Trial(score, is_right, step.meaning in seen))
+            seen.add(step.meaning)
+            meanings[log.write(step.question, step.feedback, source="dev").id] = step.meaning
+    return trials
+
+
+def judge_threshold(trials: Sequence[Trial], threshold: float) -> GateReport:
+    """Return what a threshold does to these trials."""
+    passed = [t for t in trials if t.score is not None and t.score >= threshold]
+    right = sum(trial.is_right for trial in passed)
+    wanted = sum(trial.has_right for trial in trials)
+    return GateReport(
+        threshold,
+        right / len(passed) if passed else None,
+        right / wanted if wanted else None,
+        len(passed),
+        len(trials),
+    )
+
+
+def choose_threshold(trials: Sequence[Trial]) -> GateReport:
+    """Choose the threshold with the largest F1, of equals the strictest.
+
+    Candidates are the scores that were met.
+
+    Raises:
+        DataError: If no look-up ever found a right key.
+    """
+    scores = sorted({trial.score for trial in trials if trial.score is not None}, reverse=True)
+    reports = [judge_threshold(trials, score) for score in scores]
+    best = max(reports, key=lambda report: report.f1, default=None)
+    if best is None or not best.f1:
+        raise DataError(
+            f"no threshold can be chosen from {len(trials)} questions: no look-up found a key of "
+            "the same meaning; give a longer dev stream, or --threshold"
+        )
+    return best
+
+
+# Is one system of a memory better than another?
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one system has over another, in accuracy of the understanding.
+
+    Attributes:
+        better: The one that is claimed to be better.
+        worse: The other.
+        final: Gap over all steps, by seed.
+        area: Gap of the areas under the running curves, by seed.
+        p_value: Of McNemar's tests of all seeds together (`combine_p`).
+        cost: Prompt tokens of the first for one of the second, all seeds together.
+    """
+
+    better: Variant
+    worse: Variant
+    final: Spread
+    area: Spread
+    p_value: float
+    cost: float
+
+
+def compare_systems(results: Sequence[StreamResult]) -> list[Claim]:
+    """Compare what the paper does: GROW with NO-MEM, MEM with GROW and NO-MEM, p with a lower p.
+
+    Args:
+        results: Of an experiment; only seeds that both have are compared.
+    """
+    by_key: dict[tuple[str, float], dict[int, StreamResult]] = {}
+    for result in results:
+        variant = result.variant
+        by_key.setdefault((variant.system, variant.probability), {})[variant.seed] = result
+    claims = []
+    for system, p in by_key:
+        if system == "no-mem":
+            continue
+        others = [key for key in by_key if key[0] == "no-mem"]
+        if system == "mem" and ("grow", p) in by_key:
+            others.append(("grow", p))
+        lower = [q for other, q in by_key if other == system and q < p]
+        others += [(system, max(lower))] if lower else []
+        claims += [_compare(by_key[system, p], by_key[other]) for other in others]
+    return claims
+
+
+def _compare(better: Mapping[int, StreamResult], worse: Mapping[int, StreamResult]) -> Claim:
+    seeds = sorted(set(better) & set(worse))
+    pairs = [
+        ([s.understood for s in better[i].outcomes], [s.understood for s in worse[i].outcomes])
+        for i in seeds
+    ]
+    tokens = [
+        sum(step.num_prompt_tokens for seed in seeds for step in side[seed].outcomes)
+        for side in (better, worse)
+    ]
+    return Claim(
+        better=better[seeds[0]].variant,
+        worse=worse[seeds[0]].variant,
+        final=mean_sd_interval([fmean(a) - fmean(b) for a, b in pairs]),
+        area=mean_sd_interval(
+            [fmean(running_accuracy(a)) - fmean(running_accuracy(b)) for a, b in pairs]
+        ),
+        p_value=combine_p([mcnemar(a, b) for a, b in pairs]),
+        cost=tokens[0] / max(1, tokens[1]),
+    )
+
+
+# Streams beside each other and the paper's numbers, as a table and a figure.
+
+
+def write_report(
+    folder: Path, family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
+) -> str:
+    """Write the table, and the figure where matplotlib is installed.
+
+    Args:
+        folder: The run's.
+        family: Whose questions they were.
+        results: Of the experiment.
+        gate: How the threshold was chosen; None where it was given.
+
+    Returns:
+        The table's text.
+    """
+    text = render_report(family, results, gate=gate)
+    write_text(folder / REPORT_FILE, text)
+    if importlib.util.find_spec("matplotlib") is None:
+        logger.warning("no figure: matplotlib is not installed (pip install 'pgra[demo]')")
+    else:
+        plot_running(folder / FIGURE_FILE, results)
+    return text
+
+
+def render_report(
+    family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
+) -> str:
+    """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
+    groups = _by_variant(results)
+    parts = [
+        [f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps"],
+        _accuracy_table(family, groups),
+    ]
+    if family.situations is not None:
+        parts.append([_correlation_line(groups)])
+    length = len(results[0].outcomes)
+    marks = [mark for mark in _MARKS if mark < length] + [length]
+    running = {_title(group): _mean_running(group, "understood") for group in groups}
+    rows = [[name, *(_number(means[m - 1]) for m in marks)] for name, means in running.items()]
+    parts.append(_markdown(["understood, steps up to", *map(str, marks)], rows))
+    rows = [
+        [
+            f"{_name(claim.better)} - {_name(claim.worse)}",
+            _with_sd(claim.final, "+.3f"),
+            _with_sd(claim.area, "+.3f"),
+            f"{claim.p_value:.2g}",
+            f"{claim.cost:.2f}",
+        ]
+        for claim in compare_systems(results)
+    ]
+    head = ["understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio"]
+    parts.append(_markdown(head, rows))
+    rows = [
+        [
+            _title(group),
+            f"{_mean(group, 'lookups', 'used') or 0.0:.0f}",
+            *(_number(_mean(group, "lookups", name)) for name in ("effective", "wrong_type")),
+            *(_number(_mean(group, "against_no_mem", name)) for name in ("helped", "hurt")),
+        ]
+        for group in groups
+        if group[0].variant.system == "mem"
+    ]
+    head = ["look-ups", "used", "understood after", "wrong type", "helped", "hurt"]
+    parts.append(_markdown(head, rows))
+    if gate is not None:
+        parts.append(
+            [
+                f"Gate: scores of at least {gate.threshold:.4g} pass, chosen on {gate.num_trials} "
+                f"other questions (precision {_number(gate.precision)}, recall "
+                f"{_number(gate.recall)})."
+            ]
+        )
+    lines = [_collision_line(r.variant, pair) for r in results for pair in _pairs_of(r)]
+    parts.append(["Near keys of another type:", "", *lines] if lines else [])
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _accuracy_table(family: Family, groups: Sequence[Sequence[StreamResult]]) -> list[str]:
+    kinds = family.kinds
+    rows = []
+    for group in groups:
+        spreads = [
+            mean_sd_interval([float(str(result.metrics[name])) for result in group])
+            for name in ("understood", "understood_area", f"understood_last_{LAST}", "answered")
+        ]
+        by_kind = [_number(_mean(group, "understood_by_type", kind)) for kind in kinds]
+        tokens = f"{_mean(group, 'prompt_tokens'):,.0f}"
+        rows.append([_title(group), *by_kind, *(_with_sd(s, ".2f") for s in spreads), tokens])
+    for system in dict.fromkeys([*family.paper, *family.paper_answered]):
+        printed = family.paper.get(system, {})
+        cells = [_number(printed.get(kind)) for kind in (*kinds, "all")]
+        answered = family.paper_answered.get(system)
+        cells += ["", "", "" if answered is None else f"{answered:.3f}", ""]
+        rows.append([f"{_TITLES[system]}, paper (GPT-3)", *cells])
+    head = ["understood", *kinds, "all", "area", f"last {LAST}", "answered", "prompt tokens"]
+    return _markdown(head, rows)
+
+
+def _correlation_line(groups: Sequence[Sequence[StreamResult]]) -> str:
+    """Render how far the answer is right where the understanding is (the paper, section 4.1.1)."""
+    cells = []
+    for group in groups:
+        steps = [step for result in group for step in result.outcomes]
+        value = correlate([step.understood for step in steps], [step.answered for step in steps])
+        cells.append(f"{_title(group)} {_number(value) or 'none'}")
+    return (
+        f"Correlation of understanding and answer, question by question: {'; '.join(cells)}. The "
+        "paper has 0.36 (ERT-CAT, MEM-PROMPT) and does not say over what."
+    )
+
+
+def _pairs_of(result: StreamResult) -> Any:
+    return result.metrics["wrong_type_pairs"]
+
+
+def _collision_line(variant: Variant, pair: Mapping[str, Any]) -> str:
+    return (
+        f"- {variant.name}: {pair['asked']} took a clarification for {pair['found']} "
+        f"{pair['times']} times ('{pair['question']}' found '{pair['key']}', score "
+        f"{pair['score']:.3g}); understood all the same: {pair['understood']}"
+    )
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    cells = [[Cell(text) for text in row] for row in rows]
+    return Table("", columns, cells).to_markdown().splitlines()
+
+
+def _by_variant(results: Sequence[StreamResult]) -> list[list[StreamResult]]:
+    groups: dict[tuple[str, float], list[StreamResult]] = {}
+    for result in results:
+        groups.setdefault((result.variant.system, result.variant.probability), []).append(result)
+    return list(groups.values())
+
+
+def _name(variant: Variant) -> str:
+    part = "" if variant.system == "no-mem" else f", p = {variant.probability:g}"
+    return f"{_TITLES[variant.system]}{part}"
+
+
+def _title(group: Sequence[StreamResult]) -> str:
+    seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+    return f"{_name(group[0].variant)}{seeds}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _with_sd(spread: Spread, style: str) -> str:
+    """Render a mean, and behind that of several seeds their standard deviation."""
+    sd = "" if spread.sd is None else f" ± {spread.sd:{style.removeprefix('+')}}"
+    return f"{spread.mean:{style}}{sd}"
+
+
+def _mean(group: Sequence[StreamResult], *names: str) -> float | None:
+    values = []
+    for result in group:
+        value: Any = result.metrics
+        for name in names:
+            value = None if value is None else value.get(name)
+        values += [] if value is None else [float(value)]
+    return fmean(values) if values else None
+
+
+def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
+    lines = [running_accuracy([getattr(s, name) for s in result.outcomes]) for result in group]
+    return [fmean(values) for values in zip(*lines, strict=False)]
+
+
+def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
+    """Draw the running accuracy of understanding and answer over the steps, means over the seeds.
+
+    Args:
+        path: A .png file.
+        results: Of the experiment.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, name, title in (
+        (left, "understood", "understanding"),
+        (right, "answered", "answer"),
+    ):
+        for group in _by_variant(results):
+            mean = _mean_running(group, name)
+            axes.plot(range(1, len(mean) + 1), mean, label=_title(group))
+        axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))
+        axes.grid(visible=True, alpha=0.3)
+    left.legend(fontsize="small")
+    with write_aside(path) as aside:
+        figure.savefig(aside, dpi=_DOTS_PER_INCH)
