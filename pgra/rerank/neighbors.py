@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
 from pgra.core import Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
@@ -113,6 +115,11 @@ class NeighborReranker(PairReranker):
             shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
             name=bank_name(args.lm),
         )
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        """Name the LM."""
+        return [args.lm]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

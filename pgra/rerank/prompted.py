@@ -302,6 +302,7 @@ class AveragedReranker(Reranker):
     """
 
     open = PromptedReranker.open
+    models = PromptedReranker.models
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)
