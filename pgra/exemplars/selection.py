@@ -315,7 +315,7 @@ class Random(Selector):
         return rng.sample(sorted(row for rows in groups.values() for row in rows), count)
 
     def _draw(self, queries: Sequence[Example]) -> list[list[int]]:
-        rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed
+        rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
         labels = [self.pool.examples[row].label for row in rows]
         groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
         if not self.args.redraw:
@@ -341,7 +341,7 @@ class Random(Selector):
     @cached_property
     def _others(self) -> list[int]:
         rows: list[int] = self.pool.guard.distinct.tolist()
-        random.Random(f"{self.args.exemplar_seed} others").shuffle(rows)
+        random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
         return rows
 
     def _replacements(
