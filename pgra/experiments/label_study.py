@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pgra.core import Context, Example, Prediction
 from pgra.data.tasks import Task
@@ -20,13 +20,11 @@ from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup, load_lookup
-from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run
-from pgra.methods.kate_inputs import load_any_task
-from pgra.reader.record import read_record
+from pgra.methods.kate import load_any_task
 from pgra.report.metrics import mcnemar
 from pgra.report.results import PREDICTIONS_FILE, damaged, read_lines
 from pgra.report.tables import Cell, Table
-from pgra.runs import Predictor
+from pgra.runs import Predictor, read_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class Aided(NamedTuple):
     is_aided: bool
 
 
-class Subject(Protocol):
+class Subject:
     """A finished run that decides texts with and without a memory.
 
     Attributes:
@@ -58,40 +56,46 @@ class Subject(Protocol):
         inputs: The task's inputs.
     """
 
-    task: str
-    inputs: tuple[str, ...]
-
-    def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        """Decide texts without a memory."""
-        ...
-
-    def decide_with(
-        self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Aided]]:
-        """Decide B texts with a memory, by the weight of its labels; None where none is mixed."""
-        ...
-
-
-class TrainedSubject:
-    """A trained reader, whose probabilities a memory's labels are mixed with; see `Subject`."""
-
     def __init__(self, folder: Path, *, weights: Sequence[float], device: str) -> None:
-        record = read_record(folder, verify=False)
-        self.task, self.inputs, self._labels = record.task, record.inputs, record.labels
-        self._weights, self._device = weights, device
+        """Open the run.
+
+        Args:
+            folder: The run.
+            weights: Of a memory's labels, where they are mixed with the run's probabilities.
+            device: What computes.
+
+        Raises:
+            DataError: If its answers are written, not labels.
+            PgraError: As `pgra predict`.
+        """
+        args = read_arguments(folder, {})
+        task = load_any_task(args.data.task or "")
+        if not isinstance(task, Task):
+            raise DataError(
+                f"{folder} writes answers, and this is a study of labels: give another run"
+            )
+        self.task, self.inputs, self._labels = task.name, task.inputs, task.labels
+        self._folder, self._weights, self._device = folder, weights, device
+        self._is_prompted = "memory" in args.sections  # corrections stand in its prompts
         self._predictor = Predictor.open(folder, device=device)
         self._open_lookup: OpenLookup | None = None
 
     def decide(self, examples: Sequence[Example]) -> list[Prediction]:
+        """Decide texts without a memory."""
         found = self._predictor.answer([dict(example.fields) for example in examples])
         return [answer.prediction for answer in found]
 
     def decide_with(
         self, texts: Texts, memory: PromptMemoryArguments
     ) -> dict[float | None, list[Aided]]:
+        """Decide B texts with a memory, by the weight of its labels; None where none is mixed."""
+        if self._is_prompted:
+            predictor = Predictor.open(self._folder, device=self._device, memory=memory)
+            answers = predictor.answer([dict(example.fields) for example in texts.examples])
+            return {None: [Aided(a.prediction.label, bool(a.details["memory"])) for a in answers]}
         if self._open_lookup is None:  # its encoder is loaded once for all memories
-            args = memory.lookup()
-            self._open_lookup = load_lookup(args, Context(device=self._device), task=self.task)
+            context = Context(device=self._device)
+            self._open_lookup = load_lookup(memory.lookup(), context, task=self.task)
         opened = LabelMemory.open(
             memory,
             task=self.task,
@@ -104,52 +108,11 @@ class TrainedSubject:
         pairs = list(zip(texts.unaided, found, strict=True))
         return {
             weight: [
-                Aided(mix_labels(p, near, weight=weight).label, bool(near)) for p, near in pairs
+                Aided(mix_labels(alone, near, weight=weight).label, bool(near))
+                for alone, near in pairs
             ]
             for weight in self._weights
         }
-
-
-class PromptedSubject:
-    """A frozen LM, whose prompts hold a memory's corrections; see `Subject`."""
-
-    def __init__(self, folder: Path, *, device: str) -> None:
-        task = load_any_task(load_icl_run(folder).data.task or "")
-        if not isinstance(task, Task):
-            raise DataError(
-                f"{folder} writes answers, and this is a study of labels: give another run"
-            )
-        self.task, self.inputs, self._folder = task.name, task.inputs, folder
-        self._run = load_icl_run(folder, device=device)
-
-    def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        fields = [dict(example.fields) for example in examples]
-        found = answer_queries(self._folder, self._run, fields, PromptMemoryArguments())
-        return [answer.prediction for answer in found]
-
-    def decide_with(
-        self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Aided]]:
-        fields = [dict(example.fields) for example in texts.examples]
-        found = answer_queries(self._folder, self._run, fields, memory)
-        return {None: [Aided(one.prediction.label, bool(one.more["memory"])) for one in found]}
-
-
-def open_subject(folder: Path, *, weights: Sequence[float], device: str) -> Subject:
-    """Open a finished run.
-
-    Args:
-        folder: The run.
-        weights: Of a memory's labels mixed with a reader's chances.
-        device: What computes.
-
-    Raises:
-        DataError: If its answers are written, not labels.
-        PgraError: As `pgra predict`.
-    """
-    if is_icl_run(folder):
-        return PromptedSubject(folder, device=device)
-    return TrainedSubject(folder, weights=weights, device=device)
 
 
 @dataclass(frozen=True)
@@ -210,7 +173,7 @@ def study_corrections(
         DataError: If the run has fewer than two texts, or none of the first half is wrong.
         PgraError: As `pgra predict`.
     """
-    subject = open_subject(folder, weights=weights, device=device)
+    subject = Subject(folder, weights=weights, device=device)
     examples, unaided = _read(folder, subject.inputs)
     half = len(examples[:most]) // 2
     first = Texts(SETS[0], examples[:half], unaided[:half])

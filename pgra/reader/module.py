@@ -144,24 +144,13 @@ class ReaderModule(nn.Module):
             names.setdefault(id(tensor), []).append(name)
         return [group for group in names.values() if len(group) > 1]
 
-    def activation_checkpointing_enable(
-        self,
-        activation_checkpointing_kwargs: dict[str, Any] | None = None,
-        every_n_layers: int = 1,
-        offload: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
-    ) -> None:
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Trade time for memory: keep only some layers' activations (the Trainer calls this)."""
-        self.model.activation_checkpointing_enable(
-            activation_checkpointing_kwargs=activation_checkpointing_kwargs,
-            every_n_layers=every_n_layers,
-            offload=offload,
-        )
+        self.model.activation_checkpointing_enable(*args, **kwargs)
 
-    def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
-        self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+        self.model.gradient_checkpointing_enable(*args, **kwargs)
 
 
 def check_adapters(args: ReaderArguments, source: ModelSource, auto: Any = None) -> None:

@@ -231,8 +231,8 @@ class PooledInputs(TokenizedInputs):
     Attributes:
         queries: Each one's tokens as the query encoder reads them.
         encoder_pad: The encoder's padding token.
-        asked: Each one's tokens as they are joined with evidence.
-        shown: Each passage's tokens, likewise.
+        query_tokens: Each one's tokens as they are joined with evidence.
+        passage_tokens: Each passage's tokens, likewise.
         join: Puts the two together.
         passages: The candidates of all examples.
         places: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
@@ -240,43 +240,33 @@ class PooledInputs(TokenizedInputs):
 
     queries: Sequence[npt.NDArray[np.int64]]
     encoder_pad: int
-    asked: Sequence[TokenIds]
-    shown: Sequence[TokenIds]
+    query_tokens: Sequence[TokenIds]
+    passage_tokens: Sequence[TokenIds]
     join: Join
     passages: Passages
     places: Rows
 
     def __getitem__(self, row: int) -> PooledInput:
-        """Give one example."""
+        """Return one example."""
         return PooledInput(**vars(super().__getitem__(row)), pools=self, row=row)
 
-    def segment(self, row: int, place: int) -> TokenIds:
-        """Join a query and a candidate; where there is none, give the query alone.
-
-        Args:
-            row: The example.
-            place: Of the passage, or `MISSING_ROW`.
-        """
-        if place == MISSING_ROW:
-            return super().__getitem__(row).segments[0]
-        return self.join(self.asked[row], self.shown[place])
-
-    def pack_chosen(
-        self,
-        rows: Sequence[int],
-        chosen: npt.NDArray[np.int64],
-        *,
-        pad_token_id: int,
-        cost: GroupCost,
-    ) -> PackedSegments:
-        """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
+    def segments(
+        self, rows: Sequence[int], chosen: npt.NDArray[np.int64]
+    ) -> list[tuple[TokenIds, ...]]:
+        """Join queries with chosen candidates, (B, N); where there is none, a query is alone."""
         places = np.take_along_axis(self.places[list(rows)], chosen, axis=1)
-        lines = zip(rows, places.tolist(), strict=True)
-        segments = [[self.segment(row, place)] for row, line in lines for place in line]
-        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+        return [
+            tuple(
+                super(PooledInputs, self).__getitem__(row).segments[0]
+                if place == MISSING_ROW
+                else self.join(self.query_tokens[row], self.passage_tokens[place])
+                for place in line
+            )
+            for row, line in zip(rows, places.tolist(), strict=True)
+        ]
 
     def pool(self, rows: Sequence[int]) -> Pools:
-        """Give some examples as the reader weighs their candidates."""
+        """Return some examples as the reader weighs their candidates."""
         queries = [torch.from_numpy(self.queries[row]) for row in rows]
         ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
         lengths = torch.tensor([len(query) for query in queries])
@@ -325,8 +315,8 @@ def build_pooled(
         **vars(alone),
         queries=[np.array(ids) for ids in read],
         encoder_pad=encoder.tokenizer.pad_token_id,
-        asked=tokenize_parts(texts, tokenizer, is_first=is_first),
-        shown=tokenize_parts(passages.texts, tokenizer, is_first=not is_first),
+        query_tokens=tokenize_parts(texts, tokenizer, is_first=is_first),
+        passage_tokens=tokenize_parts(passages.texts, tokenizer, is_first=not is_first),
         join=Join(tokenizer.eos_token_id, layout),
         passages=passages,
         places=np.where(candidates == MISSING_ROW, MISSING_ROW, places),
@@ -336,7 +326,7 @@ def build_pooled(
 def collate_pooled(
     rows: Sequence[PooledInput], *, pad_token_id: int, cost: GroupCost
 ) -> dict[str, Any]:
-    """Give a batch as the Trainer passes it to a `RagReader`, with the examples' ids.
+    """Make a batch as the Trainer passes it to a `RagReader`, with the examples' ids.
 
     Args:
         rows: Labelled examples of one split.
@@ -346,10 +336,22 @@ def collate_pooled(
     inputs, numbers = rows[0].pools, [row.row for row in rows]
     return {
         **vars(inputs.pool(numbers)),
-        "read": partial(inputs.pack_chosen, numbers, pad_token_id=pad_token_id, cost=cost),
+        "read": partial(_pack, inputs, numbers, pad_token_id, cost),  # it may be pickled
         "labels": pad_targets([row.target for row in rows if row.target is not None]),
         "example_ids": tuple(row.example_id for row in rows),
     }
+
+
+def _pack(
+    inputs: PooledInputs,
+    rows: Sequence[int],
+    pad_token_id: int,
+    cost: GroupCost,
+    chosen: npt.NDArray[np.int64],
+) -> PackedSegments:
+    """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
+    segments = [(segment,) for line in inputs.segments(rows, chosen) for segment in line]
+    return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
 
 
 @dataclass(frozen=True)
@@ -384,11 +386,9 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> Chosen:
         chosen[batch.start : batch.stop] = indices.cpu().numpy()
         weights[batch.start : batch.stop] = logs.double().cpu().numpy()
     reader.train(was_training)
-    places = np.take_along_axis(inputs.places, chosen, axis=1)
-    segments = [
-        [inputs.segment(row, place) for place in line] for row, line in enumerate(places.tolist())
-    ]
+    segments = inputs.segments(range(len(inputs)), chosen)
     joined = TokenizedInputs.pack(inputs.example_ids, inputs.labels, inputs.targets, segments)
+    places = np.take_along_axis(inputs.places, chosen, axis=1)
     rows = np.where(places == MISSING_ROW, MISSING_ROW, inputs.passages.rows[places])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
     return Chosen(SeparateInputs.over(joined, weights.ravel()), evidence)

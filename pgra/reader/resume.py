@@ -91,7 +91,7 @@ class Stopper:
             )
 
     def agree(self, *flags: int) -> list[int]:
-        """Give the largest of each flag over all processes; all must call it together."""
+        """Return the largest of each flag over all processes; all must call it together."""
         if self._world == 1:
             return list(flags)
         shared = torch.tensor(flags)  # on the CPU: no GPU waits for it
@@ -100,7 +100,7 @@ class Stopper:
 
     @property
     def wish(self) -> int:
-        """Give the exit code of a wish to stop, of this process alone; 0 if there is none."""
+        """The exit code of a wish to stop, of this process alone; 0 if there is none."""
         if not self.code and self._end is not None and time.monotonic() >= self._end:
             return OUT_OF_TIME
         return self.code
@@ -172,7 +172,7 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]  # not followe
 
 
 def early_stopping_count(saved: Any) -> int:
-    """Give the measurements without progress that a checkpoint's state tells of."""
+    """Return the measurements without progress that a checkpoint's state tells of."""
     values = (saved or {}).get(EarlyStopping.__name__) or {}
     return int(values.get("attributes", {}).get("early_stopping_patience_counter", 0))
 
@@ -196,7 +196,7 @@ def last_checkpoint(output_dir: Path, *, num_processes: int | None = None) -> Pa
 
 
 def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
-    """Say why a checkpoint cannot be gone on from; None if it is whole.
+    """Return why a checkpoint cannot be gone on from; None if it is whole.
 
     The Trainer writes its state last, but it may write one checkpoint twice (at the end of a step
     and of an epoch), so that a killed run leaves the state whole and another file cut; and each
@@ -250,8 +250,10 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
             "--resume_from_checkpoint true, or choose another output_dir"
         )
     if requested.lower() == "true" and last is None:
+        found = sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))[:1]
+        faults = "".join(f" ({folder.name}: {_fault(folder)})" for folder in found)
         raise ArtifactError(
-            f"{output_dir} holds no whole checkpoint to resume from{_faults(output_dir)}: "
+            f"{output_dir} holds no whole checkpoint to resume from{faults}: "
             "leave --resume_from_checkpoint out"
         )
     if requested.lower() in ("", "true", "false"):
@@ -278,12 +280,6 @@ def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
     return checkpoint
 
 
-def _faults(output_dir: Path) -> str:
-    """Say what is wrong with the checkpoints that there are, in brackets."""
-    folders = sorted(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
-    return "".join(f" ({folder.name}: {_fault(folder)})" for folder in folders[:1])
-
-
 def read_state(checkpoint: Path) -> Any:
     """Read the Trainer's state in a checkpoint.
 
@@ -306,13 +302,13 @@ def best_checkpoint(checkpoint: Path) -> Path | None:
     state = read_state(checkpoint)
     if not state.best_model_checkpoint:
         return None
-    told = Path(state.best_model_checkpoint)
-    places = (checkpoint.with_name(told.name), told)
+    best = Path(state.best_model_checkpoint)
+    places = (checkpoint.with_name(best.name), best)
     return next((place for place in places if _fault(place) is None), None)
 
 
 def is_finished(checkpoint: Path, arguments: ReaderTrainingArguments) -> bool:
-    """Say whether no step is left to do after a checkpoint: the Trainer would do one more."""
+    """Return whether no step is left to do after a checkpoint: the Trainer would do one more."""
     state = read_state(checkpoint)
     patience = arguments.early_stopping_patience
     waited = early_stopping_count(state.stateful_callbacks)

@@ -1,12 +1,8 @@
 """A finished reader with its model card on a hub: the real client, and a hub on loopback."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from huggingface_hub import ModelCard, constants
-from scripted import ROOT, Bench, call, contents
+from scripted import Bench, call, contents
 from transformers import AutoModelForSeq2SeqLM
 from writable_hub import READ_TOKEN, TOKEN, WritableHub
 
@@ -183,24 +179,3 @@ def test_push_needs_a_finished_run(bench, run, hub, tmp_path):
     assert "--run is missing" in call(push_main, []).error
     assert "holds no finished run" in push(tmp_path).error
     assert hub.requests == []
-
-
-@pytest.mark.slow
-def test_a_training_is_pushed_by_a_process_of_its_own(bench):
-    hub = WritableHub()
-    with hub.serve() as endpoint:
-        words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/whole"}
-        kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        told = subprocess.run(
-            [sys.executable, "train.py", *bench.argv("whole", **words)],
-            cwd=ROOT,
-            env={**kept, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": endpoint, "HF_TOKEN": TOKEN}
-            | {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost"}
-            | {"HF_HUB_DISABLE_TELEMETRY": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert told.returncode == 0, told.stderr
-    assert "pushed: " in told.stdout
-    assert "README.md" in hub.files("me/whole")

@@ -57,31 +57,22 @@ def test_stopped_before_it_was_measured_it_is_only_measured(made):
 OTHERS = [
     ({"learning_rate": 1e-3}, "was made with learning_rate 8e-05, this run asks for 0.001"),
     ({"num_evidence": 2}, 'was made with method "t5", this run asks for "pgra"'),
-    ({"num_evidence": 2, "reranker": "none"}, 'was made with method "t5", this run asks for "fid"'),
     ({"dropout_rate": 0.0}, "was made with dropout_rate null, this run asks for 0.0"),
-    ({"max_steps": 6}, "was made with max_steps 4, this run asks for 6"),
-    ({"seed": 2}, "was made with seed 1, this run asks for 2"),
+    ({"task": "mr"}, 'was made with task "sst2", this run asks for "mr"'),
+    ({"model_name_or_path": "other"}, "was made with reader_weights"),
 ]
 
 
 @pytest.mark.parametrize(("change", "message"), OTHERS, ids=[str(change) for change, _ in OTHERS])
-def test_a_checkpoint_of_another_run_is_refused_by_name(made, change, message):
+def test_a_checkpoint_of_another_run_is_refused_by_name(made, tmp_path, change, message):
+    if "model_name_or_path" in change:
+        change = {"model_name_or_path": build_t5(tmp_path / "t5", "t5-v1.1")}
     checkpoint = next(made.run("one").glob("checkpoint-*"))
     flags = {**PLAIN, "max_steps": 4, "resume_from_checkpoint": checkpoint, **change}
     told = made.train("other", **flags).error
     assert f"{checkpoint} {message}" in told
     assert told.endswith("give a checkpoint of the same run")
     assert not made.run("other").exists()
-
-
-def test_a_checkpoint_of_another_task_or_model_is_refused_by_name(made, tmp_path):
-    checkpoint = next(made.run("one").glob("checkpoint-*"))
-    flags = {**PLAIN, "max_steps": 4, "resume_from_checkpoint": checkpoint}
-    told = made.train("other", **flags, task="mr").error
-    assert 'was made with task "sst2", this run asks for "mr"' in told
-    other = build_t5(tmp_path / "t5", "t5-v1.1")
-    told = made.train("other", **flags, model_name_or_path=other).error
-    assert f"{checkpoint} was made with reader_weights" in told
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(made, tmp_path):

@@ -53,7 +53,7 @@ def run(tmp_path, monkeypatch):
         for i, (t, y) in enumerate(zip(texts, labels, strict=True))
     ]
     (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(label_study, "open_subject", lambda *_, **__: AlwaysNo())
+    monkeypatch.setattr(label_study, "Subject", lambda *_, **__: AlwaysNo())
     return tmp_path
 
 
