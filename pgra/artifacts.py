@@ -287,7 +287,14 @@ def read_manifest(
     return manifest
 
 
-def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
+def check_fingerprint(
+    folder: Path,
+    *,
+    made: Mapping[str, Json],
+    asked: Mapping[str, Json],
+    now: str = "this run asks for",
+    way_out: str = "use another folder or build it again",
+) -> None:
     """Refuse an artifact made from something else, naming the first field that differs.
 
     Raises:
@@ -297,8 +304,8 @@ def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
             raise ArtifactError(
-                f"{folder} was made with {name} {_excerpt(one, other)}, this run asks for "
-                f"{_excerpt(other, one)}: use another folder or build it again"
+                f"{folder} was made with {name} {_excerpt(one, other)}, {now} "
+                f"{_excerpt(other, one)}: {way_out}"
             )
 
 

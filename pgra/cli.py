@@ -57,9 +57,11 @@ COMMANDS: Mapping[str, Command] = {
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
     "ablate": Command("pgra.commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
-    "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
+    "evaluate": Command("pgra.commands.train:evaluate", "measure a trained run again"),
     "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
-    "icl": Command("pgra.commands.icl", "decide by a frozen LM behind labelled examples (KATE)"),
+    "icl": Command(
+        "pgra.commands.train:icl", "decide by a frozen LM behind labelled examples (KATE)"
+    ),
     "consistency": Command(
         "pgra.commands.consistency", "measure how often evidence has the label of its query"
     ),

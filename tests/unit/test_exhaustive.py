@@ -235,13 +235,7 @@ def test_an_index_that_cannot_work_is_refused_before_the_lm_reads(lm_dirs, tmp_p
     assert len(search.reranker.bank) == 0
 
 
-def test_misuse_is_refused(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, SENTENCES)
-    with pytest.raises(ValueError, match="the corpus has 12 passages, the bank 0 states"):
-        search.search(QUERIES, 5)
-    search.prepare(QUERIES)
-    with pytest.raises(ValueError, match="depth is 13, the corpus has 12"):
-        search.search(QUERIES, 13)
+def test_a_reranker_without_states_is_refused():
     with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
         open_exhaustive(FirstStageOrder(), factory="Flat")
 
