@@ -8,7 +8,7 @@ turn, greedily, up to the end of the line or so many tokens.
 
     loop     transformers' `generate`, one prompt after the other, with `stop_strings`
     to_end   the same without `stop_strings`, cut afterwards: as evaluation harnesses do it
-    pgra     `pgra.lm.local.LocalCompleter`
+    pgra     `pgra.lm.causal_lm.CausalLM.complete`
 
 Two kinds of prompts: `nearest` has each query's own exemplars (BM25, nearest first: KATE), so that
 no prompt shares anything with another; `shared` has one random draw before all queries.
@@ -45,7 +45,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.references import load_references
@@ -53,7 +53,6 @@ from pgra.data.tasks import generation_task_names, load_generation_task, load_ta
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
 from pgra.lm.kernels import attend_in_blocks as attend
-from pgra.lm.local import LocalCompleter
 from pgra.retrieval import open_retriever
 
 STOP = "\n"
@@ -102,9 +101,9 @@ class Way:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print a table for both kinds of prompts."""
     args = parse(argv)
-    completer = LocalCompleter.from_name(args.lm, dtype=args.dtype, device=args.device)
+    completer = CausalLM.from_name(args.lm, dtype=args.dtype, device=args.device, with_head=True)
     data = read_data(args)
-    peak_rate = matrix_rate(completer.lm.device, completer.lm.dtype)
+    peak_rate = matrix_rate(completer.device, completer.dtype)
     figures = {"matrix_tflops": peak_rate / 1e12}
     tables = []
     for kind, prompts in (
@@ -115,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures |= {f"{kind}_{name}": value for name, value in found.items()}
         tables.append(table)
     figures["speedup_vs_loop"] = figures["nearest_speedup_vs_loop"]
-    if completer.lm.device.type == "cpu":
-        gain = attention_speedup(completer.lm, round(figures["nearest_prompt_tokens"]))
+    if completer.device.type == "cpu":
+        gain = attention_speedup(completer, round(figures["nearest_prompt_tokens"]))
         figures["attention_speedup_vs_stock"] = gain
         tables.append(f"attention in blocks, of three prompts: {gain:.2f} x the stock one's speed")
     say("\n\n".join(tables))
@@ -177,7 +176,7 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
         corpus = open_corpus(CorpusArguments(corpus=str(file), drop_duplicates=False), Path(folder))
         count = min(num_exemplars, len(data.pool))
         args = RetrieverArguments(retriever="bm25", num_candidates=count)
-        bm25 = open_retriever(args, corpus, Path(folder), progress=False)
+        bm25 = open_retriever(args, corpus, Context(artifacts=Path(folder), progress=False))
         rows = bm25.retrieve([query.text for query in data.queries], count).rows.tolist()
     return [
         write_prompt(data, [data.pool[row] for row in own if row >= 0], query)
@@ -194,7 +193,7 @@ def shared_prompts(data: Data, num_exemplars: int) -> list[str]:
 def measure(
     kind: str,
     prompts: Sequence[str],
-    completer: LocalCompleter,
+    completer: CausalLM,
     data: Data,
     peak_rate: float,
     args: argparse.Namespace,
@@ -208,22 +207,22 @@ def measure(
     }
     write(completer, prompts[:2], most)  # weights, self-check
     for title, way in ways.items():  # first kernels; what pgra lays out once, and keeps
-        with measured(completer.lm.device) as way.first:
+        with measured(completer.device) as way.first:
             way.write(prompts if title == "pgra" else prompts[:2])
-    before = completer.num_tokens
+    before = completer.reader.num_tokens
     for _ in range(args.repeats):
         for way in ways.values():
-            with measured(completer.lm.device) as cost:
+            with measured(completer.device) as cost:
                 way.answers = way.write(prompts)
             way.costs.append(cost)
     figures = figures_of(ways, completer, prompts, peak_rate)
     figures["read_tokens_per_prompt"] = (
-        (completer.num_tokens - before) / args.repeats / len(prompts)
+        (completer.reader.num_tokens - before) / args.repeats / len(prompts)
     )
     return figures, show(kind, ways, figures, len(prompts), completer)
 
 
-def write(completer: LocalCompleter, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
+def write(completer: CausalLM, prompts: Sequence[str], max_new_tokens: int) -> list[str]:
     """Write as pgra does."""
     found = completer.complete(prompts, max_new_tokens=max_new_tokens, stop=STOP)
     return [completion.text for completion in found]
@@ -231,10 +230,10 @@ def write(completer: LocalCompleter, prompts: Sequence[str], max_new_tokens: int
 
 @torch.inference_mode()
 def generate(
-    completer: LocalCompleter, prompts: Sequence[str], max_new_tokens: int, *, is_stopped: bool
+    completer: CausalLM, prompts: Sequence[str], max_new_tokens: int, *, is_stopped: bool
 ) -> list[str]:
     """Write as a loop over stock calls does."""
-    lm = completer.lm
+    lm = completer
     stops = {"stop_strings": STOP, "tokenizer": lm.tokenizer} if is_stopped else {}
     answers = []
     for prompt in prompts:
@@ -256,11 +255,11 @@ def generate(
 
 
 def figures_of(
-    ways: dict[str, Way], completer: LocalCompleter, prompts: Sequence[str], peak_rate: float
+    ways: dict[str, Way], completer: CausalLM, prompts: Sequence[str], peak_rate: float
 ) -> dict[str, float]:
     """Give rates and ratios."""
     lengths, ours = completer.count_tokens(prompts), ways["pgra"]
-    flops = LmShape.of(completer.lm.config).flops(lengths)
+    flops = LmShape.of(completer.config).flops(lengths)
     figures = {"prompt_tokens": sum(lengths) / len(lengths)}
     for title, way in ways.items():
         figures[f"{title}_prompts_per_second"] = len(prompts) / way.seconds
@@ -312,10 +311,10 @@ def show(
     ways: dict[str, Way],
     figures: dict[str, float],
     count: int,
-    completer: LocalCompleter,
+    completer: CausalLM,
 ) -> str:
     """Word one kind's figures as a table."""
-    lm = completer.lm
+    lm = completer
     lines = [
         f"{kind}: {count} prompts of {figures['prompt_tokens']:.0f} tokens, {lm.source.name}, "
         f"{lm.dtype}, {lm.device.type} ({torch.get_num_threads()} threads)",

@@ -21,7 +21,7 @@ import torch
 from pgra.artifacts import package_versions, write_json
 from pgra.commands.common import quiet_libraries
 from pgra.errors import ConfigError, PgraError
-from pgra.lm.kernels import packed_linears
+from pgra.lm.kernels import packed_for
 
 MIB = 1 << 20
 
@@ -184,7 +184,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, *, seconds: float = 1.
     for size in sizes:
         one, other = torch.randn(2, size, size, device=device).to(dtype)
         layer = torch.nn.Linear(size, size, bias=False, device=device, dtype=dtype)
-        with packed_linears(layer):
+        with packed_for(layer):
             for product in (partial(torch.matmul, one, other), partial(layer, one)):
                 once = _seconds(product, device, 1)
                 repeats = max(2, int(seconds / max(once, 1e-5)))

@@ -13,7 +13,7 @@ from pgra.data.tasks import load_task
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_pretrained, load_tokenizer
-from pgra.methods.pgra import prompt_template
+from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.fid import FusionReader
 
@@ -95,7 +95,7 @@ def open_plain(name: str, *, device: torch.device) -> Any:
         return T5ForConditionalGeneration(config).eval()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RandomLM(CausalLM):
     """An LM of a given shape whose weights are random: as fast as the real one."""
 

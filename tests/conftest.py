@@ -246,3 +246,10 @@ def with_rerank(args: PgraArguments, **changes: object) -> PgraArguments:
 
 def with_retriever(args: PgraArguments, **changes: object) -> PgraArguments:
     return replace(args, retriever=replace(args.retriever, **changes))
+
+
+@pytest.fixture(params=["auto", "off"])
+def fast_kernels(request, monkeypatch) -> str:
+    """Run a test with fast kernels where they agree, and again with stock calls only."""
+    monkeypatch.setenv("PGRA_FAST_KERNELS", request.param)
+    return request.param

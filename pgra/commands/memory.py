@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import Arguments, arg, parse_arguments
+from pgra.config import Arguments, KernelArguments, arg, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError, unknown_name
 from pgra.memory.families import Family, load_family
@@ -380,7 +380,7 @@ def _stream(words: Sequence[str]) -> None:
   pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \\
       --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
 """
-    from pgra.lm.open import CompleterArguments, open_kept_completer
+    from pgra.lm.base import CompleterArguments, open_lm
     from pgra.memory.experiment import Experiment, StreamArguments, plan_variants
     from pgra.memory.lessons import read_seen
     from pgra.memory.prompts import load_few_shot
@@ -432,7 +432,7 @@ def _stream(words: Sequence[str]) -> None:
     gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
     prompted = PromptedLM(
         few_shot=few_shot,
-        completer=open_kept_completer(lm, artifacts=artifacts, device=args.device),
+        completer=open_lm(lm, Context(artifacts=artifacts, device=args.device)),
         max_new_tokens=args.max_new_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
     )
@@ -485,7 +485,7 @@ def _score(words: Sequence[str]) -> None:
 
 
 @dataclass(kw_only=True)
-class StudyArguments(Arguments):
+class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
     run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
@@ -659,7 +659,7 @@ def _chat(words: Sequence[str]) -> None:
   pgra memory chat --lm bundled:smollm2-135m
   printf 'what is akin to < pretty > ?\\n/correct I want a synonym\\n' | pgra memory chat --lm MODEL
 """
-    from pgra.lm.open import CompleterArguments
+    from pgra.lm.base import CompleterArguments
     from pgra.memory.chat import SAYING, ChatArguments, Opening, Talk
 
     about = f"Ask an LM, see what it understood, correct it, and ask again. {SAYING}"
@@ -694,7 +694,7 @@ def read_lines() -> Iterator[str]:
 
 
 def _web(words: Sequence[str]) -> None:
-    from pgra.lm.open import CompleterArguments
+    from pgra.lm.base import CompleterArguments
     from pgra.memory.chat import ChatArguments, Opening
 
     about = "Ask an LM in a browser, see what it understood, correct it, and ask again."

@@ -2,6 +2,8 @@
 
 How token states become one vector (the pooling) is part of what an encoder is: a SimCSE pooled the
 wrong way still gives plausible neighbours. So it is named, resolved once and kept in fingerprints.
+A folder's `modules.json` lists its parts: a transformer, a pooling, and what comes behind it. A
+part that is not known here is refused by name: without it the vectors would be another model's.
 """
 
 import json
@@ -24,7 +26,7 @@ from pgra.artifacts import file_checksum
 from pgra.config import RetrieverArguments, choose
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.batching import token_budget_batches
+from pgra.lm.batching import BackOff, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.lm.load import (
     ModelSource,
@@ -38,11 +40,18 @@ from pgra.lm.load import (
     load_tokenizer,
 )
 
-# From token states to one vector: the poolings there are, and which one a model was made with.
+logger = logging.getLogger(__name__)
 
-
+Vectors = npt.NDArray[np.float32]
 POOLINGS = ("cls", "cls_before_pooler", "last", "max", "mean", "pooler")
-_FILE = "1_Pooling/config.json"
+DEFAULT_MAX_TOKENS = 128
+"""What the paper's code and SimCSE's tool read of a text, where a model does not say."""
+_CHUNK = 8192
+"""Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
+_TOKENS = 32  # of a text, about
+_NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
+_POOLING_FILE = "1_Pooling/config.json"
+_MODULES = "modules.json"
 _MODES = {
     "lasttoken": "last",
     "pooling_mode_cls_token": "cls",
@@ -50,7 +59,16 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
 }
-_VECTOR_OF = {"cls_before_pooler": "cls"}  # two names in use for one vector
+_ELSEWHERE = ("Dropout", "Pooling", "Transformer")  # read elsewhere, or without effect
+_KNOWN = ", ".join(sorted((*_ELSEWHERE, "Dense", "Normalize")))
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "GELU": torch.nn.functional.gelu,
+    "Identity": lambda x: x,
+    "ReLU": torch.relu,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+}
+_DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
 
 
 def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
@@ -92,14 +110,25 @@ def resolve_pooling(source: ModelSource) -> str:
     Raises:
         ModelError: If the model asks for a pooling that there is not.
     """
-    path = find_model_file(source, _FILE)
-    if path is not None:
-        return _read_pooling(source, path)
-    name = Path(source.name).name.lower()  # not the folders above it
-    if "simcse" in name:
+    modes = _read_json(source, _POOLING_FILE, dict)
+    if modes is None:
+        name = Path(source.name).name.lower()  # not the folders above it
+        if "simcse" not in name:
+            return "mean"
         is_supervised = "sup-simcse" in name and "unsup-simcse" not in name
         return "pooler" if is_supervised else "cls_before_pooler"
-    return "mean"
+    pooling = _pooling_name(modes)
+    if pooling not in ("cls", "last", "max", "mean"):
+        raise ModelError(
+            f"'{source.name}' asks for pooling '{pooling}', which there is not: "
+            f"give --pooling, one of {', '.join(POOLINGS)}"
+        )
+    if not modes.get("include_prompt", True):
+        raise ModelError(
+            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
+            "done here: choose another encoder, or a --pooling to take it in"
+        )
+    return pooling
 
 
 def is_own_pooling(source: ModelSource, pooling: str) -> bool:
@@ -115,66 +144,19 @@ def is_own_pooling(source: ModelSource, pooling: str) -> bool:
     Raises:
         ModelError: If the model's pooling cannot be read.
     """
-    path = find_model_file(source, _FILE)
-    own = resolve_pooling(source) if path is None else _pooling_name(_read_modes(source, path))
-    return _VECTOR_OF.get(pooling, pooling) == _VECTOR_OF.get(own, own)
-
-
-def _read_pooling(source: ModelSource, path: Path) -> str:
-    modes = _read_modes(source, path)
-    pooling = _pooling_name(modes)
-    if pooling not in ("cls", "last", "max", "mean"):
-        raise ModelError(
-            f"'{source.name}' asks for pooling '{pooling}', which there is not: "
-            f"give --pooling, one of {', '.join(POOLINGS)}"
-        )
-    if not modes.get("include_prompt", True):
-        raise ModelError(
-            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
-            "done here: choose another encoder, or a --pooling to take it in"
-        )
-    return pooling
-
-
-def _read_modes(source: ModelSource, path: Path) -> Mapping[str, Any]:
-    try:
-        modes = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} of '{source.name}' cannot be read: {error}") from None
-    if not isinstance(modes, dict):
-        raise ModelError(f"{path} of '{source.name}' cannot be read: it is no dict")
-    return modes
+    modes = _read_json(source, _POOLING_FILE, dict)
+    own = resolve_pooling(source) if modes is None else _pooling_name(modes)
+    names = [name.removesuffix("_before_pooler") for name in (pooling, own)]  # one vector, 2 names
+    return names[0] == names[1]
 
 
 def _pooling_name(modes: Mapping[str, Any]) -> str:
-    """Give the pooling that is asked for; several, or an unknown one, by the library's names."""
+    """Return the pooling that is asked for; several, or an unknown one, by the library's names."""
     asked = modes.get("pooling_mode") or [
         key for key, value in modes.items() if key.startswith("pooling_mode") and value
     ]
     names = [asked] if isinstance(asked, str) else [str(name) for name in asked]
     return _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
-
-
-# What a sentence-transformers folder says beside its transformer, so that vectors are its own.
-#
-# `modules.json` lists the parts: a transformer, a pooling, and what comes behind it. Prompts and
-# the longest text stand in files of their own. A part that is not known here is refused by name:
-# without it the vectors would be plausible, and another model's.
-
-
-DEFAULT_MAX_TOKENS = 128
-"""What the paper's code and SimCSE's tool read of a text, where a model does not say."""
-_MODULES = "modules.json"
-_ALONE = ("Dropout", "Pooling", "Transformer")  # read elsewhere, or without effect
-_PASSAGE_PROMPTS = ("document", "passage", "corpus")
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "GELU": torch.nn.functional.gelu,
-    "Identity": lambda x: x,
-    "ReLU": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-}
-_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
 
 
 @dataclass(frozen=True)
@@ -237,51 +219,54 @@ def read_sentence_model(source: ModelSource) -> SentenceModel:
     Raises:
         ModelError: If a file is damaged, or it has a part that is not known here.
     """
-    path = find_model_file(source, _MODULES)
-    if path is None:
+    modules = _read_json(source, _MODULES, list)
+    if modules is None:
         return SentenceModel()
-    layers = _read_layers(source, _read_json(source, path, list))
-    limits = _read_optional(source, "sentence_bert_config.json")
-    prompts = _read_prompts(source)
-    passage = next((prompts[name] for name in _PASSAGE_PROMPTS if prompts.get(name)), "")
+    limits = _read_json(source, "sentence_bert_config.json", dict) or {}
+    told = _read_json(source, "config_sentence_transformers.json", dict) or {}
+    prompts = told.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise ModelError(f"the prompts of '{source.name}' are {prompts!r}, not texts by name")
+    texts = {name: text for name, text in prompts.items() if isinstance(text, str)}
     longest = limits.get("max_seq_length")
     return SentenceModel(
         is_one=True,
         max_tokens=longest if isinstance(longest, int) else None,
         is_lower=bool(limits.get("do_lower_case")),
-        query_prompt=prompts.get("query") or "",
-        passage_prompt=passage,
-        layers=layers,
+        query_prompt=texts.get("query", ""),
+        passage_prompt=next(
+            (texts[name] for name in ("document", "passage", "corpus") if texts.get(name)), ""
+        ),
+        layers=_read_layers(source, modules),
     )
 
 
 def choose_max_tokens(source: ModelSource, asked: int | None) -> int:
-    """Give the tokens that are read of a text: as asked, or the model's own, or 128."""
-    if asked is not None:
-        return asked
-    return read_sentence_model(source).max_tokens or DEFAULT_MAX_TOKENS
-
-
-def dense_fields(model: SentenceModel) -> dict[str, Json]:
-    """Give what fingerprints hold of the layers: nothing where there is none but unit length."""
-    if not any(model.layers):
-        return {}
-    return {"layers": [layer.identity if layer else "normalize" for layer in model.layers]}
+    """Return the tokens that are read of a text: as asked, or the model's own, or 128."""
+    return asked or read_sentence_model(source).max_tokens or DEFAULT_MAX_TOKENS
 
 
 def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLayer | None, ...]:
     layers: list[DenseLayer | None] = []
-    kinds = [_module_kind(source, module) for module in modules]
-    for kind, module in zip(kinds, modules, strict=True):
-        if kind == "Dense":
-            layers.append(_read_dense(source, str(module.get("path", ""))))
-        elif kind == "Normalize":
-            layers.append(None)
-        elif kind not in _ALONE:
-            known = ", ".join(sorted((*_ALONE, "Dense", "Normalize")))
+    kinds = []
+    for module in modules:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if not isinstance(kind, str):
+            raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
+        if not kind.startswith("sentence_transformers."):
             raise ModelError(
-                f"'{source.name}' has a part '{kind}' (in {_MODULES}), and only {known} are known "
-                "here: choose another encoder"
+                f"'{source.name}' needs code of its own ('{kind}' in {_MODULES}), which is never "
+                "run: choose another encoder"
+            )
+        kinds.append(kind.rpartition(".")[2])
+        if kinds[-1] == "Dense":
+            layers.append(_read_dense(source, str(module.get("path", ""))))
+        elif kinds[-1] == "Normalize":
+            layers.append(None)
+        elif kinds[-1] not in _ELSEWHERE:
+            raise ModelError(
+                f"'{source.name}' has a part '{kinds[-1]}' (in {_MODULES}), and only {_KNOWN} are "
+                "known here: choose another encoder"
             )
     if "Pooling" not in kinds:
         raise ModelError(
@@ -291,27 +276,8 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
     return tuple(layers)
 
 
-def _module_kind(source: ModelSource, module: object) -> str:
-    kind = module.get("type") if isinstance(module, dict) else None
-    if not isinstance(kind, str):
-        raise ModelError(f"{_MODULES} of '{source.name}' cannot be read: a part without a type")
-    if not kind.startswith("sentence_transformers."):
-        raise ModelError(
-            f"'{source.name}' needs code of its own ('{kind}' in {_MODULES}), which is never run: "
-            "choose another encoder"
-        )
-    return kind.rpartition(".")[2]
-
-
-def _read_prompts(source: ModelSource) -> Mapping[str, str]:
-    prompts = _read_optional(source, "config_sentence_transformers.json").get("prompts") or {}
-    if not isinstance(prompts, dict):
-        raise ModelError(f"the prompts of '{source.name}' are {prompts!r}, not texts by name")
-    return {name: text for name, text in prompts.items() if isinstance(text, str)}
-
-
 def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
-    config = _read_optional(source, f"{folder}/config.json")
+    config = _read_json(source, f"{folder}/config.json", dict)
     weights = find_model_file(source, f"{folder}/model.safetensors")
     if not config or weights is None:
         raise ModelError(
@@ -324,68 +290,33 @@ def _read_dense(source: ModelSource, folder: str) -> DenseLayer:
             f"{folder} of '{source.name}' has activation '{activation}', and only "
             f"{', '.join(_ACTIVATIONS)} are known here: choose another encoder"
         )
-    for name, plain in _DEFAULTS.items():
+    for name, plain in _DENSE_DEFAULTS.items():
         if config.get(name, plain) != plain:
             raise ModelError(
                 f"{folder} of '{source.name}' has {name} {config[name]!r}, which is not done here: "
                 "choose another encoder"
             )
     try:
-        tensors = load_file(weights)
-        weight, bias = tensors["linear.weight"].float(), tensors.get("linear.bias")
+        tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
+        weight = tensors["linear.weight"]
     except (SafetensorError, OSError, KeyError) as error:
         raise ModelError(f"{weights} of '{source.name}' cannot be read: {error}") from None
-    return DenseLayer(
-        weight,
-        None if bias is None else bias.float(),
-        activation,
-        f"{activation}:{file_checksum(weights)}",
-    )
+    identity = f"{activation}:{file_checksum(weights)}"
+    return DenseLayer(weight, tensors.get("linear.bias"), activation, identity)
 
 
-def _read_optional(source: ModelSource, name: str) -> Mapping[str, Any]:
+def _read_json(source: ModelSource, name: str, kind: type) -> Any:
+    """Read a file that a model may have; None where it has none."""
     path = find_model_file(source, name)
-    return {} if path is None else _read_json(source, path, dict)
-
-
-def _read_json(source: ModelSource, path: Path, kind: type) -> Any:
+    if path is None:
+        return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name} of '{source.name}' cannot be read: {error}") from None
+        raise ModelError(f"{name} of '{source.name}' cannot be read: {error}") from None
     if not isinstance(value, kind):
-        raise ModelError(f"{path.name} of '{source.name}' cannot be read: it is no {kind.__name__}")
+        raise ModelError(f"{name} of '{source.name}' cannot be read: it is no {kind.__name__}")
     return value
-
-
-# How many tokens of a text an encoder reads.
-
-
-_NO_LENGTH = 1 << 31  # what tokenizers say that know of none is larger still
-
-
-def own_length(sentence: SentenceModel, model: Any, tokenizer: Any) -> int:
-    """Give the tokens that sentence-transformers reads of a text; 128 for a plain encoder."""
-    if not sentence.is_one:
-        return DEFAULT_MAX_TOKENS
-    most = sentence.max_tokens or tokenizer.model_max_length
-    window = _count_positions(model)
-    if window is None:
-        return int(most) if most < _NO_LENGTH else DEFAULT_MAX_TOKENS
-    return min(int(most), window)
-
-
-def check_window(name: str, model: Any, max_tokens: int) -> None:
-    """Refuse to read more tokens than a model has positions for.
-
-    Raises:
-        ConfigError: With both numbers.
-    """
-    window = _count_positions(model)
-    if window is not None and max_tokens > window:
-        raise ConfigError(
-            f"max_encoder_tokens is {max_tokens}, but '{name}' reads at most {window}: lower it"
-        )
 
 
 def _count_positions(model: Any) -> int | None:
@@ -396,15 +327,6 @@ def _count_positions(model: Any) -> int | None:
         return table.num_embeddings - unused
     window: int | None = getattr(model.config, "max_position_embeddings", None)
     return window
-
-
-logger = logging.getLogger(__name__)
-
-Vectors = npt.NDArray[np.float32]
-
-_CHUNK = 8192
-"""Texts tokenised, sorted and moved at once: bounds memory, and is plenty to sort well."""
-_TOKENS = 32  # of a text, about
 
 
 class Encoder:
@@ -439,7 +361,8 @@ class Encoder:
         self.width: int = len(dense[-1].weight) if dense else model.config.hidden_size
         self.num_cut = 0
         self._device = device
-        self._batch_tokens = batch_budget(batch_tokens, device)
+        advice = f"{device}: lower max_encoder_tokens, or choose a smaller encoder"
+        self._back_off = BackOff(batch_budget(batch_tokens, device), advice)
         self._pooling = str(fingerprint["pooling"])
         self._is_normalized = bool(fingerprint["normalize"])
         self._max_tokens = int(str(fingerprint["max_tokens"]))
@@ -493,15 +416,26 @@ class Encoder:
         tokenizer = load_tokenizer(source, model.config)
         if tokenizer.pad_token_id is None:
             raise ModelError(f"'{name}' has no padding token: it is no text encoder")
-        length = max_tokens or own_length(sentence, model, tokenizer)
-        check_window(name, model, length)
+        window = _count_positions(model)
+        length = max_tokens or DEFAULT_MAX_TOKENS
+        if max_tokens is None and sentence.is_one:  # what sentence-transformers reads
+            own = sentence.max_tokens or tokenizer.model_max_length
+            length = min(int(own), window or (own if own < _NO_LENGTH else DEFAULT_MAX_TOKENS))
+        if window is not None and length > window:
+            raise ConfigError(
+                f"max_encoder_tokens is {length}, but '{name}' reads at most {window}: lower it"
+            )
         fingerprint: dict[str, Json] = {
             "encoder": source.identity,
             "pooling": pooling,
             "normalize": normalize or sentence.is_normalized,
             "max_tokens": length,
             "dtype": dtype_name(kind),
-            **dense_fields(sentence),
+            **(
+                {"layers": [layer.identity if layer else "normalize" for layer in sentence.layers]}
+                if any(sentence.layers)
+                else {}
+            ),
         }
         prompt = sentence.passage_prompt if passage_prompt is None else passage_prompt
         # Only where there is one: indexes that were made before keep their fingerprints.
@@ -530,8 +464,8 @@ class Encoder:
     def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
         """Give texts as they are tokenised: behind their prompt."""
         prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
-        told = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
-        return [text.lower() for text in told] if self.sentence.is_lower else told
+        whole = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
+        return [text.lower() for text in whole] if self.sentence.is_lower else whole
 
     def encode(
         self,
@@ -582,17 +516,26 @@ class Encoder:
         lengths = [len(line) for line in ids]
         # They stay on the device until the chunk is done: one copy, and no wait for each batch.
         vectors = torch.empty((len(texts), self.width), dtype=torch.float32, device=self._device)
-        todo = token_budget_batches(lengths, self._batch_tokens)[::-1]
-        while todo:
-            batch = todo.pop()
-            found = self._forward_if_it_fits([ids[index] for index in batch])
-            if found is None:
-                todo = self._smaller([*todo, batch][::-1], lengths)
-                continue
-            vectors[torch.tensor(batch, device=self._device)] = found
+
+        def size(rows: Sequence[int]) -> int:
+            return len(rows) * max(lengths[row] for row in rows)
+
+        def run(rows: Sequence[int]) -> Tensor:
+            return self._forward([ids[row] for row in rows])
+
+        for batch in token_budget_batches(lengths, self._back_off.budget):
+            vectors[torch.tensor(batch, device=self._device)] = torch.cat(
+                self._back_off.run(batch, size, run)
+            )
             step(len(batch))
         array: Vectors = vectors.cpu().numpy()
-        _check_finite(array, texts, start)
+        is_finite = np.isfinite(array).all(axis=1)
+        if not is_finite.all():
+            index = int(np.flatnonzero(~is_finite)[0])
+            raise ModelError(
+                f"the vector of text {start + index} is not finite: {texts[index][:80]!r}. "
+                "Try another encoder_dtype (float32 or bfloat16)."
+            )
         return array
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -610,12 +553,6 @@ class Encoder:
             self.num_cut += sum(len(line) >= self._max_tokens for line in ids)
         return ids
 
-    def _forward_if_it_fits(self, ids: Sequence[Sequence[int]]) -> Tensor | None:
-        try:
-            return self._forward(ids)
-        except torch.OutOfMemoryError:
-            return None  # what the attempt held goes with the handler, before the cache is emptied
-
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:
         lengths = np.array([len(line) for line in ids])
@@ -632,21 +569,6 @@ class Encoder:
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)
         return unit_length(vectors, dim=-1) if self._is_normalized else vectors
-
-    def _smaller(self, batches: Sequence[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-        """Cut the batches still to do, the one that failed first, to half the budget."""
-        if len(batches[0]) == 1:
-            raise ModelError(
-                f"a text of {lengths[batches[0][0]]} tokens does not fit in memory on "
-                f"{self._device}: lower max_encoder_tokens or choose a smaller encoder"
-            )
-        padded = len(batches[0]) * lengths[batches[0][0]]
-        self._batch_tokens = max(1, min(padded, self._batch_tokens) // 2)
-        logger.warning("out of memory: going on with %s tokens a batch", self._batch_tokens)
-        torch.cuda.empty_cache()
-        rest = [index for batch in batches for index in batch]
-        smaller = token_budget_batches([lengths[index] for index in rest], self._batch_tokens)
-        return [[rest[place] for place in batch] for batch in smaller][::-1]
 
 
 def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
@@ -686,16 +608,6 @@ def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
             "use cls or mean"
         )
     return model
-
-
-def _check_finite(vectors: Vectors, texts: Sequence[str], start: int) -> None:
-    is_finite = np.isfinite(vectors).all(axis=1)
-    if not is_finite.all():
-        index = int(np.flatnonzero(~is_finite)[0])
-        raise ModelError(
-            f"the vector of text {start + index} is not finite: {texts[index][:80]!r}. "
-            "Try another encoder_dtype (float32 or bfloat16)."
-        )
 
 
 # A T5's encoder as a text encoder: the k-NN baseline's in Guo et al. 2023.

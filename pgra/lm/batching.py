@@ -1,15 +1,20 @@
-"""Batches by tokens, rows of texts side by side, and segments grouped by length."""
+"""Batches: by tokens, smaller where memory runs out, side by side, by length or beginning."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Self
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from pgra.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 
 def token_budget_batches(
@@ -44,7 +49,78 @@ def token_budget_batches(
     return batches
 
 
-# Texts side by side in rows: who stands where, and who sees whom.
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass
+class BackOff:
+    """Runs batches; one that memory does not hold is run in halves, and later ones are smaller.
+
+    Attributes:
+        budget: Most tokens in one batch.
+        advice: Whose memory it is, and what a user can do where a single item does not fit.
+        learn: Told the tokens that fit after a full batch did not: for later runs. What is left at
+            a shard's end is small, and says little of what a GPU can hold.
+    """
+
+    budget: int
+    advice: str
+    learn: Callable[[int], object] | None = None
+    most_run: int = field(default=0, init=False)
+
+    def run(
+        self,
+        batch: Sequence[T],
+        size: Callable[[Sequence[T]], int],
+        run: Callable[[Sequence[T]], R],
+    ) -> list[R]:
+        """Run a batch, in as few parts as it takes.
+
+        Args:
+            batch: Items.
+            size: Counts the tokens of items.
+            run: Runs items in one call.
+
+        Raises:
+            ModelError: If one item alone does not fit.
+        """
+        tokens = size(batch)
+        if len(batch) == 1 or tokens <= self.budget:  # else an earlier one like it did not fit
+            try:
+                done = run(batch)
+                self.most_run = max(self.most_run, tokens)
+                return [done]
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    raise self.no_room(tokens) from error
+            # Outside the handler, or the failed attempt's tensors would live on.
+            torch.cuda.empty_cache()
+            longest = max(size([item]) for item in batch)
+            self._shrink(tokens, is_full=(len(batch) + 1) * longest > self.budget)
+        half = len(batch) // 2
+        return [done for part in (batch[:half], batch[half:]) for done in self.run(part, size, run)]
+
+    def no_room(self, tokens: int) -> ModelError:
+        """Return the error of a single text that does not fit."""
+        return ModelError(f"one text of {tokens} tokens does not fit the memory of {self.advice}")
+
+    def _shrink(self, tokens: int, *, is_full: bool) -> None:
+        """Learn from a batch of so many tokens that did not fit.
+
+        Where as much fitted before, memory is short for a moment, or from now on: the next failure
+        tells.
+        """
+        if not is_full and tokens <= self.most_run:
+            self.most_run = 0
+        elif max(1, tokens // 2) < self.budget:
+            self.budget = max(1, tokens // 2)
+            logger.warning("out of memory: batches now take %d tokens at a time", self.budget)
+            if is_full and self.learn is not None:
+                self.learn(self.budget)
+
+
+# Texts side by side in rows: where each stands, and which tokens see each other.
 
 
 def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
@@ -82,53 +158,46 @@ class RowLayout:
     Attributes:
         segments: (R, T) int64, which text a token belongs to; -1 is padding.
         positions: (R, T) int64, a token's place in its text.
-        rows: (n,) int64, each text's row.
-        ends: (n,) int64, the column of each text's last token.
+        ends: (n,) int64, where each text's last token stands among the R*T.
         lengths: (n,) int64, each text's tokens.
     """
 
     segments: Tensor
     positions: Tensor
-    rows: Tensor
     ends: Tensor
     lengths: Tensor
 
     @classmethod
-    def of(cls, lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> Self:
+    def of(cls, lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> "RowLayout":
         """Lay out texts of these lengths in these rows, each text once."""
         sizes = np.asarray(lengths, dtype=np.int64)
         order = np.concatenate([np.asarray(members, dtype=np.int64) for members in rows])
         row = np.repeat(np.arange(len(rows)), [len(members) for members in rows])
         stop = np.cumsum(sizes[order])
-        first = np.searchsorted(row, np.arange(len(rows)))  # of each row, its first text
         start = stop - sizes[order]
-        start -= start[first][row]
-        own = np.arange(stop[-1]) - np.repeat(stop - sizes[order], sizes[order])
+        own = np.arange(stop[-1]) - np.repeat(start, sizes[order])
+        start -= start[np.searchsorted(row, np.arange(len(rows)))][row]  # less its row's first
         width = int((start + sizes[order]).max())
-        place = np.repeat(row * width + start, sizes[order]) + own
+        first = row * width + start
+        place = np.repeat(first, sizes[order]) + own
         segments = np.full(len(rows) * width, -1)
         positions = np.zeros(len(rows) * width, dtype=np.int64)
         segments[place], positions[place] = np.repeat(order, sizes[order]), own
-        row_of, ends = np.empty((2, len(sizes)), dtype=np.int64)
-        row_of[order], ends[order] = row, start + sizes[order] - 1
+        ends = np.empty(len(sizes), dtype=np.int64)
+        ends[order] = first + sizes[order] - 1
         shape = (len(rows), width)
-        arrays = (segments.reshape(shape), positions.reshape(shape), row_of, ends, sizes)
+        arrays = (segments.reshape(shape), positions.reshape(shape), ends, sizes)
         return cls(*map(torch.from_numpy, arrays))
 
-    @cached_property
-    def flat_ends(self) -> Tensor:
-        """Give each text's last token among the R*T, (n,) int64."""
-        return self.rows * self.segments.shape[1] + self.ends
-
     def place(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Lay token ids where they belong, (R, T) int64; padding is 0."""
+        """Return token ids where they belong, (R, T) int64; padding is 0."""
         ids = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
         before = torch.cumsum(self.lengths, 0) - self.lengths
         source = (before[self.segments] + self.positions).masked_fill_(self.segments < 0, len(ids))
         return torch.from_numpy(np.append(ids, 0))[source]
 
     def mask(self, shared: int, dtype: torch.dtype) -> Tensor:
-        """Say who may look where behind a shared prefix: as a model is told it.
+        """Return which tokens may look where behind a shared prefix, as a model takes it.
 
         Where each text has its own row, that is the stock mask (R, shared + T), 1 for tokens and 0
         for the padding behind them: the LM looks at no later token, and one that counts places by
@@ -304,3 +373,100 @@ def group_by_length(lengths: npt.NDArray[np.int64], cost: GroupCost) -> list[npt
         groups += np.array_split(rows, -(-len(rows) // most))
         j = int(chosen[j])
     return groups
+
+
+# Which prompts begin alike: what they share is then read once (`pgra.lm.generate`).
+
+
+LEAST_SHARED = 32
+"""Fewer tokens are not worth a call of their own."""
+_LEAST_PART = 4  # of a prompt: less than a quarter does not pay for batches that are cut smaller
+
+
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Prompts that begin with the same tokens.
+
+    Attributes:
+        num_shared: How many tokens; each prompt has at least one more. 0 where nothing is shared.
+        rows: Which prompts.
+    """
+
+    num_shared: int
+    rows: list[int]
+
+
+def group_by_prefix(
+    prompts: Sequence[Sequence[int]], *, least: int = LEAST_SHARED
+) -> list[PrefixGroup]:
+    """Group prompts so that reading each group's beginning once saves most.
+
+    In the order of their tokens, prompts that begin alike are neighbours. The most alike are put
+    together first; then groups, where all of them together save more than each for itself. So one
+    odd prompt takes nothing from the others.
+
+    Args:
+        prompts: Token ids, none empty.
+        least: Fewest tokens that are shared.
+
+    Returns:
+        Each prompt in one group; those that share nothing with others in the last one.
+    """
+    order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
+    # By their first and by their last place.
+    spans = {place: _Span.of(place, len(prompts[row])) for place, row in enumerate(order)}
+    shared = [_joint(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    for place in sorted(range(len(shared)), key=lambda i: (-shared[i], i)):
+        left, right = spans[place], spans[place + 1]
+        longest = max(left.longest, right.longest)
+        is_long = shared[place] >= max(least, longest / _LEAST_PART)
+        joined = left.join(right, shared[place] if is_long else 0)
+        spans[joined.first] = spans[joined.last] = joined
+    parts = spans[0].parts if order else []
+    found = [(shared, order[first : last + 1]) for first, last, shared in parts]
+    alone = sorted(rows[0] for _, rows in found if len(rows) == 1)
+    groups = [PrefixGroup(shared, rows) for shared, rows in found if len(rows) > 1]
+    return [*groups, PrefixGroup(0, alone)] if alone else groups
+
+
+class _Part(NamedTuple):
+    first: int
+    last: int
+    num_shared: int
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Neighbours, and the best groups of them that were found.
+
+    Attributes:
+        first: The first's place in the order.
+        last: The last's.
+        parts: Groups.
+        saved: Tokens that need not be read.
+        longest: Tokens of the longest prompt.
+    """
+
+    first: int
+    last: int
+    parts: list[_Part]
+    saved: int
+    longest: int
+
+    @classmethod
+    def of(cls, place: int, length: int) -> "_Span":
+        return cls(place, place, [_Part(place, place, 0)], 0, length)
+
+    def join(self, right: "_Span", shared: int) -> "_Span":
+        """Put neighbours together, who all begin with so many tokens; 0 if that is too few."""
+        parts, saved = [*self.parts, *right.parts], self.saved + right.saved
+        together = (right.last - self.first) * shared
+        if shared and together >= saved:
+            parts, saved = [_Part(self.first, right.last, shared)], together
+        return _Span(self.first, right.last, parts, saved, max(self.longest, right.longest))
+
+
+def _joint(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens that two prompts begin with alike, but for each one's last."""
+    most = min(len(one), len(other)) - 1
+    return next((i for i in range(most) if one[i] != other[i]), most)

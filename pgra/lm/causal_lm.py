@@ -1,26 +1,32 @@
-"""A causal LM with its tokenizer: last-token states, and the batch sizes that fitted."""
+"""A causal LM in this process: states of prompts, scores of words, and greedy text.
 
-import contextlib
+KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, section 3.3: temperature
+0). Token budgets that fitted after memory ran out are kept for the next run.
+"""
+
 import fcntl
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from pgra.artifacts import canonical_json, write_json
-from pgra.config import DEVICE_MAPS, QUANTIZATIONS, choose
-from pgra.core import Json
+from pgra.config import DEVICE_MAPS, QUANTIZATIONS, LMArguments, choose
+from pgra.core import Json, machine_memory
 from pgra.data.bundled import cache_dir
-from pgra.errors import ModelError
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.base import Advance, Completion
+from pgra.lm.batching import token_budget_batches
+from pgra.lm.kernels import Packer, in_blocks, tolerance
 from pgra.lm.load import (
     ModelSource,
+    batch_budget,
     check_8bit,
     check_placement,
     check_quantization,
@@ -36,14 +42,19 @@ from pgra.lm.load import (
     settle_4bit,
 )
 
+if TYPE_CHECKING:
+    from pgra.lm.generate import PromptReader
+
 logger = logging.getLogger(__name__)
 
+Tokens = Sequence[int]
 _NO_LIMIT = 1 << 20
+_SHOWN = 60  # characters of a prompt in a message
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class CausalLM:
-    """A decoder-only LM, without its head or with it: OPT, GPT-2, Llama, Qwen and their kin.
+    """A decoder-only LM of transformers: OPT, GPT-2, Llama, Qwen and their kin.
 
     The weights are loaded when they are first needed: a run whose states are all in the bank
     never reads them.
@@ -56,7 +67,10 @@ class CausalLM:
         dtype: Of its weights and states; quantized weights are made this for each product.
         quantization: "none", or "8bit" or "4bit" weights.
         device_map: "none", or how the weights are spread over all GPUs.
-        with_head: Whether what turns states into words is loaded too (`pgra.lm.score`).
+        with_head: Whether what turns states into words is loaded too; without it there are only
+            states.
+        batch_tokens: Tokens it reads in one call on a CPU; a GPU takes 16 times as many.
+        window: Most tokens of prompt and answer together.
     """
 
     source: ModelSource
@@ -67,6 +81,25 @@ class CausalLM:
     quantization: str = "none"
     device_map: str = "none"
     with_head: bool = False
+    batch_tokens: int = 2048
+    window: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        limit = getattr(self.config, "max_position_embeddings", None)
+        self.window = int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
+
+    @classmethod
+    def open(cls, args: LMArguments, device: str = "auto", *, with_head: bool = False) -> Self:
+        """Find the LM that arguments name; see `from_name`."""
+        return cls.from_name(
+            args.lm,
+            dtype=args.lm_dtype,
+            device=device,
+            quantization=args.lm_quantization,
+            device_map=args.lm_device_map,
+            with_head=with_head,
+            batch_tokens=args.lm_batch_tokens,
+        )
 
     @classmethod
     def from_name(
@@ -78,8 +111,9 @@ class CausalLM:
         quantization: str = "none",
         device_map: str = "none",
         with_head: bool = False,
+        batch_tokens: int = 2048,
     ) -> Self:
-        """Find by hub id, folder or `bundled:NAME`.
+        """Find by hub id, folder or `bundled:NAME`; nothing is loaded but the tokenizer.
 
         Raises:
             ConfigError: If a device map meets several processes, or one GPU by name, or 8-bit
@@ -95,16 +129,24 @@ class CausalLM:
         check_quantization(quantization, kind)
         source = find_model(name)
         config = load_config(source)
+        what = None
         if getattr(config, "is_encoder_decoder", False):
-            raise ModelError(
-                f"'{name}' is an encoder-decoder, not a causal LM: give a GPT, OPT, ..."
-            )
-        if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            raise ModelError(
-                f"'{name}' is a {config.model_type}, not a causal LM: give a GPT, OPT, Llama, ..."
-            )
-        tokenizer = load_tokenizer(source, config)
-        return cls(source, config, tokenizer, place, kind, quantization, device_map, with_head)
+            what = "an encoder-decoder"
+        elif config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            what = f"a {config.model_type}"
+        if what is not None:
+            raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
+        return cls(
+            source,
+            config,
+            load_tokenizer(source, config),
+            place,
+            kind,
+            quantization,
+            device_map,
+            with_head,
+            batch_tokens,
+        )
 
     @cached_property
     def model(self) -> Any:
@@ -169,27 +211,19 @@ class CausalLM:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give what a state depends on, besides the prompt."""
-        fields = model_fields(self.source, self.dtype)
-        return (
-            fields if self.quantization == "none" else {**fields, "quantization": self.quantization}
-        )
+        """All that states and answers depend on, besides the prompt."""
+        more = {} if self.quantization == "none" else {"quantization": self.quantization}
+        return {**model_fields(self.source, self.dtype), **more}
 
     @property
     def tolerance(self) -> float:
-        """Give how far two ways of computing one state may lie apart, relative to its length."""
-        return 1e-4 if self.dtype == torch.float32 else 0.05
+        """How far two ways of computing one state may lie apart, relative to its length."""
+        return tolerance(self.dtype)
 
     @cached_property
     def width(self) -> int:
         """Give H, the width of a state. It may differ from the config's: OPT-350m projects."""
         return int(self.states_of([[0]])[0].shape[-1])
-
-    @property
-    def window(self) -> int:
-        """Give the longest input in tokens."""
-        limit = getattr(self.config, "max_position_embeddings", None)
-        return int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Give each text's token ids, without special tokens."""
@@ -255,94 +289,205 @@ class CausalLM:
                 "Give a GPT, OPT, Llama, Qwen, ..."
             )
 
+    def states(self, prompts: Sequence[str]) -> Tensor:
+        """Return the states of whole prompts, (B, H), on the CPU; see `LanguageModel`."""
+        ids = self._tokenize(prompts)
+        states = torch.empty(len(ids), self.width, dtype=self.dtype)
+        budget = batch_budget(self.batch_tokens, self.device)
+        for batch in token_budget_batches([len(line) for line in ids], budget):
+            states[batch] = self.states_of([ids[row] for row in batch]).cpu()
+        return states
 
-# Token budgets that fitted: what an out-of-memory back-off taught, kept for the next run.
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, those that open every input included, (B,)."""
+        return [len(ids) for ids in self._tokenize(texts)]
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        stop: str,
+        advance: Advance | None = None,
+    ) -> list[Completion]:
+        """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
+
+        The outcome is that of each prompt alone, whatever stands beside it: exactly so in float32
+        but where two tokens are equally likely to the last digits; in half precision such ties are
+        more. A text may begin with a space, where the tokenizer makes it part of the first word.
+
+        Raises:
+            ConfigError: If a prompt is empty, or does not fit the window with what is written.
+            ModelError: If the LM cannot be loaded, does not fit, or gives no finite number.
+        """
+        from pgra.lm.generate import write, write_alone
+
+        if max_new_tokens < 1 or not stop:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, stop is {stop!r}")
+
+        def is_done(tokens: Tokens) -> bool:
+            return tokens[-1] in self.ends or stop in self._text(tokens)
+
+        ids = self._tokenize(prompts)
+        self._check_room(prompts, ids, max_new_tokens)
+        is_sound = self.reader.fault is None
+        unread = self.reader.count_unread(ids) if is_sound else sum(map(len, ids))
+        most, tell = max_new_tokens, advance or int
+        with self._packer.packed(unread), in_blocks(self.whole):
+            if is_sound:
+                written = write(
+                    self.reader, ids, max_new_tokens=most, is_done=is_done, advance=tell
+                )
+            else:
+                written = write_alone(self, ids, max_new_tokens=most, is_done=is_done, advance=tell)
+        return [
+            Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
+            for prompt, tokens in zip(ids, written, strict=True)
+        ]
+
+    def score(
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+    ) -> list[list[float]]:
+        """Return the log-probability of all tokens of each word after each prompt.
+
+        A prompt is read once for all words; a word of several tokens costs those but its last.
+        Values are not divided by a word's tokens.
+
+        Raises:
+            ConfigError: If a prompt is empty, or does not fit the window with a word.
+            ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
+        """
+        from pgra.lm.generate import chance_alone, word_chances
+
+        ids = self._tokenize(prompts)
+        behind = [self._word_tokens(text, i, words) for text, i in zip(prompts, ids, strict=True)]
+        self._check_room(prompts, ids, max((len(w) for row in behind for w in row), default=0))
+        tell = advance or int
+        scores: list[list[float]] = [[] for _ in ids]
+        with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
+            if self.reader.fault is not None:
+                for row, prompt in enumerate(ids):
+                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
+                    tell(1)
+                return scores
+            for batch in self.reader.batches(ids):
+                for rows, cache in self.reader.read(ids, batch):
+                    found = word_chances(self.reader, cache, [behind[row] for row in rows])
+                    for row, values in zip(rows, found, strict=True):
+                        scores[row] = values
+                    tell(len(rows))
+        return scores
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
+
+    def _check_room(
+        self, prompts: Sequence[str], ids: Sequence[Tokens], max_new_tokens: int
+    ) -> None:
+        for number, (text, line) in enumerate(zip(prompts, ids, strict=True), 1):
+            if not line:
+                raise ConfigError(f"prompt {number} is empty: there is nothing to go on with")
+            if len(line) + max_new_tokens > self.window:
+                raise ConfigError(
+                    f"prompt {number} has {len(line)} tokens ({text[-_SHOWN:]!r} at its end), and "
+                    f"'{self.source.name}' holds {self.window} with the {max_new_tokens} that may "
+                    "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
+                )
+
+    def _word_tokens(self, prompt: str, ids: Tokens, words: Sequence[str]) -> list[Tokens]:
+        """Cut the words as they stand behind a prompt."""
+        found: list[Tokens] = []
+        for word, joint in zip(words, self._tokenize([prompt + w for w in words]), strict=True):
+            if joint[: len(ids)] != list(ids) or len(joint) == len(ids):
+                raise ModelError(
+                    f"the tokenizer of '{self.source.name}' joins {word!r} to the prompt before it "
+                    f"({prompt[-_SHOWN:]!r}): it cannot be scored apart. Begin the word with a "
+                    "space, end the prompt without one, or use another LM"
+                )
+            found.append(joint[len(ids) :])
+        return found
+
+    def _text(self, tokens: Tokens) -> str:
+        text: str = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    @cached_property
+    def reader(self) -> "PromptReader":
+        """What reads prompts and keeps what it has read, for `complete` and `score`."""
+        from pgra.lm.generate import PromptReader
+
+        return PromptReader(self, self.batch_tokens)
+
+    @cached_property
+    def _packer(self) -> Packer:
+        return Packer(self.whole)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens with which the LM ends a text by itself."""
+        given = getattr(getattr(self.whole, "generation_config", None), "eos_token_id", None)
+        ends = {*given} if isinstance(given, list) else {given}
+        return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
+
+
+# Token budgets that fitted: what running out of memory taught, kept for the next run.
 #
 # One small JSON under the pgra home folder, by device, LM and way of reading. It is a cache:
-# deleting it costs one more back-off, and a damaged or unwritable one costs a warning, never a
+# deleting it costs one more failed batch, and a damaged or unwritable one costs a warning, never a
 # run.
 
 
 FILE = "budgets.json"
-_GIB = 1 << 30
 
 
 def recall_budget(lm: CausalLM, kind: str) -> int | None:
-    """Give the budget that last fitted this LM on this device; None if none was ever too large.
+    """Return the budget that last fitted this LM on this device; None if none was ever too large.
 
     Args:
         lm: The LM, on its device.
         kind: How it reads, such as "packed": each way has its own memory.
     """
-    return _read(_path()).get(_key(lm, kind))
+    return _read_budgets(cache_dir() / FILE).get(_budget_key(lm, kind))
 
 
 def remember_budget(lm: CausalLM, kind: str, tokens: int) -> None:
-    """Keep the budget that fitted after a back-off; the last word on an LM and device stands.
-
-    Args:
-        lm: The LM, on its device.
-        kind: How it reads.
-        tokens: Tokens in one batch.
-
-    Raises:
-        ValueError: If `tokens` is below 1.
-    """
-    if tokens < 1:
-        raise ValueError(f"tokens is {tokens}: it must be at least 1")
-    path = _path()
+    """Keep the tokens that fitted in one batch; the last word on an LM and device stands."""
+    path = cache_dir() / FILE
     try:
-        with _turn(path):  # read inside it, or what another job wrote meanwhile would be lost
-            write_json(path, {**_read(path), _key(lm, kind): int(tokens)})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # read inside it, or another job's would be lost
+            write_json(path, {**_read_budgets(path), _budget_key(lm, kind): tokens})
         logger.warning("%d tokens are remembered in %s: delete it to forget them", tokens, path)
     except OSError as error:
         logger.warning("the token budget is not remembered: %s (%s)", path, error.strerror)
 
 
-def _path() -> Path:
-    return cache_dir() / FILE
-
-
-def _key(lm: CausalLM, kind: str) -> str:
-    parts = [describe_device(lm.device), canonical_json(dict(lm.fingerprint)), kind]
+def _budget_key(lm: CausalLM, kind: str) -> str:
+    name, memory = lm.device.type, machine_memory()
+    if lm.device.type == "cuda":  # by what decides how much fits
+        found = torch.cuda.get_device_properties(lm.device)
+        name, memory = found.name, found.total_memory
+    parts = [f"{name}, {round(memory / (1 << 30))} GiB", canonical_json(dict(lm.fingerprint)), kind]
     if lm.device_map != "none":  # the same states, but less room beside the weights, or more
         parts.append(f"device map {lm.device_map}")
     return " | ".join(parts)
 
 
-def describe_device(device: torch.device) -> str:
-    """Name a device by what decides how much fits: a GPU by model and memory, else the machine."""
-    if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
-        return f"{found.name}, {round(found.total_memory / _GIB)} GiB"
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return f"{device.type}, {round(memory / _GIB)} GiB"
-
-
-@contextlib.contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Wait for the right to write; the system takes it back if the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _read(path: Path) -> dict[str, int]:
-    """Read what is there; entries that cannot be are passed over, and gone with the next write."""
+def _read_budgets(path: Path) -> dict[str, int]:
+    """Read what is there; what cannot be is passed over, and gone with the next write."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         logger.warning("%s cannot be read and is not used: %s", path, error)
-        return {}
-    if not isinstance(found, dict):
-        logger.warning("%s is damaged and is not used: it holds no mapping", path)
         return {}
     # A bool is an int to Python, but no budget.
     sound = {key: value for key, value in found.items() if type(value) is int and value >= 1}
     if len(sound) < len(found):
-        wrong = next(key for key in found if key not in sound)
-        logger.warning("%s is damaged: %r is not used", path, found[wrong])
+        wrong = next(found[key] for key in found if key not in sound)
+        logger.warning("%s is damaged: %r is not used", path, wrong)
     return sound

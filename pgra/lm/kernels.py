@@ -1,20 +1,28 @@
-"""Fast ways through an LM or T5 that give what the stock way gives.
+"""Fast ways through an LM or a T5, and the check that each gives what the stock way gives.
 
-Cascade attention behind a shared prefix, attention in blocks, weights laid out for oneDNN, the last
-layer at last tokens only, and a T5's cross-attention.
+    cascade          attention to a shared prefix that stands once, and to a text's own tokens
+    blocks           causal attention on a CPU, a block of queries at a time
+    last layer       worked out at each text's last token only
+    packed weights   laid out once for oneDNN, while a float32 model only reads on a CPU
+    encoded tokens   a T5 decoder's cross-attention without keys and values of them
 
-For the attentions of causal LMs nothing in a model is replaced: its layers ask transformers'
-attention interface for the name they were told. Packed weights and a T5's cross-attention set the
-`forward` of the layers concerned.
+All that this program knows of the insides of torch and transformers is here, behind one switch:
+`--fast_kernels off` gives stock calls only. With `auto` a kernel is compared with the stock way
+when a model first uses it, on real input, and dropped with one warning where it differs, is missing
+or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole prompts (cascade,
+last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
 """
 
 import inspect
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +30,118 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
+from pgra.config import KERNEL_SWITCH
 from pgra.core import machine_memory
 from pgra.lm.batching import RowLayout, send
+
+logger = logging.getLogger(__name__)
+
+OTHER_VALUES = "it gives other values than the stock way"
+_FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, IndexError)
+# Prompted states are nearly one vector: what tells texts apart is a tenth of their length or less
+# (SmolLM2-135M behind 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
+_OWN_SHARE = 1 / 3
+_NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up to a fifth of it
+
+
+def are_allowed() -> bool:
+    """Return whether fast kernels may be used: unless `--fast_kernels off` was given."""
+    return os.environ.get(KERNEL_SWITCH) != "off"
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return how far two ways of computing a vector may lie apart, relative to its length."""
+    return 1e-4 if dtype == torch.float32 else 0.05
+
+
+def find_fault(
+    fast: Callable[[], Tensor], truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0
+) -> str | None:
+    """Return why a fast way cannot be used; None if it gives the stock way's values.
+
+    Args:
+        fast: Computes (c * n, D): the n rows, c times over.
+        truth: The stock way's, (n, D).
+        dtype: What both were computed in.
+        noise: As `is_same` takes it.
+    """
+    try:
+        found = fast()
+    except _FAILURES as error:  # out of memory too: then the way takes more than there is
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None if is_same(found, truth, dtype=dtype, noise=noise) else OTHER_VALUES
+
+
+def is_same(found: Tensor, truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> bool:
+    """Return whether vectors are the true ones, as nearly as their dtype allows.
+
+    A row's distance to the truth must be within `tolerance` of its length. In half precision that
+    is coarse, so it must also be within a third of what the row has of its own (the truth less the
+    mean of the truths).
+
+    Args:
+        found: (c * n, D), the n rows c times over.
+        truth: (n, D).
+        dtype: What both were computed in.
+        noise: A distance that is none of the way's doing; twice as much always passes the second.
+    """
+    whole = truth.float()
+    copies = len(found) // max(1, len(whole))
+    own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1).repeat(copies)
+    length = torch.linalg.vector_norm(whole, dim=1).repeat(copies)
+    distance = torch.linalg.vector_norm(found.float() - whole.repeat(copies, 1), dim=1)
+    if not bool((distance <= tolerance(dtype) * length).all()):
+        return False
+    if dtype == torch.float32 or len(truth) == 1:
+        return True
+    return bool((distance <= (_OWN_SHARE * own).clamp(min=_NOISE_TIMES * noise)).all())
+
+
+_compared: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]]" = WeakKeyDictionary()
+
+
+def _is_trusted(
+    part: nn.Module,
+    kernel: str,
+    *,
+    fast: Callable[[], Tensor],
+    stock: Callable[[], Tensor],
+    at: Tensor,
+    cost: str,
+) -> bool:
+    """Return whether a part may use a kernel; at its first use on a device the two are compared.
+
+    Args:
+        part: What uses it.
+        kernel: Its name.
+        fast: Runs the kernel on a little of the real input.
+        stock: Runs the stock way on the same.
+        at: A tensor of that input.
+        cost: What the stock way costs, for the warning.
+    """
+    if not are_allowed():
+        return False
+    known = _compared.setdefault(part, {})
+    key = (kernel, at.device.type, at.dtype, torch.is_autocast_enabled(at.device.type))
+    if key not in known:
+        with torch.no_grad():
+            truth = stock()
+            dtype = truth.dtype
+            if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+                dtype = torch.bfloat16  # of its precision, or near it
+            # As one vector: a part's rows differ far more than the states of whole texts.
+            reason = find_fault(lambda: fast().reshape(1, -1), truth.reshape(1, -1), dtype=dtype)
+        known[key] = reason is None
+        if reason is not None:
+            _warn(kernel, reason, cost)
+    return known[key]
+
+
+@cache
+def _warn(kernel: str, reason: str, cost: str) -> None:
+    """Say once for all layers that a kernel was dropped."""
+    logger.warning("%s does not work here (%s): %s", kernel, reason, cost)
+
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -121,6 +239,12 @@ def cascade_rows(count: int, device: torch.device) -> list[list[int]]:
     when texts of like length are together.
     """
     return [list(range(count))] if takes_one_row(device) else [[i] for i in range(count)]
+
+
+def attending_in_two_parts(model: Any) -> AbstractContextManager[None]:
+    """Let a model attend by `attend`; it must be told the prefix as the keyword `cascade`."""
+    register(NAME, attend)
+    return attending(model, NAME)
 
 
 def prepare_prefix(
@@ -279,12 +403,32 @@ def in_blocks(model: Any) -> Iterator[None]:
     Args:
         model: Of transformers; one that was given another attention than sdpa keeps it.
     """
-    if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
+    is_stock = model.config._attn_implementation == "sdpa"
+    if model.device.type != "cpu" or not is_stock or not are_allowed():
         yield
         return
-    register(BLOCKS, attend_in_blocks)
+    register(BLOCKS, _attend_if_same)
     with attending(model, BLOCKS):
         yield
+
+
+def _attend_if_same(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attend in blocks where that was seen to give what the stock attention gives."""
+    whole = (module, query, key, value, mask)
+    if mask is not None or query.shape[2] <= _BLOCK:
+        return stock_attention(*whole, **kwargs)
+    first = (module, query[:1], key[:1], value[:1], None)
+    is_same = _is_trusted(
+        module,
+        "attention in blocks",
+        fast=lambda: attend_in_blocks(*first, **kwargs)[0],
+        stock=lambda: stock_attention(*first, **kwargs)[0],
+        at=query,
+        cost="long prompts are read more slowly",
+    )
+    return (attend_in_blocks if is_same else stock_attention)(*whole, **kwargs)
 
 
 def attend_in_blocks(
@@ -362,65 +506,41 @@ class Packer:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Take a module as `packed_linears` does; nothing is packed yet."""
+        """Take a module; nothing is packed yet."""
         self._module = module
         self._num_tokens = 0
         self._found: list[tuple[Any, Forward]] | None = None
 
     def packed(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Pack if all tokens so far are worth it, and memory holds the copies.
+        """Have the layers read packed copies, if all tokens so far are worth it and memory does.
+
+        Results agree with the plain layers' to rounding. Layers stay as they are where this brings
+        nothing (not on a CPU, not float32, under autocast, oneDNN absent), and where they are more
+        than an `nn.Linear`. Weights must not change meanwhile, and nothing is differentiated.
 
         Args:
             num_tokens: What is about to be read.
         """
         self._num_tokens += num_tokens
-        if self._num_tokens < MANY_TOKENS or not _is_useful():
+        is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        is_useful = is_there and not torch.is_autocast_enabled("cpu") and are_allowed()
+        if self._num_tokens < MANY_TOKENS or not is_useful:
             return nullcontext()
         if self._found is None:
-            self._found = _find(self._module) if self._fits() else []
+            layers: list[Any] = [part for part in self._module.modules() if _is_plain(part)]
+            needed = sum(layer.weight.nbytes for layer in layers)
+            self._found = _pack_all(self._module) if needed <= _SHARE * machine_memory() else []
         return _replaced(self._found)
 
-    def _fits(self) -> bool:
-        linears = (part for part in self._module.modules() if isinstance(part, nn.Linear))
-        needed = sum(part.weight.nbytes for part in linears if _is_plain(part))
-        return needed <= _SHARE * machine_memory()
 
-
-def packed_for(module: nn.Module, num_tokens: int) -> AbstractContextManager[None]:
+def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> AbstractContextManager[None]:
     """Pack a module's linear layers if so many tokens are worth it; no copy is kept afterwards.
 
     Args:
-        module: As `packed_linears` takes it.
+        module: As `Packer` takes it.
         num_tokens: What it is about to read.
     """
     return Packer(module).packed(num_tokens)
-
-
-def packed_linears(module: nn.Module) -> AbstractContextManager[None]:
-    """Have a module's linear layers read packed copies of their weights.
-
-    Results agree with the plain layers' to rounding. Where this brings nothing (not on a CPU, not
-    float32, under autocast, oneDNN absent) layers stay as they are; so do those that are more than
-    an `nn.Linear`. Weights must not change meanwhile, and nothing is differentiated.
-
-    Args:
-        module: Its parts are the same again afterwards.
-    """
-    return _replaced(_find(module) if _is_useful() else [])
-
-
-def _is_useful() -> bool:
-    is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return is_there and not torch.is_autocast_enabled("cpu")
-
-
-def _find(module: nn.Module) -> list[tuple[Any, Forward]]:
-    """Pack, and give the parts that can be replaced and what does their work."""
-    found: list[tuple[Any, Forward]] = []
-    for is_one, fuse in ((_is_gated, _gated), (_is_bent, _bent), (_is_opened, _opened)):
-        found += [(part, fuse(part)) for part in module.modules() if is_one(part)]
-    inside = {inner for part, _ in found for inner in part.modules()}
-    return found + [(p, _linear(p)) for p in module.modules() if _is_plain(p) and p not in inside]
 
 
 @contextmanager
@@ -435,8 +555,43 @@ def _replaced(found: list[tuple[Any, Forward]]) -> Iterator[None]:
             del part.forward
 
 
+def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
+    """Pack, and return the parts that can be replaced and what does their work.
+
+    Of parts of one kind and shape the first is compared with the plain one.
+    """
+    found: list[tuple[Any, Forward]] = []
+    inside: set[nn.Module] = set()
+    verdicts: dict[object, bool] = {}
+    for pack in (_pack_block, _pack_linear):
+        for part in module.modules():
+            layers = [] if part in inside or "forward" in vars(part) else _layers_of(part, pack)
+            if not layers:
+                continue
+            kind = (pack, type(part), *((p.weight.shape, p.bias is None) for p in layers))
+            if kind not in verdicts:
+                verdicts[kind] = _is_packed_same(part, layers[0], pack)
+            if verdicts[kind]:
+                found.append((part, pack(part)))
+                inside.update(part.modules())
+    return found
+
+
+def _is_packed_same(part: nn.Module, first: nn.Linear, pack: Callable[[Any], Forward]) -> bool:
+    probe = torch.randn(2, first.in_features, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return _is_trusted(
+            part,
+            "oneDNN's packed product",
+            fast=lambda: pack(part)(probe),
+            stock=lambda: part(probe),
+            at=probe,
+            cost="its weights are laid out anew in every call, and reading is slower",
+        )
+
+
 def _is_plain(part: Any) -> bool:
-    """Say whether it is a float32 layer on a CPU, and nothing stands around it."""
+    """Return whether it is a float32 layer on a CPU, and nothing stands around it."""
     return (
         type(part) is nn.Linear
         and "forward" not in vars(part)
@@ -446,83 +601,82 @@ def _is_plain(part: Any) -> bool:
     )
 
 
-def _is_gated(part: Any) -> bool:
-    """Say whether it is the feed-forward layer of a T5 v1.1 or flan-T5."""
-    inner = getattr(part, "DenseReluDense", None)
-    layers = [getattr(inner, name, None) for name in ("wi_0", "wi_1", "wo")]
-    does_gelu = isinstance(getattr(inner, "act", None), GELUTanh)
-    return does_gelu and all(map(_is_plain, layers)) and "forward" not in vars(part)
+def _layers_of(part: Any, pack: Callable[[Any], Forward]) -> list[nn.Linear]:
+    """Return the linear layers of a part that can be packed as one; none if it cannot."""
+    if pack is _pack_linear:
+        return [part] if _is_plain(part) else []
+    block: dict[str, Any] = dict(part.named_children())
+    layers: list[Any] = []
+    if block.keys() == {"dense", "intermediate_act_fn"}:  # of a BERT
+        layers = [block["dense"]] if type(block["intermediate_act_fn"]) is GELUActivation else []
+    elif block.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"}:  # of a Llama
+        known = type(block["act_fn"]) in _ACTIVATIONS
+        layers = [block[n] for n in ("gate_proj", "up_proj", "down_proj")] if known else []
+    elif isinstance(getattr(inner := block.get("DenseReluDense"), "act", None), GELUTanh):
+        layers = [getattr(inner, n, None) for n in ("wi_0", "wi_1", "wo")]  # T5 v1.1 and flan-T5
+    return layers if all(_is_plain(layer) for layer in layers) else []
 
 
-def _is_bent(part: Any) -> bool:
-    """Say whether it is a product and a GELU, and no more: the middle of a BERT's layer."""
-    inner = dict(part.named_children())
-    if inner.keys() != {"dense", "intermediate_act_fn"} or "forward" in vars(part):
-        return False
-    return type(inner["intermediate_act_fn"]) is GELUActivation and _is_plain(inner["dense"])
+def _pack(layer: nn.Linear) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
+    return packed
 
 
-def _is_opened(part: Any) -> bool:
-    """Say whether it is the feed-forward layer of a Llama, by its parts and what they give."""
-    inner, names = dict(part.named_children()), ("gate_proj", "up_proj", "down_proj", "act_fn")
-    if inner.keys() != {*names} or "forward" in vars(part):
-        return False
-    *layers, act = (inner[name] for name in names)
-    if type(act) not in _ACTIVATIONS or not all(map(_is_plain, layers)):
-        return False
-    probe = torch.linspace(-1, 1, 2 * layers[0].in_features).view(2, -1)
-    with torch.inference_mode():
-        plain: Tensor = part(probe)
-        expected = layers[2](act(layers[0](probe)) * layers[1](probe))
-    return torch.equal(plain, expected)
-
-
-def _bent(part: Any) -> Forward:
-    weight, bias = _pack(part.dense), part.dense.bias
-    multiply = torch.ops.mkldnn._linear_pointwise
-    return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
-
-
-def _linear(layer: Any) -> Forward:
+def _pack_linear(layer: Any) -> Forward:
     weight, bias = _pack(layer), layer.bias
     multiply = torch.ops.mkldnn._linear_pointwise
     return lambda input: multiply(input, weight, bias, "none", [], "")
 
 
-def _opened(part: Any) -> Forward:
-    """Give down (act(gate x) * up x)."""
-    layers = (part.gate_proj, part.up_proj, part.down_proj)
-    (gate, up, down), (opens, lifts, ends) = map(_pack, layers), (layer.bias for layer in layers)
-    multiply, (act, how) = torch.ops.mkldnn._linear_pointwise, _ACTIVATIONS[type(part.act_fn)]
-
-    def forward(x: Tensor) -> Tensor:
-        opened = multiply(x, gate, opens, act, [], how)
-        passed = multiply.binary(x, opened, up, lifts, "mul")
-        output: Tensor = multiply(passed, down, ends, "none", [], "")
-        return output
-
-    return forward
-
-
-def _gated(layer: Any) -> Forward:
-    """Give x + wo (gelu(wi_0 n) * wi_1 n), n the layer's norm of x: dropout does nothing here."""
-    inner, norm = layer.DenseReluDense, layer.layer_norm
-    gate, up, down = map(_pack, (inner.wi_0, inner.wi_1, inner.wo))
+def _pack_block(part: Any) -> Forward:
+    """Return what does a feed-forward block's work, with what follows a product done within it."""
     multiply = torch.ops.mkldnn._linear_pointwise
+    if hasattr(part, "dense"):
+        weight, bias = _pack(part.dense), part.dense.bias
+        return lambda hidden_states: multiply(hidden_states, weight, bias, "gelu", [], "none")
+    if hasattr(part, "gate_proj"):  # down (act(gate x) * up x)
+        layers = (part.gate_proj, part.up_proj, part.down_proj)
+        weights, biases = [_pack(layer) for layer in layers], [layer.bias for layer in layers]
+        act, how = _ACTIVATIONS[type(part.act_fn)]
 
-    def forward(hidden_states: Tensor) -> Tensor:
+        def gated(x: Tensor) -> Tensor:
+            opened = multiply(x, weights[0], biases[0], act, [], how)
+            passed = multiply.binary(x, opened, weights[1], biases[1], "mul")
+            output: Tensor = multiply(passed, weights[2], biases[2], "none", [], "")
+            return output
+
+        return gated
+    # x + wo (gelu(wi_0 n) * wi_1 n), n the layer's norm of x: dropout does nothing here
+    inner, norm = part.DenseReluDense, part.layer_norm
+    gate, up, down = map(_pack, (inner.wi_0, inner.wi_1, inner.wo))
+
+    def whole(hidden_states: Tensor) -> Tensor:
         normed = norm(hidden_states)
         opened = multiply(normed, gate, None, "gelu", [], "tanh")
         passed = multiply.binary(normed, opened, up, None, "mul")
         output: Tensor = multiply.binary(passed, hidden_states, down, None, "add")
         return output
 
-    return forward
+    return whole
 
 
-def _pack(layer: nn.Linear) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), None)
-    return packed
+def update_in_place(layer: Any, keys: Tensor, values: Tensor) -> None:
+    """Have a cache's layer put new tokens into tensors with room, where its own way copies all.
+
+    Args:
+        layer: Of a stock cache; its keys and values are the first columns of these.
+        keys: (R, heads, S + room, width).
+        values: The same.
+    """
+
+    def update(new_keys: Tensor, new_values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        start = layer.keys.shape[2]
+        end = start + new_keys.shape[2]
+        keys[:, :, start:end], values[:, :, start:end] = new_keys, new_values
+        layer.keys, layer.values = keys[:, :, :end], values[:, :, :end]
+        return layer.keys, layer.values
+
+    layer.update = update
 
 
 # The last layer only where its output is wanted: at each text's last token.
@@ -578,6 +732,16 @@ class LastLayer:
             yield
 
 
+def warn_of_whole_layer(name: str, reason: str) -> None:
+    """Say that an LM's last layer works on all tokens, and why."""
+    logger.warning(
+        "the last layer of '%s' works on all tokens, and not at last ones only (%s): reading is "
+        "slower by less than that layer's share",
+        name,
+        reason,
+    )
+
+
 class _Stretch:
     """Gathers tokens before a stretch of modules, and lays the results back after it."""
 
@@ -615,18 +779,18 @@ def read_encoded_tokens(decoder: Any) -> None:
     """Let a T5 decoder's cross-attention read the encoded tokens themselves.
 
     It then also takes C rows of targets for each of B examples, (B * C, T, D), beside the B
-    examples' encoded tokens and mask, and reads those once for all C. Modules and weights keep
-    their names.
+    examples' encoded tokens and mask, and reads those once for all C; where the kernel is not used,
+    they are repeated C times. Modules and weights keep their names.
 
     Args:
         decoder: A `T5Stack`.
     """
     for block in decoder.block:
         attention = block.layer[1].EncDecAttention
-        attention.forward = MethodType(_attend, attention)
+        attention.forward = MethodType(_attend_across, attention)
 
 
-def _attend(
+def _attend_across(
     self: Any,
     hidden_states: Tensor,
     mask: Tensor | None = None,
@@ -648,13 +812,56 @@ def _attend(
         **kwargs: For transformers' own way.
 
     Returns:
-        Output (N, T, D), None for a bias, and the weights (N, H, T, S).
+        Output (N, T, D), a bias or None, and the weights (N, H, T, S).
     """
     if past_key_values is not None or key_value_states is None:
         return type(self).forward(
             self, hidden_states, mask, key_value_states, position_bias, past_key_values, **kwargs
         )
-    (N, T, D), (B, S, _) = hidden_states.shape, key_value_states.shape
+    C = len(hidden_states) // len(key_value_states)
+    few = (hidden_states[:C], None if mask is None else mask[:1], key_value_states[:1])
+    was_training = self.training
+
+    def run(attend: Callable[..., Any]) -> Tensor:
+        self.eval()  # dropout would make any two runs differ
+        try:
+            out: Tensor = attend(self, *few)[0]
+        finally:
+            self.train(was_training)
+        return out
+
+    is_same = _is_trusted(
+        self,
+        "cross-attention to encoded tokens",
+        fast=lambda: run(_attend_encoded),
+        stock=lambda: run(_attend_projected),
+        at=hidden_states,
+        cost="keys and values of all evidence are made in every layer, for every label",
+    )
+    attend = _attend_encoded if is_same else _attend_projected
+    return attend(self, hidden_states, mask, key_value_states)
+
+
+def _attend_projected(
+    self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor
+) -> Any:
+    """Attend by the T5's own forward, eagerly: it gives weights too."""
+    C = len(hidden_states) // len(encoded)
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            lowest = torch.finfo(hidden_states.dtype).min
+            mask = torch.zeros_like(mask, dtype=hidden_states.dtype).masked_fill(~mask, lowest)
+        mask = mask[:, :, :1].repeat_interleave(C, dim=0)
+    before, self.config._attn_implementation = self.config._attn_implementation, "eager"
+    try:
+        return type(self).forward(self, hidden_states, mask, encoded.repeat_interleave(C, dim=0))
+    finally:
+        self.config._attn_implementation = before
+
+
+def _attend_encoded(self: Any, hidden_states: Tensor, mask: Tensor | None, encoded: Tensor) -> Any:
+    """Attend with the products taken in the other order."""
+    (N, T, D), (B, S, _) = hidden_states.shape, encoded.shape
     H, C = self.n_heads, N // B
     queries = _split_heads(self.q(hidden_states.reshape(B, C * T, D)), H)  # (B, H, C T, W)
     # An adapter around a projection may do anything (dropout, scale): then it is asked itself.
@@ -662,9 +869,9 @@ def _attend(
     if is_plain:
         to_keys = self.k.weight.view(H, -1, D)
         queries = torch.einsum("bhtw,hwd->bhtd", queries, to_keys).flatten(1, 2)  # (B, H C T, D)
-        keys = values = key_value_states
+        keys = values = encoded
     else:
-        keys, values = (_split_heads(to(key_value_states), H) for to in (self.k, self.v))
+        keys, values = (_split_heads(to(encoded), H) for to in (self.k, self.v))
     scores = (queries @ keys.transpose(-1, -2)).view(B, H, C * T, S)  # T5 does not scale them
     if mask is not None:
         mask = mask[:, :, :1]  # the same for every target token

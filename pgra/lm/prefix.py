@@ -1,15 +1,15 @@
 """Prompted states h*(x) = LM(prefix + P(x)) at the cost of x: the shared part runs once.
 
-The ways of sharing a prefix give the same states; each is compared with whole prompts at start.
-
 Guo et al. 2023, eq. 2. All prompts of a task begin with the same tokens: special tokens,
 instruction, exemplars, and the words of the template that stand before the text. These are run
-once; each text then costs only its own tokens.
+once; each text then costs only its own tokens. There are several ways to do so, each compared with
+whole prompts before it is used: whatever an LM does that a way does not follow shows there, on a
+few texts, and not in the results.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -17,55 +17,55 @@ from torch import Tensor
 
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import kernels as cascade
-from pgra.lm.batching import RowLayout, pack_rows, send, token_budget_batches
+from pgra.lm import kernels
+from pgra.lm.batching import BackOff, RowLayout, pack_rows, send, token_budget_batches
 from pgra.lm.causal_lm import CausalLM, recall_budget, remember_budget
-from pgra.lm.kernels import LastLayer, attending, packed_for, register
 from pgra.lm.load import batch_budget
 from pgra.prompts.fewshot import FewShotPrompt
 
-# Texts behind a prefix that is run once, in one of several ways that give the same states.
-#
-# cascade   attention in two parts; the prefix's keys and values stand once (`pgra.lm.kernels`)
-# packed    rows of many texts behind a copy of the prefix each, with a mask; stock calls only
-# expanded  a row a text, a copy of the prefix behind each; stock calls only
-
+logger = logging.getLogger(__name__)
 
 WAYS = ("cascade", "packed", "expanded")
+"""Ways to share a prefix, the best first; the last two are stock calls only.
+
+    cascade   attention in two parts; the prefix's keys and values stand once (`pgra.lm.kernels`)
+    packed    rows of many texts behind a copy of the prefix each, with a mask
+    expanded  a row a text, a copy of the prefix behind each
+"""
 ROW_TOKENS = 512  # own tokens behind one copy of the prefix: more cost attention, fewer copies
+CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
+"""The texts that ways are compared on: of different lengths."""
 
 
 class SharedPrefix:
-    """The state of an LM after a prefix, and texts run from there."""
+    """The state of an LM after a prefix, and texts run from there.
 
-    def __init__(self, lm: CausalLM, ids: Sequence[int], *, is_short: bool = True) -> None:
-        """Remember what is to be shared; nothing runs yet.
+    Attributes:
+        is_short: Whether the last layer works only where its output is wanted.
+    """
 
-        Args:
-            lm: The LM.
-            ids: The prefix's tokens.
-            is_short: Whether the last layer works only where its output is wanted.
-        """
-        self.lm, self.ids, self.is_short = lm, list(ids), is_short
+    def __init__(self, lm: CausalLM, ids: Sequence[int]) -> None:
+        """Take an LM and the prefix's tokens; nothing runs yet."""
+        self.lm, self.ids, self.is_short = lm, list(ids), kernels.are_allowed()
 
-    def run(self, own: Sequence[Sequence[int]], way: str) -> Tensor:
+    def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
         """Run texts behind the prefix.
 
         Args:
-            own: Token ids of n texts, without the prefix; those of like length in one call.
+            texts: Token ids of n texts, without the prefix; those of like length in one call.
             way: One of `WAYS`.
 
         Returns:
             (n, H) in the LM's dtype, on its device: the state at each text's last token.
         """
-        device, lengths = self.lm.device, [len(ids) for ids in own]
+        device, lengths = self.lm.device, [len(ids) for ids in texts]
         if way == "cascade":
-            rows = cascade.cascade_rows(len(own), device)
+            rows = kernels.cascade_rows(len(texts), device)
         else:
             rows = pack_rows(lengths, ROW_TOKENS if way == "packed" else 1)
         layout = RowLayout.of(lengths, rows)
-        ids, positions = layout.place(own), layout.positions + len(self.ids)
-        ends = send(layout.flat_ends, device)
+        ids, positions = layout.place(texts), layout.positions + len(self.ids)
+        ends = send(layout.ends, device)
         run = self._run_cascade if way == "cascade" else self._run_masked
         _ = self._prefix  # runs whole, before the last layer is shortened
         with torch.inference_mode(), self._last_layer.only_at(ends if self.is_short else None):
@@ -79,48 +79,77 @@ class SharedPrefix:
         batch = f"{ROW_TOKENS} tokens" if way == "packed" else "text"
         return f"a mask, and a copy of the prefix's {size:.3g} MB for every {batch}"
 
+    def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
+        """Return why a way cannot be used; None if it gives the states of whole prompts.
+
+        Where a shortened last layer is at fault, it is whole from now on.
+
+        Args:
+            way: One of `WAYS`.
+            prompts: A few, whole.
+        """
+        truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
+        if any(ids[: len(self.ids)] != self.ids for ids in prompts):
+            return "its prompts do not begin alike"
+        texts = [ids[len(self.ids) :] for ids in prompts]
+        # A full row of them: an attention that looks back only so far would lose the prefix from
+        # its end.
+        copies = -(-ROW_TOKENS // sum(map(len, texts))) if way == "packed" else 1
+        noise = 0.0
+        if self.lm.dtype != torch.float32:  # how far states lie apart that are read otherwise
+            alone = torch.cat([self.lm.states_of([ids]) for ids in prompts])
+            noise = float(torch.linalg.vector_norm(alone.float() - truth.float(), dim=1).max())
+
+        def compare() -> str | None:
+            return kernels.find_fault(
+                lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
+            )
+
+        fault = compare()
+        if fault is not None and self.is_short:
+            self.is_short, short_fault = False, fault
+            fault = compare()
+            self.is_short = fault is not None
+            if fault is None:
+                kernels.warn_of_whole_layer(self.lm.source.name, short_fault)
+        return fault
+
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        register(cascade.NAME, cascade.attend)
-        spans = cascade.find_spans(layout, len(self.ids), self.lm.device)
-        with attending(self.lm.model, cascade.NAME):
+        spans = kernels.find_spans(layout, len(self.ids), self.lm.device)
+        with kernels.attending_in_two_parts(self.lm.model):
             hidden: Tensor = self.lm.model(
                 input_ids=ids,
                 position_ids=positions,
                 # Any mask of four axes keeps transformers from making one; it is not looked at.
                 attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.lm.dtype, device=ids.device),
                 use_cache=False,
-                cascade=cascade.Cascade(self._prepared_prefix, spans),
+                cascade=kernels.Cascade(self._prepared_prefix, spans),
             ).last_hidden_state
         return hidden
 
     def _run_masked(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
+        from transformers import DynamicCache
+
+        # The cache begins with the prefix for all rows, and holds it once: the LM lays a batch's
+        # keys behind it, and that makes the one copy that is needed. It is gone with its batch.
+        cache = DynamicCache(config=self.lm.config)
+        for number, (keys, values) in enumerate(self._prefix):
+            cache.update(keys, values, number)
+            layer = cache.layers[number]
+            layer.keys = layer.keys.expand(len(ids), -1, -1, -1)
+            layer.values = layer.values.expand(len(ids), -1, -1, -1)
         hidden: Tensor = self.lm.model(
             input_ids=ids,
             position_ids=positions,
             attention_mask=send(layout.mask(len(self.ids), self.lm.dtype), self.lm.device),
-            past_key_values=self._cache(len(ids)),  # gone with its batch
+            past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
         return hidden
 
-    def _cache(self, rows: int) -> object:
-        """Give a cache that begins with the prefix for so many rows, and holds it once.
-
-        The LM lays a batch's keys behind it, and that makes the one copy that is needed.
-        """
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self.lm.config)
-        for place, (keys, values) in enumerate(self._prefix):
-            cache.update(keys, values, place)
-            layer = cache.layers[place]
-            layer.keys = layer.keys.expand(rows, -1, -1, -1)
-            layer.values = layer.values.expand(rows, -1, -1, -1)
-        return cache
-
     @cached_property
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
-        """Run the prefix: a (1, heads, S, width) key and value for each layer."""
+        """The prefix's keys and values, (1, heads, S, width) each, for each layer."""
         ids = torch.tensor([self.ids], device=self.lm.device)
         with torch.inference_mode():
             cache = self.lm.model(
@@ -132,97 +161,11 @@ class SharedPrefix:
 
     @cached_property
     def _prepared_prefix(self) -> list[tuple[Tensor, Tensor]]:
-        return cascade.prepare_prefix(self._prefix, self.lm.config.num_attention_heads)
+        return kernels.prepare_prefix(self._prefix, self.lm.config.num_attention_heads)
 
     @cached_property
-    def _last_layer(self) -> LastLayer:
-        return LastLayer(self.lm.model)
-
-
-# Whether a way of sharing a prefix gives the states of whole prompts: looked at before it is used.
-#
-# Whatever an LM does that a way does not follow shows here, on a few texts, and not in the results.
-
-
-logger = logging.getLogger(__name__)
-
-CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast of nine.")
-"""The texts that ways are compared on: of different lengths."""
-
-OTHER_STATES = "it gives other states than the whole prompt"
-
-# Prompted states are nearly one vector: what tells texts apart is a tenth of their length or less
-# (SmolLM2-135M behind 8 exemplars: 6 to 7 %). So in half precision an error counts against that.
-_OWN_SHARE = 1 / 3
-_NOISE_TIMES = 2.0  # the same prompts in another batch differ too, there by up to a fifth of it
-
-
-@dataclass(frozen=True)
-class WholePrompts:
-    """A few prompts run whole, to compare with.
-
-    Attributes:
-        lm: The LM.
-        prompts: Their token ids.
-        num_shared: How many tokens they begin with alike.
-    """
-
-    lm: CausalLM
-    prompts: Sequence[list[int]]
-    num_shared: int
-
-    @cached_property
-    def states(self) -> Tensor:
-        """Give the prompts' states, (n, H)."""
-        return self.lm.states_of(self.prompts)
-
-    def fault(self, behind: SharedPrefix, way: str) -> str | None:
-        """Say why a way cannot be used; None if it gives the same states."""
-        truth = self.states  # before any attempt: that it does not fit is no fault of the way
-        if any(ids[: self.num_shared] != behind.ids for ids in self.prompts):
-            return "its prompts do not begin alike"
-        own = [ids[self.num_shared :] for ids in self.prompts]
-        # A full row of them: an attention that looks back only so far would lose the prefix from
-        # its end.
-        copies = -(-ROW_TOKENS // sum(map(len, own))) if way == "packed" else 1
-        try:
-            states = behind.run(own * copies, way)
-        except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            return f"{type(error).__name__}: {error}".splitlines()[0]
-        noise = 0.0 if self.lm.dtype == torch.float32 else self._noise
-        same = is_same(states, truth, copies=copies, tolerance=self.lm.tolerance, noise=noise)
-        return None if same else OTHER_STATES
-
-    @cached_property
-    def _noise(self) -> float:
-        """Give how far the states lie from themselves when each prompt is read alone, at most."""
-        alone = torch.cat([self.lm.states_of([ids]) for ids in self.prompts])
-        return float(torch.linalg.vector_norm(alone.float() - self.states.float(), dim=1).max())
-
-
-def is_same(
-    states: Tensor, truth: Tensor, *, tolerance: float, copies: int = 1, noise: float = 0.0
-) -> bool:
-    """Say whether states are the true ones, as nearly as their dtype allows.
-
-    Args:
-        states: (copies * n, H), the n texts over and over.
-        truth: (n, H).
-        tolerance: Most distance to the truth, relative to its length. In half precision it is
-            coarse, and a third of what a text's state has of its own (the truth less the mean of
-            the truths) is the limit too.
-        copies: How often each text stands there.
-        noise: A distance that is none of the way's doing; twice as much always passes the second.
-    """
-    whole = truth.float()
-    own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1).repeat(copies)
-    length = torch.linalg.vector_norm(whole, dim=1).repeat(copies)
-    distance = torch.linalg.vector_norm(states.float() - whole.repeat(copies, 1), dim=1)
-    if not bool((distance <= tolerance * length).all()):
-        return False
-    if truth.dtype == torch.float32 or len(truth) == 1:
-        return True
-    return bool((distance <= (_OWN_SHARE * own).clamp(min=_NOISE_TIMES * noise)).all())
+    def _last_layer(self) -> kernels.LastLayer:
+        return kernels.LastLayer(self.lm.model)
 
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
@@ -270,14 +213,21 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._most_run = 0  # tokens of the largest batch that fitted
-        asked = batch_budget(self.batch_tokens, self.lm.device)
-        self._budget = min(asked, recall_budget(self.lm, self.sharing) or asked)
-        self._ways: list[tuple[str, bool]] = []  # found by this encoder or one `under` it
+        self._found: list[tuple[str, bool]] = []  # the way, by this encoder or one `under` it
+        self._back_off = self._make_back_off()
         self._check_room()
 
+    def _make_back_off(self) -> BackOff:
+        name, sharing = self.lm.source.name, self.sharing
+        most = batch_budget(self.batch_tokens, self.lm.device)
+        return BackOff(
+            min(most, recall_budget(self.lm, sharing) or most),
+            f"{self.lm.device} with '{name}': use a smaller LM or --lm_dtype",
+            lambda tokens: remember_budget(self.lm, sharing, tokens),
+        )
+
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
-        """Give the same LM under another prompt.
+        """Return the same LM under another prompt.
 
         The way in which prefixes are shared is found by the first of all these encoders that
         reads, and taken by the others: for a prefix a query, comparing would cost more than it
@@ -286,14 +236,8 @@ class PromptedEncoder:
         Raises:
             ConfigError: If the prefix leaves no room for a text.
         """
-        other = PromptedEncoder(
-            self.lm,
-            prompt,
-            sharing=self.sharing,
-            batch_tokens=self.batch_tokens,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
-        other._ways = self._ways
+        other = replace(self, prompt=prompt)
+        other._found = self._found
         return other
 
     @property
@@ -398,31 +342,53 @@ class PromptedEncoder:
         return Prompts(prompts.fields, ids)
 
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
-        """Give the states of tokenised prompts; see `encode`."""
-        with packed_for(self.lm.model, self._count_own(prompts)):
-            return self._encode(prompts, advance)
-
-    def _count_own(self, prompts: Prompts) -> int:
-        """Count the tokens that are read for these prompts alone, if the prefix is shared."""
-        shared = len(self.shared_ids) if self.sharing != "none" else 0
-        return sum(max(0, len(ids) - shared) for ids in prompts.ids)
-
-    def _encode(self, prompts: Prompts, advance: Callable[[int], object]) -> Tensor:
-        states = torch.empty(len(prompts.ids), self.lm.width, dtype=self.lm.dtype)
-        places: list[int] = []
+        """Return the states of tokenised prompts; see `encode`."""
+        ids, skip = prompts.ids, len(self.shared_ids)
+        begin_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
+        num_own = sum(len(i) - skip * alike for i, alike in zip(ids, begin_alike, strict=True))
+        states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
+        rows: list[int] = []
         held: list[Tensor] = []
-        for batch in self._batches(prompts.ids):
-            held.append(self._run_backing_off(prompts.ids, batch))
-            places += batch
-            self.num_tokens += self._cost(prompts.ids, batch)
-            advance(len(batch))
-            if self.lm.device.type == "cpu" or len(places) >= _HELD:
-                states[places] = torch.cat(held).cpu()
-                places, held = [], []
+        with kernels.packed_for(self.lm.model, num_own):
+            shares = self.way != "none" if ids else False
+            behind = [row for row, alike in enumerate(begin_alike) if alike and shares]
+            whole = [row for row, alike in enumerate(begin_alike) if not (alike and shares)]
+            for group, shared in ((behind, skip), (whole, 0)):
+                for batch in self._batches(ids, group, shared):
+                    held += self._run_batch(ids, batch, shared)
+                    rows += batch
+                    self.num_tokens += sum(len(ids[row]) - shared for row in batch)
+                    advance(len(batch))
+                    if self.lm.device.type == "cpu" or len(rows) >= _HELD:
+                        states[rows] = torch.cat(held).cpu()
+                        rows, held = [], []
         if held:
-            states[places] = torch.cat(held).cpu()
+            states[rows] = torch.cat(held).cpu()
         self._check_finite(states, prompts)
         return states
+
+    def _batches(
+        self, ids: Sequence[list[int]], group: Sequence[int], shared: int
+    ) -> list[list[int]]:
+        """Cut rows into batches; whole prompts may be longer by the prefix that is not shared."""
+        budget = self._back_off.budget + (0 if shared else len(self.shared_ids))
+        batches = token_budget_batches([len(ids[row]) - shared for row in group], budget)
+        return [[group[place] for place in batch] for batch in batches]
+
+    def _run_batch(
+        self, ids: Sequence[list[int]], batch: Sequence[int], shared: int
+    ) -> list[Tensor]:
+        spare = 0 if shared else len(self.shared_ids)
+
+        def size(rows: Sequence[int]) -> int:
+            return max(1, sum(len(ids[row]) - shared for row in rows) - spare)
+
+        def run(rows: Sequence[int]) -> Tensor:
+            if not shared:
+                return self.lm.states_of([ids[row] for row in rows])
+            return self._behind.run([ids[row][shared:] for row in rows], self.way)
+
+        return self._back_off.run(batch, size, run)
 
     def _check_finite(self, states: Tensor, prompts: Prompts) -> None:
         """Run texts without a finite state again, alone: one spoils its neighbours in a row."""
@@ -452,87 +418,13 @@ class PromptedEncoder:
             raise ConfigError(f"the inputs ({name_all}) do not fit {self.limit} tokens even cut")
         return {**fields, name: fields[name][:low]}
 
-    def _shares(self, ids: Sequence[int]) -> bool:
-        return self.way != "none" and self._begins_shared(ids)
-
-    def _begins_shared(self, ids: Sequence[int]) -> bool:
-        return list(ids[: len(self.shared_ids)]) == self.shared_ids
-
-    def _cost(self, prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> int:
-        shared = len(self.shared_ids) if self._shares(prompts[batch[0]]) else 0
-        return sum(len(prompts[i]) - shared for i in batch)
-
-    def _batches(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Split texts into batches of one kind: behind the shared prefix, or whole."""
-        behind = [i for i, ids in enumerate(prompts) if self._shares(ids)]
-        taken = set(behind)
-        whole = [i for i in range(len(prompts)) if i not in taken]
-        skip = len(self.shared_ids)
-        batches = []
-        for group, start in ((behind, skip), (whole, 0)):
-            lengths = [len(prompts[i]) - start for i in group]
-            budget = self._budget + (0 if start else skip)
-            batches += [[group[i] for i in b] for b in token_budget_batches(lengths, budget)]
-        return batches
-
-    def _run_backing_off(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
-        """Run a batch; out of memory, run its halves and make later ones smaller."""
-        cost = self._cost(prompts, batch)
-        spare = 0 if self._shares(prompts[batch[0]]) else len(self.shared_ids)
-        if len(batch) > 1 and cost > self._budget + spare:
-            return self._run_halves(prompts, batch)  # cut before an earlier one did not fit
-        try:
-            states = self._run([prompts[i] for i in batch])
-            self._most_run = max(self._most_run, cost)
-            return states
-        except torch.OutOfMemoryError as error:
-            if len(batch) == 1:
-                raise self._no_room(prompts[batch[0]]) from error
-        # Outside the handler, or the failed attempt's tensors would live on while the halves run.
-        torch.cuda.empty_cache()
-        longest = max(self._cost(prompts, [i]) for i in batch)
-        self._lower(cost, is_full=(len(batch) + 1) * longest > self._budget + spare)
-        return self._run_halves(prompts, batch)
-
-    def _lower(self, cost: int, *, is_full: bool) -> None:
-        """Learn from a batch of so many tokens that did not fit: for later runs, if it was full.
-
-        Where as much fitted before, memory is short for a moment, or from now on: the next failure
-        tells. What is left at a shard's end is small, and says little of what a GPU can hold.
-        """
-        if not is_full and cost <= self._most_run:
-            self._most_run = 0
-            return
-        fits = max(1, cost // 2)
-        if fits < self._budget:
-            self._budget = fits
-            logger.warning("out of memory: the LM now takes %s tokens at a time", fits)
-            if is_full:
-                remember_budget(self.lm, self.sharing, fits)
-
-    def _run_halves(self, prompts: Sequence[list[int]], batch: list[int]) -> Tensor:
-        half = len(batch) // 2
-        parts = (batch[:half], batch[half:])
-        return torch.cat([self._run_backing_off(prompts, part) for part in parts])
-
-    def _no_room(self, prompt: Sequence[int]) -> ModelError:
-        return ModelError(
-            f"one text of {len(prompt)} tokens does not fit the memory of {self.lm.device} with "
-            f"'{self.lm.source.name}': use a smaller LM or --lm_dtype"
-        )
-
-    def _run(self, prompts: Sequence[list[int]]) -> Tensor:
-        if not self._shares(prompts[0]):
-            return self.lm.states_of(prompts)
-        return self._behind.run([ids[len(self.shared_ids) :] for ids in prompts], self.way)
-
     @cached_property
     def _behind(self) -> SharedPrefix:
         return SharedPrefix(self.lm, self.shared_ids)
 
     @cached_property
     def way(self) -> str:
-        """Give the way the prefix is shared; with "auto" found by comparing with the whole prompt.
+        """The way the prefix is shared; with "auto" found by comparing with the whole prompt.
 
         A forced way is compared too, but like all else that needs the weights only when the LM
         first reads: where all states are in the bank already, nobody looks at it.
@@ -542,50 +434,36 @@ class PromptedEncoder:
         """
         if not self.shared_ids or self.sharing == "none":
             return "none"
-        if not self._ways:
-            self._ways.append((self._find_way(), self._behind.is_short))
-        way, self._behind.is_short = self._ways[0]
+        if not self._found:
+            self._found.append((self._find_way(), self._behind.is_short))
+        way, self._behind.is_short = self._found[0]
         self.num_tokens += len(self.shared_ids) if way != "none" else 0
         return way
 
     def _find_way(self) -> str:
-        fault: str | None = None
-        is_auto = self.sharing == "auto"
-        for way in WAYS if is_auto else (self.sharing,):
-            fault = self._fault(way)
+        cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]
+        prompts, self.num_cut = self.tokenize(fields).ids, cut
+        name, faults = self.lm.source.name, []
+        for way in WAYS if self.sharing == "auto" else (self.sharing,):
+            if way == "cascade" and not kernels.are_allowed():
+                faults += ["--fast_kernels is off"] if self.sharing == way else []
+                continue
+            try:
+                fault = self._behind.find_fault(way, prompts)
+            except torch.OutOfMemoryError as error:
+                raise self._back_off.no_room(max(map(len, prompts))) from error
             if fault is None:
                 logger.info("the %d tokens of the prefix run once: %s", len(self.shared_ids), way)
-                if is_auto and way != WAYS[0]:
-                    logger.warning("'%s' costs %s", way, self._behind.cost_of(way))
+                if faults:
+                    cost = self._behind.cost_of(way)
+                    logger.warning("'%s' costs %s: %s", way, cost, "; ".join(faults))
                 return way
-            level = logging.WARNING if is_auto else logging.INFO  # else the error below tells
-            logger.log(level, "prefix sharing '%s' does not work here: %s", way, fault)
-        if is_auto:
-            name = self.lm.source.name
-            logger.warning("'%s' shares no prefix: each text costs the whole prompt", name)
+            faults.append(fault if self.sharing == way else f"'{way}' does not work here ({fault})")
+        if self.sharing == "auto":
+            why = "; ".join(faults)
+            logger.warning("'%s' reads the whole prompt with every text: %s", name, why)
             return "none"
         raise ModelError(
-            f"prefix_sharing '{self.sharing}' does not work on '{self.lm.source.name}' ({fault}): "
+            f"prefix_sharing '{self.sharing}' does not work on '{name}' ({faults[0]}): "
             "use auto or none"
         )
-
-    def _fault(self, way: str) -> str | None:
-        """Say why a way cannot be used, even with the last layer whole; None if it can."""
-        fault: str | None = None
-        try:
-            for is_short in (True, False):
-                self._behind.is_short = is_short
-                fault = self._whole.fault(self._behind, way)
-                if fault is None:
-                    break
-        except torch.OutOfMemoryError as error:
-            raise self._no_room(max(self._whole.prompts, key=len)) from error
-        return fault
-
-    @cached_property
-    def _whole(self) -> WholePrompts:
-        """Give a few prompts to compare ways with."""
-        cut = self.num_cut
-        prompts = self.tokenize([self.prompt.template.passage_fields(t) for t in CHECKED]).ids
-        self.num_cut = cut
-        return WholePrompts(self.lm, prompts, len(self.shared_ids))

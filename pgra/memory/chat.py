@@ -19,7 +19,7 @@ from pgra.config import Arguments, arg
 from pgra.core import Context
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
-from pgra.lm.open import CompleterArguments, open_kept_completer
+from pgra.lm.base import CompleterArguments, open_lm
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
@@ -280,7 +280,7 @@ class Opening:
         artifacts = Path(chat.artifacts_dir)
         prompted = PromptedLM(
             few_shot=few_shot,
-            completer=open_kept_completer(lm, artifacts=artifacts, device=chat.device),
+            completer=open_lm(lm, Context(artifacts=artifacts, device=chat.device)),
             max_new_tokens=chat.max_new_tokens,
             max_prompt_tokens=chat.max_prompt_tokens,
         )

@@ -19,7 +19,7 @@ import numpy as np
 
 from pgra.data.read import Record, check_file, read_lines, read_records
 from pgra.errors import DataError
-from pgra.lm.completion import Completer, Completion
+from pgra.lm.base import Completion, LanguageModel
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
 from pgra.memory.log import FeedbackLog, read_events, replay
 from pgra.memory.lookup import Lookup, Match, passing
@@ -327,7 +327,7 @@ class PromptedLM:
     """
 
     few_shot: FewShot
-    completer: Completer
+    completer: LanguageModel
     max_new_tokens: int = 64
     max_prompt_tokens: int = 2048
 

@@ -29,14 +29,7 @@ def open_prompted_encoder(
         ConfigError: If the prompt leaves no room for a text.
         ModelError: If the LM cannot be used.
     """
-    lm = CausalLM.from_name(
-        args.lm,
-        dtype=args.lm_dtype,
-        device=context.device,
-        quantization=args.lm_quantization,
-        device_map=args.lm_device_map,
-        with_head=with_head,
-    )
+    lm = CausalLM.open(args, context.device, with_head=with_head)
     return PromptedEncoder(
         lm,
         prompt,

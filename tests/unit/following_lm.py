@@ -3,7 +3,7 @@
 import contextlib
 import re
 
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog

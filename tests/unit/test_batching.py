@@ -1,37 +1,142 @@
-import random
+"""Batches keep their budget, hold each item once, and grow smaller where memory runs out."""
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pgra.lm.batching import token_budget_batches
+from pgra.errors import ModelError
+from pgra.lm.batching import (
+    BackOff,
+    PrefixGroup,
+    RowLayout,
+    group_by_prefix,
+    pack_rows,
+    token_budget_batches,
+)
+
+START = list(range(100, 150))
+few = settings(max_examples=30, derandomize=True, deadline=None)
 
 
 def test_a_hand_worked_case():
     # Longest first: 9 alone (2 rows of 9 are 18 > 12); 4, 3, 3 pad to 12; 2, 1 are left.
     assert token_budget_batches([3, 9, 1, 4, 2, 3], 12) == [[1], [3, 0, 5], [4, 2]]
-
-
-def test_each_index_comes_once_and_each_batch_keeps_the_budget():
-    lengths = [random.Random(0).randint(1, 64) for _ in range(500)]
-    batches = token_budget_batches(lengths, 256)
-    assert sorted(i for batch in batches for i in batch) == list(range(500))
-    assert all(len(b) * max(lengths[i] for i in b) <= 256 for b in batches)
-    firsts = [lengths[b[0]] for b in batches]
-    assert firsts == sorted(firsts, reverse=True)
-
-
-def test_a_text_over_the_budget_goes_alone():
-    assert token_budget_batches([50, 2, 2], 10) == [[0], [1, 2]]
-
-
-def test_max_rows_limits_a_batch():
     assert token_budget_batches([1, 1, 1], 10, max_rows=2) == [[0, 1], [2]]
-
-
-def test_nothing_gives_nothing_and_empty_texts_fit():
     assert token_budget_batches([], 5) == []
-    assert token_budget_batches([0, 0], 5) == [[0, 1]]
 
 
-def test_a_budget_below_one_is_refused():
+@few
+@given(st.lists(st.integers(0, 64), max_size=60), st.integers(1, 200))
+def test_each_index_comes_once_and_each_batch_keeps_the_budget(lengths, budget):
+    batches = token_budget_batches(lengths, budget)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= budget for b in batches)
+    assert [lengths[i] for b in batches for i in b] == sorted(lengths, reverse=True)
     with pytest.raises(ValueError, match="budget is 0"):
-        token_budget_batches([1], 0)
+        token_budget_batches(lengths, 0)
+
+
+class Device:
+    """Holds so many tokens at a time; now and then fewer."""
+
+    def __init__(self, room):
+        self.room, self.failed, self.rooms = room, [], []
+
+    def run(self, batch):
+        room = self.rooms.pop() if self.rooms else self.room
+        if sum(batch) > room:
+            self.failed.append(sum(batch))
+            raise torch.OutOfMemoryError
+        return list(batch)
+
+
+@few
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(9, 60))
+def test_a_batch_that_does_not_fit_is_run_in_parts_and_later_ones_fit(sizes, room):
+    device, learned = Device(room), []
+    back_off = BackOff(1000, "", learned.append)
+    parts = back_off.run(sizes, sum, device.run)
+    assert [size for part in parts for size in part] == sizes
+    num_failed = len(device.failed)
+    assert (num_failed > 0) == (sum(sizes) > room)
+    parts = back_off.run(sizes, sum, device.run)
+    assert [size for part in parts for size in part] == sizes
+    assert len(device.failed) == num_failed
+
+
+def test_only_a_full_batch_teaches_later_runs_and_a_moment_teaches_none():
+    learned, device = [], Device(100)
+    back_off = BackOff(40, "here: buy more", learned.append)
+    device.rooms = [0]
+    back_off.run([2, 3], sum, device.run)  # small: nothing larger fitted so far
+    assert (back_off.budget, learned) == (2, [])
+    back_off = BackOff(40, "here: buy more", learned.append)
+    back_off.run([10, 10, 10, 10], sum, device.run)
+    device.rooms = [0]
+    back_off.run([2, 3], sum, device.run)
+    assert (back_off.budget, learned) == (40, [])  # larger ones fitted: short for a moment
+    device.rooms = [0]
+    back_off.run([2, 3], sum, device.run)
+    assert (back_off.budget, learned) == (2, [])  # from the second time on it is learned here
+    back_off = BackOff(40, "here: buy more", learned.append)
+    device.rooms = [0]
+    back_off.run([10, 10, 10, 10], sum, device.run)
+    assert (back_off.budget, learned) == (20, [20])
+    device.rooms = [0]
+    with pytest.raises(ModelError, match="one text of 7 tokens does not fit the memory of here: b"):
+        back_off.run([7], sum, device.run)
+
+
+def test_rows_are_filled_in_order_and_a_long_text_stands_alone():
+    assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
+
+
+def test_tokens_stand_where_the_layout_says():
+    layout = RowLayout.of([2, 1, 3, 1], [[2], [0, 3, 1]])
+    assert layout.place([[5, 6], [7], [8, 9, 10], [11]]).tolist() == [[8, 9, 10, 0], [5, 6, 11, 7]]
+    assert layout.ends.tolist() == [5, 7, 2, 6]
+
+
+def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
+    layout = RowLayout.of([2, 1, 1], [[0, 1], [2]])
+    assert layout.segments.tolist() == [[0, 0, 1], [2, -1, -1]]
+    assert layout.positions.tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert layout.ends.tolist() == [1, 2, 3]
+    seen = (layout.mask(1, torch.float32)[0, 0] == 0).int().tolist()
+    assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
+
+
+def test_prompts_of_one_beginning_are_one_group():
+    prompts = [[*START, 7, 1], [*START, 3], [*START, 7, 2, 2]]
+    assert group_by_prefix(prompts) == [PrefixGroup(50, [1, 0, 2])]
+
+
+def test_each_prompt_keeps_a_token_of_its_own():
+    prompts = [[*START, 7], [*START, 7], START]
+    assert group_by_prefix(prompts) == [PrefixGroup(49, [2, 0, 1])]
+
+
+def test_an_odd_prompt_stands_alone():
+    odd = [*START[:34], 9, 9, 9]
+    group = [[*START, 7, i] for i in range(6)]
+    assert group_by_prefix([odd, *group]) == [
+        PrefixGroup(51, [1, 2, 3, 4, 5, 6]),
+        PrefixGroup(0, [0]),
+    ]
+    pair = group_by_prefix([odd, group[0]])  # with fewer to lose, sharing less saves more
+    assert pair == [PrefixGroup(34, [0, 1])]
+
+
+def test_two_draws_of_exemplars_are_two_groups():
+    other = list(range(300, 360))
+    prompts = [[*START, 1], [*other, 1], [*START, 2], [*other, 2]]
+    assert group_by_prefix(prompts) == [PrefixGroup(50, [0, 2]), PrefixGroup(60, [1, 3])]
+
+
+def test_short_beginnings_are_not_shared():
+    few, little = [[*START[:31], i] for i in (1, 2)], [[*START, *[i] * 160] for i in (1, 2)]
+    assert group_by_prefix(few) == [PrefixGroup(0, [0, 1])]
+    assert group_by_prefix(few, least=31) == [PrefixGroup(31, [0, 1])]
+    assert group_by_prefix(little) == [PrefixGroup(0, [0, 1])]  # less than a quarter
+    assert group_by_prefix([]) == []

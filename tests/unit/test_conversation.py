@@ -7,7 +7,7 @@ from following_lm import FollowingLM
 
 from pgra.core import Context
 from pgra.errors import DataError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation, Reading, read_understanding, show_entry, visible
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog

@@ -213,7 +213,7 @@ def test_one_text_that_does_not_fit_is_refused(encoder_dir):
         raise torch.OutOfMemoryError("no room")
 
     encoder.model.register_forward_pre_hook(refuse_all)
-    with pytest.raises(ModelError, match="tokens does not fit in memory on cpu"):
+    with pytest.raises(ModelError, match="tokens does not fit the memory of cpu"):
         encoder.encode(["sea"])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
+from pgra.methods.icl import read_queries, run, score_words
 from safetensors.torch import load_file, save_file
 from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,9 +17,8 @@ from pgra.core import Context, Example
 from pgra.data.tasks import load_task
 from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.kernels import packed_linears
+from pgra.lm.kernels import packed_for
 from pgra.lm.score import AnswerWords, LMHead
-from pgra.methods.icl import read_queries, run, score_words
 from pgra.methods.pgra import find_evidence, prompt_template, read_task
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -129,7 +129,7 @@ def test_all_logits_come_from_a_packed_copy_where_there_is_one():
     torch.manual_seed(0)
     head, states = LMHead(torch.nn.Linear(8, 50)), torch.randn(7, 8)
     plain = head.logits(states)
-    with packed_linears(head.layer):
+    with packed_for(head.layer):
         with torch.no_grad():
             head.layer.weight.zero_()
         torch.testing.assert_close(head.logits(states), plain)

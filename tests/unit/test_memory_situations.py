@@ -9,7 +9,7 @@ from following_lm import FollowingLM
 
 from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.experiment import Experiment, plan_variants
 from pgra.memory.families import judge_situation, load_family, read_verdict
 from pgra.memory.lookup import EditLookup

@@ -7,8 +7,8 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm.cache import AnswersCache, KeptCompleter
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
+from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, plan_variants
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
@@ -254,8 +254,8 @@ def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
     plan, cache = [Variant("mem", 1.0, 0)], AnswersCache(tmp_path / "answers")
     stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
-        experiment(tmp_path / "one", KeptCompleter(stopping, cache)).run(STREAMS, plan)
-    (one,) = experiment(tmp_path / "one", KeptCompleter(going_on, cache)).run(STREAMS, plan)
+        experiment(tmp_path / "one", CachedLM(stopping, cache)).run(STREAMS, plan)
+    (one,) = experiment(tmp_path / "one", CachedLM(going_on, cache)).run(STREAMS, plan)
     (other,) = experiment(tmp_path / "two", unbroken).run(STREAMS, plan)
     assert (one.outcomes, one.metrics) == (other.outcomes, other.metrics)
     before, then = sum(stopping.calls), sum(going_on.calls)

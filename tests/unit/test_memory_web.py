@@ -21,7 +21,7 @@ from test_conversation import Echo
 
 from pgra.cli import main
 from pgra.errors import ArtifactError
-from pgra.lm.completion import Completion
+from pgra.lm.base import Completion
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.prompts import load_few_shot
@@ -249,7 +249,7 @@ sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from following_lm import FollowingLM
 from pgra.cli import main
 from pgra.memory import chat
-chat.open_kept_completer = lambda *args, **more: FollowingLM()  # no LM is loaded
+chat.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
 sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
 """
 

@@ -1,30 +1,32 @@
 """An LM behind a real endpoint on loopback: kept answers, limits, failures and costs."""
 
+import functools
 import json
 import logging
+import ssl
 import subprocess
 import sys
 import textwrap
 import threading
 
 import pytest
-from loopback_endpoint import Fault, LoopbackEndpoint, busy, says
+from endpoint_lm import lm_writer
+from loopback_endpoint import Fault, LoopbackEndpoint, busy, says, toy_writer
 
+from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import remote as pacing
-from pgra.lm.cache import AnswersCache
-from pgra.lm.remote import (
-    Endpoint,
-    Prices,
-    RemoteCompleter,
-    Spending,
-    TokenCounter,
-    estimate_tokens,
-)
+from pgra.lm.base import CompleterArguments, open_lm
+from pgra.lm.cache import AnswersCache, CachedLM
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.remote import Reply, Spending, word_chance
 
 KEY = "sk-proj-VerySecret0123456789abcdef"
+URL = "http://127.0.0.1:9/v1"
 PROMPTS = ["Q: red", "Q: green", "Q: blue", "Q: grey"]
 TEXTS = [" red", " green", " blue", " grey"]
+
+
+tls_context = functools.cache(ssl.create_default_context)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,8 @@ def environment(monkeypatch):
     for name in ("OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(pacing, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)  # a test's pauses
+    monkeypatch.setattr(ssl, "create_default_context", tls_context)  # takes longer than most tests
 
 
 @pytest.fixture
@@ -40,34 +43,24 @@ def server():
     return LoopbackEndpoint()
 
 
-@pytest.fixture(scope="module")
-def first_client():
-    """A client, whose copies share its TLS context: to make one takes longer than most tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", KEY)
-        client = Endpoint.open("toy", base_url="http://127.0.0.1:9/v1").client
-    yield client
-    client.close()
-
-
 @pytest.fixture
-def open_at(tmp_path, first_client):
-    """Open completers on endpoints, given or by their address."""
+def open_at(tmp_path):
+    """Open LMs behind an address."""
+    opened = []
 
-    def open_one(place, *, timeout=20.0, **options):
-        if isinstance(place, str):
-            client = first_client.copy(base_url=place, timeout=timeout)
-            place = Endpoint("toy", place, client)
-        return RemoteCompleter(place, AnswersCache(tmp_path), window=64, **options)
+    def open_one(url, lm="openai:toy", **options):
+        args = CompleterArguments(lm=lm, base_url=url, **{"lm_window": 65, **options})
+        opened.append(open_lm(args, Context(artifacts=tmp_path)))
+        return opened[-1]
 
-    return open_one
+    yield open_one
+    for lm in opened:
+        lm.close()
 
 
-def complete(completer, prompts=PROMPTS, **options):
+def complete(lm, prompts=PROMPTS):
     done = []
-    answers = completer.complete(
-        prompts, max_new_tokens=4, stop="\n", advance=done.append, **options
-    )
+    answers = lm.complete(prompts, max_new_tokens=4, stop="\n", advance=done.append)
     assert sum(done) == len(prompts)
     return [answer.text for answer in answers]
 
@@ -79,8 +72,6 @@ def test_answers_come_in_the_order_of_prompts_and_are_cut_at_the_stop(server, op
 
 
 def slow_first(prompt, max_tokens, stop):
-    from loopback_endpoint import toy_writer
-
     if prompt == PROMPTS[0]:
         threading.Event().wait(0.1)
     return toy_writer(prompt, max_tokens, None)  # which writes on after the stop
@@ -141,10 +132,10 @@ def test_a_limit_a_minute_spreads_the_calls(server, open_at):
 def test_a_hiccup_is_tried_again_and_counted(server, open_at, fault):
     server.faults = [fault, fault]
     with server.serve() as url:
-        completer = open_at(url)
-        assert complete(completer) == TEXTS
-    assert completer.spending.num_retries == 2
-    assert completer.spending.num_calls == 4
+        lm = open_at(url)
+        assert complete(lm) == TEXTS
+    assert lm.spending.num_retries == 2
+    assert lm.spending.num_calls == 4
 
 
 def test_the_pause_an_endpoint_asks_for_is_kept(server, open_at):
@@ -157,12 +148,12 @@ def test_the_pause_an_endpoint_asks_for_is_kept(server, open_at):
 def test_an_answer_that_does_not_come_is_asked_for_again(server, open_at):
     server.faults = [Fault(seconds=20.0)]
     with server.serve() as url:
-        completer = open_at(url, timeout=0.5)
-        assert complete(completer, ["Q: red"]) == [" red"]
-        assert completer.spending.num_retries >= 1
+        lm = open_at(url, request_timeout=0.5)
+        assert complete(lm, ["Q: red"]) == [" red"]
+        assert lm.spending.num_retries >= 1
         server.faults = [Fault(seconds=20.0)]
         with pytest.raises(ModelError, match=r"did not answer in 0.5 s \(--request_timeout\) \(1"):
-            complete(open_at(url, timeout=0.5, max_retries=0), ["Q: green"])
+            complete(open_at(url, request_timeout=0.5, max_retries=0), ["Q: green"])
 
 
 def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
@@ -220,8 +211,8 @@ def test_what_trying_again_does_not_mend_is_told_at_once(server, open_at, fault,
 def test_words_are_scored_from_the_echoed_prompt(server, open_at):
     words = [" great", " not so good"]
     with server.serve() as url:
-        completer, done = open_at(url), []
-        scores = completer.score(PROMPTS[:2], words, advance=done.append)
+        lm, done = open_at(url), []
+        scores = lm.score(PROMPTS[:2], words, advance=done.append)
         # the toy writer's tokens are words, and their chances minus a quarter of their length
         assert scores == [[-1.5, -(4 + 3 + 5) / 4]] * 2
         assert done == [1, 1]
@@ -233,9 +224,9 @@ def test_words_are_scored_from_the_echoed_prompt(server, open_at):
 
 def test_one_text_as_two_prompts_and_words_is_two_questions(server, open_at):
     with server.serve() as url:
-        completer = open_at(url)
-        assert completer.score(["It was"], [" so good"]) == [[-2.0]]
-        assert completer.score(["It was so"], [" good"]) == [[-1.25]]
+        lm = open_at(url)
+        assert lm.score(["It was"], [" so good"]) == [[-2.0]]
+        assert lm.score(["It was so"], [" good"]) == [[-1.25]]
 
 
 def test_an_endpoint_that_scores_no_words_is_told_with_the_way_out(server, open_at):
@@ -250,11 +241,11 @@ def test_an_endpoint_that_scores_no_words_is_told_with_the_way_out(server, open_
 
 def test_tokens_and_their_price_are_counted(server, open_at):
     with server.serve() as url:
-        completer = open_at(url, prices=Prices(prompt=2.0, new=8.0))
-        answer = completer.complete(["Q: my red"], max_new_tokens=4, stop="\n")[0]
+        lm = open_at(url, price_per_million_input=2.0, price_per_million_output=8.0)
+        answer = lm.complete(["Q: my red"], max_new_tokens=4, stop="\n")[0]
         assert (answer.num_prompt_tokens, answer.num_new_tokens) == (3, 1)
-        completer.complete(["Q: my red", "Q: blue"], max_new_tokens=4, stop="\n")
-        spent = completer.spending
+        lm.complete(["Q: my red", "Q: blue"], max_new_tokens=4, stop="\n")
+        spent = lm.spending
         assert spent == Spending(2, 1, 0, 5, 2, cost=(5 * 2 + 2 * 8) / 1e6)
         assert open_at(url).spending == Spending()
         server.faults = [says('{"choices": [{"text": " yes"}]}')]  # without counts
@@ -266,28 +257,6 @@ def test_tokens_and_their_price_are_counted(server, open_at):
     assert "cost 0.0000" in str(spent)
 
 
-def test_tokens_are_estimated_or_counted_by_a_tokenizer(open_at):
-    url = "http://127.0.0.1:9/v1"
-    assert open_at(url).count_tokens(["", "abc", "abcd", "é!"]) == [0, 1, 2, 1]
-    counter = TokenCounter("mine", lambda texts: [7 for _ in texts])
-    named = open_at(url, counter=counter)
-    assert named.count_tokens(["", "abc"]) == [7, 7]
-    assert named.fingerprint != open_at(url).fingerprint
-    assert estimate_tokens(["abcdef"]) == [2]
-
-
-def test_the_fingerprint_names_model_and_endpoint(open_at):
-    endpoint = Endpoint.open("toy", base_url="http://127.0.0.1:9/v1/")
-    told = open_at(endpoint).fingerprint
-    endpoint.client.close()
-    assert told == {
-        "lm": "openai:toy",
-        "base_url": "http://127.0.0.1:9/v1",
-        "window": 64,
-        "tokens": "estimate",
-    }
-
-
 def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
     """Not in errors, though endpoints quote it; not in logs of any level, reprs or files."""
     caplog.set_level(logging.DEBUG)
@@ -295,40 +264,37 @@ def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
     server.faults = [busy(), Fault(), says(quoted, 500)]
     told = []
     with server.serve() as url:
-        completer = open_at(url)
-        complete(completer)
+        lm = open_at(url)
+        complete(lm)
         for fault in (says(error_of(quoted), 401), says(quoted), says(quoted, 400)):
             server.faults = [fault]
             with pytest.raises(ModelError, match=r"\*\*\*") as caught:
-                complete(completer, ["Q: another"])
+                complete(lm, ["Q: another"])
             told.append(f"{caught.value!r} {caught.value.__context__!r}")
-    told += [caplog.text, *capfd.readouterr(), repr(vars(completer)), repr(completer._endpoint)]
-    told += [str(completer.fingerprint)]
-    told += [path.read_bytes().decode("latin1") for path in tmp_path.iterdir()]
+    told += [caplog.text, *capfd.readouterr(), repr(lm), repr(vars(lm))]
+    told += [str(lm.fingerprint)]
+    told += [path.read_bytes().decode("latin1") for path in tmp_path.rglob("*.sqlite*")]
     assert len(caplog.text) > 1000  # the control: the libraries did log
     assert [text for text in told if "VerySecret" in text or KEY[:9] in text] == []
 
 
-def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(monkeypatch):
-    for key in ("sk-my key", "sk-ключ", "sk-two\nlines"):
-        monkeypatch.setenv("OPENAI_API_KEY", key)
-        with pytest.raises(ConfigError, match="OPENAI_API_KEY holds characters") as caught:
-            Endpoint.open("toy", base_url="http://127.0.0.1:9/v1")
-        assert "sk-" not in str(caught.value)
+@pytest.mark.parametrize("key", ["sk-my key", "sk-ключ", "sk-two\nlines"])
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(open_at, monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds characters") as caught:
+        open_at(URL)
+    assert "sk-" not in str(caught.value)
 
 
 def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with server.serve() as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)
-        endpoint = Endpoint.open("toy")
-        assert endpoint.base_url == url
-        assert complete(open_at(endpoint), ["Q: red"]) == [" red"]
-        endpoint.client.close()
+        assert complete(open_at(None), ["Q: red"]) == [" red"]
     assert KEY not in server.headers[0]["authorization"]
     monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ConfigError, match=r"openai:toy needs a key in the environment"):
-        Endpoint.open("toy")
+        open_at(None)
 
 
 @pytest.mark.parametrize(
@@ -342,29 +308,84 @@ def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch):
         ("https://there/v1?key=Secret", "holds a user name, a password or a query"),
     ],
 )
-def test_an_address_that_cannot_be_is_refused(url, told):
+def test_an_address_that_cannot_be_is_refused(open_at, url, told):
     with pytest.raises(ConfigError, match=told) as caught:
-        Endpoint.open("toy", base_url=url)
+        open_at(url)
     assert "Secret" not in str(caught.value)
 
 
-def test_a_key_over_plain_http_to_elsewhere_is_told(caplog):
-    Endpoint.open("toy", base_url="http://127.0.0.1:9/v1").client.close()
+def test_a_key_over_plain_http_to_elsewhere_is_told(open_at, caplog):
+    open_at(URL)
     assert "plain http" not in caplog.text
-    Endpoint.open("toy", base_url="http://models.invalid/v1").client.close()
+    open_at("http://models.invalid/v1")
     assert "the key goes to http://models.invalid/v1 over plain http" in caplog.text
     with pytest.raises(ConfigError, match="names no model"):
-        Endpoint.open("", base_url="http://127.0.0.1:9/v1")
+        open_at(URL, lm="openai:")
+
+
+def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_dirs, tmp_path):
+    lm = open_at(f"{URL}/")
+    fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
+    assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
+    assert open_at(URL, lm_window=None).window == 2047
+    assert lm.count_tokens(["", "abc", "abcd", "é!"]) == [0, 1, 2, 1]
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # no weights
+        (folder / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
+    named, local = open_at(URL, tokenizer=str(folder)), CausalLM.from_name(str(lm_dirs["opt"]))
+    texts = ["The film is", "", "A dull, lifeless story"]
+    assert named.count_tokens(texts) == local.count_tokens(texts)
+    assert named.count_tokens([]) == []
+    assert len(str(named.fingerprint["tokens"])) == 64
+    with pytest.raises(ModelError, match="cannot load the tokenizer"):
+        open_at(URL, tokenizer=str(tmp_path))
+    with pytest.raises(ConfigError, match="gives no hidden states"):
+        lm.states(["a"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lm": "gpt2"}, "base_url is for an endpoint, and --lm gpt2 is none"),
+        ({"lm": "gpt2", "base_url": None, "tokenizer": "gpt2"}, "tokenizer is for an endpoint"),
+        ({"max_parallel_calls": 0}, "max_parallel_calls is 0: it must be at least 1"),
+        ({"requests_per_minute": 0.0}, "requests_per_minute is 0.0: it must be above 0"),
+        ({"request_timeout": float("nan")}, "request_timeout is nan: it must be above 0"),
+        ({"price_per_million_input": 1.0}, "add --price_per_million_output"),
+        ({"lm_dtype": "int3"}, "unknown lm_dtype 'int3'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(changes, told):
+    with pytest.raises(ConfigError, match=told):
+        CompleterArguments(**{"lm": "openai:m", "base_url": URL, **changes})
+
+
+def test_a_name_opens_an_lm_here_with_its_window_or_a_smaller_one(lm_dirs, tmp_path):
+    name, here = str(lm_dirs["gpt2"]), Context(artifacts=tmp_path, device="cpu")
+    lm = open_lm(CompleterArguments(lm=name), here)
+    assert isinstance(lm, CachedLM)
+    small = CompleterArguments(lm=name, lm_window=lm.window - 1)
+    assert open_lm(small, here).window == lm.window - 1
+    large = CompleterArguments(lm=name, lm_window=lm.window + 1)
+    with pytest.raises(ConfigError, match=f"lm_window is {lm.window + 1}, and .* {lm.window} tok"):
+        open_lm(large, here)
+    pair = Context(Worker(1, 2), artifacts=tmp_path, device="cpu")
+    assert open_lm(small, pair)
+    far = CompleterArguments(lm="openai:m", base_url=URL)
+    with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
+        open_lm(far, pair)
 
 
 ASKER = """
     import sys
     from pathlib import Path
-    from pgra.lm.open import CompleterArguments, open_completer
+    from pgra.core import Context
+    from pgra.lm.base import CompleterArguments, open_lm
     args = CompleterArguments(lm="openai:toy", base_url=sys.argv[1], max_parallel_calls=2)
-    completer = open_completer(args, artifacts=Path(sys.argv[2]))
+    lm = open_lm(args, Context(artifacts=Path(sys.argv[2])))
     print("openai" in sys.modules, "torch" in sys.modules, flush=True)
-    completer.complete([f"Q: {i}" for i in range(20)], max_new_tokens=4, stop="\\n")
+    lm.complete([f"Q: {i}" for i in range(20)], max_new_tokens=4, stop="\\n")
 """
 
 
@@ -383,9 +404,96 @@ def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path):
         paid = server.num_answered
         answers = AnswersCache(tmp_path / "answers")
         assert paid - 2 <= len(answers) <= paid < 20
-        again = RemoteCompleter(open_at(url)._endpoint, answers, window=64)
+        again = open_at(url)
         assert complete(again, prompts) == [f" {i}" for i in range(20)]
     asked = [str(body["prompt"]) for body in server.bodies]
     twice = [prompt for prompt in set(asked) if asked.count(prompt) > 1]
     assert len(twice) <= 2  # those on their way when it was killed
     assert len(asked) == again.spending.num_calls + paid == 20 + len(twice)
+
+
+PROMPT, WORD = "It was", " great fun"
+TOKENS = ("It", " was", " great", " fun", ".")  # the last one is written
+CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
+
+
+def reply(tokens=TOKENS, chances=CHANCES, *, text=f"{PROMPT}{WORD}.", num_new=1):
+    return Reply(text, len(tokens) - 1, num_new, tuple(tokens), tuple(chances))
+
+
+def test_only_the_words_tokens_count():
+    assert word_chance(reply(), PROMPT, WORD) == -0.75
+    assert word_chance(reply(), "It was great", " fun") == -0.25  # the control
+
+
+def test_a_special_token_before_the_prompt_changes_nothing():
+    told = reply(("<s>", *TOKENS), (None, -9.0, *CHANCES[1:]))
+    assert word_chance(told, PROMPT, WORD) == -0.75
+
+
+@pytest.mark.parametrize("num_new", [None, 1])
+def test_what_was_written_is_left_out(num_new):
+    again = reply((*TOKENS[:-1], " fun"), CHANCES, text=f"{PROMPT}{WORD} fun", num_new=num_new)
+    assert word_chance(again, PROMPT, WORD) == -0.75
+
+
+def test_a_server_that_counts_a_token_it_does_not_show_is_understood():
+    hidden = reply(TOKENS[:-1], CHANCES[:-1], text=f"{PROMPT}{WORD}")
+    assert word_chance(hidden, PROMPT, WORD) == -0.75
+
+
+def test_tokens_without_their_space_are_known():
+    assert word_chance(reply(("It", "was", "great", " fun", ".")), PROMPT, WORD) == -0.75
+    apart = reply(("It", " was", " ", "great", "."), (None, -1.0, -0.5, -0.25, -4.0))
+    assert (
+        word_chance(reply(apart.tokens, apart.chances, text="It was great."), PROMPT, " great")
+        == -0.75
+    )
+
+
+def test_a_prompt_in_another_script_does_not_matter():
+    told = reply(("bytes:\\xe6", "\ufffd", " great", " fun", "."), text="海 great fun.")
+    assert word_chance(told, "海", WORD) == -0.75
+
+
+def test_what_cannot_be_scored_is_refused_with_the_way_out():
+    instead = "use --decide_by generation$"
+    with pytest.raises(ModelError, match=f"^does not echo a prompt.*{instead}"):
+        word_chance(reply(text=" ."), PROMPT, WORD)
+    with pytest.raises(ModelError, match=f"^gives no log-probabilities.*{instead}"):
+        word_chance(reply((), ()), PROMPT, WORD)
+    with pytest.raises(ModelError, match=f"^gives no log-probabilities.*{instead}"):
+        word_chance(reply(TOKENS, CHANCES[1:]), PROMPT, WORD)
+    with pytest.raises(ModelError, match=f"^joins ' great fun' to the prompt.*{instead}"):
+        word_chance(reply(("It", " was great", " fun", "."), CHANCES[1:]), PROMPT, WORD)
+    with pytest.raises(ModelError, match=f"^gives ' great fun' no finite.*{instead}"):
+        word_chance(reply(chances=(None, -1.0, None, -0.2, -4.0)), PROMPT, WORD)
+
+
+# The same LM here and behind an endpoint.
+
+WORDS = [" great", " terrible", " not great"]
+ASKED = [
+    "The film is a warm",
+    "The river flows through the city, and the boats came home early. The answer is",
+    "He was born in",
+]
+
+
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "opt", pytest.param("bundled:smollm2-135m", marks=pytest.mark.slow)]
+)
+def test_an_lm_answers_the_same_behind_an_endpoint(lm_dirs, server, open_at, kind):
+    name = str(lm_dirs.get(kind, kind))
+    local = CausalLM.from_name(name, device="cpu", with_head=True)
+    server.writer, server.faults = lm_writer(local), [busy("0.01")]
+    with server.serve() as url:
+        remote = open_at(url, tokenizer=name, lm_window=None)
+        mine, theirs = (lm.complete(ASKED, max_new_tokens=8, stop=" the") for lm in (local, remote))
+        assert [a.text for a in theirs] == [a.text for a in mine]
+        assert [a.num_prompt_tokens for a in theirs] == local.count_tokens(ASKED)
+        scores = remote.score(ASKED, WORDS)
+        for line, expected in zip(scores, local.score(ASKED, WORDS), strict=True):
+            assert line == pytest.approx(expected, abs=1e-3)
+        assert scores[0] != pytest.approx(scores[1], abs=1e-3)  # the control: prompts matter
+        assert remote.spending.num_calls == len(ASKED) * (1 + len(WORDS))

@@ -1,0 +1,205 @@
+"""The contract of a language model, in this process or behind an endpoint, and its one opener.
+
+Light: nothing heavy is imported until an LM is opened, and an endpoint needs no torch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from pgra.config import LMArguments, arg
+from pgra.core import Context, Json
+from pgra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REMOTE = "openai:"
+Advance = Callable[[int], None]
+"""Told how many more prompts are done, for a progress bar."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an LM wrote after a prompt.
+
+    Attributes:
+        text: Up to the stop string, which is left out.
+        num_prompt_tokens: Tokens of the prompt.
+        num_new_tokens: Tokens that were written.
+    """
+
+    text: str
+    num_prompt_tokens: int
+    num_new_tokens: int
+
+
+class LanguageModel(Protocol):
+    """A frozen LM: it gives states of prompts, scores words after them, and goes on with them.
+
+    Answers come in the order of prompts, and none depends on what else is asked.
+
+    Attributes:
+        window: Most tokens of prompt and answer together.
+    """
+
+    window: int
+
+    @property
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that its answers depend on, besides the prompt."""
+        ...
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, (B,), those that open every input included."""
+        ...
+
+    def states(self, prompts: Sequence[str]) -> "Tensor":
+        """Return the last layer's output at each prompt's last token, (B, H), on the CPU.
+
+        Raises:
+            ConfigError: If the LM is behind an endpoint, which gives no states.
+        """
+        ...
+
+    def score(
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+    ) -> list[list[float]]:
+        """Return the log-probability of all tokens of each word after each prompt, B lists of C.
+
+        Args:
+            prompts: B texts, none empty.
+            words: C texts as they would follow, such as " great" with its space.
+            advance: Told how many more prompts are done.
+        """
+        ...
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_new_tokens: int,
+        stop: str,
+        advance: Advance | None = None,
+    ) -> list[Completion]:
+        """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
+        ...
+
+
+@dataclass(kw_only=True)
+class CompleterArguments(LMArguments):
+    """Which LM answers, and how an endpoint is asked."""
+
+    lm: str = arg(
+        "facebook/opt-13b",
+        "Causal LM: hub id, folder or bundled:NAME; or openai:MODEL, behind an endpoint.",
+    )
+    lm_window: int | None = arg(
+        None,
+        "Most tokens of a prompt and its answer; default: the LM's own, 2048 behind an endpoint.",
+        least=1,
+    )
+    base_url: str | None = arg(
+        None,
+        "An OpenAI-compatible endpoint, up to /v1 (default: OPENAI_BASE_URL, or OpenAI's). Its key "
+        "is read from OPENAI_API_KEY alone, and written nowhere.",
+        decides=False,
+    )
+    tokenizer: str | None = arg(
+        None,
+        "Hub id or folder whose tokenizer counts an endpoint's prompts; without it a token is "
+        "taken for every 3 bytes.",
+    )
+    max_parallel_calls: int = arg(
+        8, "Calls to an endpoint that are under way at a time.", least=1, decides=False
+    )
+    requests_per_minute: float | None = arg(
+        None,
+        "Most calls a minute, tries included; default: no limit.",
+        above=0,
+        below=math.inf,
+        decides=False,
+    )
+    max_retries: int = arg(
+        6,
+        "Times a call is made again after 429, 5xx, a time-out or a lost connection; pauses double "
+        "from half a second to 8, or are what the endpoint asks for, up to 2 minutes.",
+        least=0,
+        decides=False,
+    )
+    request_timeout: float = arg(
+        60.0,
+        "Seconds without a byte from an endpoint after which a call has failed.",
+        above=0,
+        below=math.inf,
+        decides=False,
+    )
+    price_per_million_input: float | None = arg(
+        None,
+        "Price of a million prompt tokens, to count the cost; with the next one.",
+        least=0,
+        below=math.inf,
+        needs={"price_per_million_output": True},
+        decides=False,
+    )
+    price_per_million_output: float | None = arg(
+        None,
+        "Price of a million tokens written.",
+        least=0,
+        below=math.inf,
+        needs={"price_per_million_input": True},
+        decides=False,
+    )
+
+    def check(self) -> None:
+        """Refuse what only an endpoint has."""
+        for name in ("base_url", "tokenizer"):
+            if getattr(self, name) is not None and not self.is_remote:
+                raise ConfigError(
+                    f"{name} is for an endpoint, and --lm {self.lm} is none: write --lm "
+                    f"{REMOTE}MODEL, or leave --{name} out"
+                )
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the LM is behind an endpoint."""
+        return self.lm.startswith(REMOTE)
+
+
+def open_lm(args: CompleterArguments, context: Context) -> LanguageModel:
+    """Open an LM by its name; what it answered once is on disk, and not asked again.
+
+    Args:
+        args: Which, and how it is asked.
+        context: Where it runs; answers are kept in its `artifacts`, in `answers/`. Several
+            processes share the prompts out, each with an LM of its own.
+
+    Raises:
+        ConfigError: If an endpoint's address or key cannot be, its client is not installed, or
+            several processes would ask it.
+        ModelError: If an LM or tokenizer cannot be found or loaded.
+    """
+    from pgra.lm.cache import AnswersCache, CachedLM
+
+    answers = AnswersCache(context.artifacts / "answers")
+    if not args.is_remote:
+        from pgra.lm.causal_lm import CausalLM
+
+        lm = CausalLM.open(args, context.device, with_head=True)
+        if args.lm_window is not None and args.lm_window > lm.window:
+            raise ConfigError(
+                f"lm_window is {args.lm_window}, and '{args.lm}' reads {lm.window} tokens: give "
+                "less, or leave it out"
+            )
+        lm.window = args.lm_window or lm.window
+        return CachedLM(lm, answers, context)
+    if context.worker.world > 1:
+        raise ConfigError(
+            f"--lm {args.lm} is behind an endpoint, which one process asks, and there are "
+            f"{context.worker.world}: start it alone; --max_parallel_calls says how many calls "
+            "are under way"
+        )
+    from pgra.lm.remote import RemoteLM
+
+    return RemoteLM(args, answers)

@@ -1,0 +1,258 @@
+"""Answers outlive their process, are shared by several, and are never half written or asked twice.
+
+Several processes ask each prompt once among them; here they are threads, each with its own LM.
+"""
+
+import math
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+
+import pytest
+
+from pgra.core import Context, Worker
+from pgra.errors import ArtifactError
+from pgra.lm import cache as answers_cache
+from pgra.lm.base import Completion
+from pgra.lm.cache import ANSWERS, FILE, Answer, AnswersCache, CachedLM, answer_key
+
+PARIS = Answer(" Paris", 12, 2)
+PROMPTS = [f"prompt {i}" for i in range(100)]
+
+
+@pytest.fixture
+def answers(tmp_path):
+    return AnswersCache(tmp_path / "answers")
+
+
+def test_what_was_kept_is_found_again_and_nothing_else(answers):
+    assert (answers.find(["a"]), len(answers)) == ({}, 0)
+    assert not answers.path.parent.exists()  # looking leaves nothing behind
+    kept = {f"k{i}": Answer("", i, 1, -i / 4) for i in range(1200)}  # several look-ups
+    kept |= {"a": PARIS, "c": Answer("", log_probability=-math.inf)}
+    answers.keep(kept, model="m")
+    answers.keep({"a": Answer(" Rome")}, model="m")  # the first answer of a key stands
+    assert AnswersCache(answers.path.parent).find(["none", *kept]) == kept
+    assert len(answers) == len(kept)
+
+
+def test_a_key_depends_on_the_endpoint_and_on_all_that_is_sent():
+    body = {"model": "m", "prompt": "p", "max_tokens": 4}
+    key = answer_key("http://here/v1", body)
+    assert key == answer_key("http://here/v1", dict(reversed(body.items())))
+    others = [{**body, name: "other"} for name in body] + [{**body, "stop": ["\n"]}]
+    keys = [answer_key("http://here/v1", other) for other in others]
+    assert len({key, answer_key("http://there/v1", body), *keys}) == 6
+
+
+def test_threads_share_the_file(answers):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: answers.keep({f"k{i % 20}": PARIS}, model="m"), range(40)))
+    assert len(answers) == 20
+
+
+WRITER = """
+    import sys
+    from pathlib import Path
+    from pgra.lm.cache import Answer, AnswersCache
+    cache, name = AnswersCache(Path(sys.argv[1])), sys.argv[2]
+    for i in range(int(sys.argv[3])):
+        cache.keep({f"{name}{i}": Answer(f"{name} {i}")}, model="m")
+        print(i, flush=True)
+"""
+
+
+def start_writer(folder, name, count):
+    words = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder), name, str(count)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_share_the_file_and_a_killed_one_leaves_whole_answers(tmp_path):
+    killed, other = start_writer(tmp_path, "a", 100_000), start_writer(tmp_path, "b", 30)
+    with killed, other:
+        seen = [int(killed.stdout.readline()) for _ in range(20)]
+        killed.kill()
+        seen += [int(line) for line in killed.stdout.read().split()]
+        other.stdout.read()
+    assert (killed.returncode, other.returncode) == (-9, 0)
+    cache = AnswersCache(tmp_path)
+    kept = cache.find([f"a{i}" for i in seen] + [f"b{i}" for i in range(30)])
+    assert kept["b29"] == Answer("b 29")
+    assert len(kept) == len(seen) + 30  # all that was told to be kept is there
+    assert len(cache) in (len(kept), len(kept) + 1)  # and at most the one that was not yet told
+
+
+def test_a_write_that_was_torn_is_rolled_back(tmp_path):
+    """As a power cut leaves it: pages half written, the journal beside them."""
+    AnswersCache(tmp_path).keep({"a": PARIS}, model="m")
+    torn = """
+        import os, sqlite3, sys
+        db = sqlite3.connect(sys.argv[1])
+        db.execute("PRAGMA cache_size = 1")  # spill into the file before the commit
+        db.execute("BEGIN IMMEDIATE")
+        for i in range(2000):
+            db.execute("INSERT INTO answers VALUES (?, 'm', ?)", (f"torn{i}", "x" * 200))
+        os._exit(9)
+    """
+    before = (tmp_path / FILE).stat().st_size
+    words = [sys.executable, "-c", textwrap.dedent(torn), str(tmp_path / FILE)]
+    assert subprocess.run(words, check=False).returncode == 9
+    assert (tmp_path / f"{FILE}-journal").exists()
+    assert (tmp_path / FILE).stat().st_size > before  # the control: something was torn
+    cache = AnswersCache(tmp_path)
+    assert cache.find(["a", "torn0", "torn1999"]) == {"a": PARIS}
+    assert len(cache) == 1
+
+
+def test_damaged_and_foreign_files_are_refused_with_the_way_out(answers):
+    path = answers.path
+    for change, message in (
+        ("PRAGMA user_version = 7", "7"),
+        (
+            "UPDATE answers SET answer = '{\"other\": 1}'",
+            "is damaged .*its answers are asked again",
+        ),
+        ("PRAGMA application_id = 0", "answers.sqlite .*move it away"),
+        (b"this is no database, and longer than its header " * 40, "is damaged .*: move it away"),
+    ):
+        answers.keep({"a": PARIS}, model="m")
+        if isinstance(change, bytes):
+            path.write_bytes(change)
+        else:
+            with sqlite3.connect(path) as db:
+                db.execute(change)
+            db.close()
+        with pytest.raises(ArtifactError, match=message):
+            answers.find(["a"])
+        path.unlink()
+
+
+def test_a_file_that_another_job_holds_is_waited_for_and_then_refused(answers, monkeypatch):
+    monkeypatch.setattr(answers_cache, "ANSWERS", replace(ANSWERS, timeout=0.05))
+    answers.keep({"a": PARIS}, model="m")
+    holder = sqlite3.connect(answers.path)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        with pytest.raises(ArtifactError, match=r"cannot be used \(database is locked\)"):
+            answers.keep({"b": PARIS}, model="m")
+    finally:
+        holder.rollback()
+        holder.close()
+    answers.keep({"b": PARIS}, model="m")
+    assert len(answers) == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ArtifactError, match="cannot be"):
+        AnswersCache(tmp_path).keep({"a": PARIS}, model="m")
+
+
+# A local LM whose answers are kept.
+
+
+class Counted:
+    """Answers by arithmetic, counts what it is asked, and may die."""
+
+    def __init__(self, name="one", *, dies_after=1000):
+        self.window, self.fingerprint, self.asked = 50, {"lm": name}, []
+        self._dies_after = dies_after
+
+    def count_tokens(self, texts):
+        return [len(text) for text in texts]
+
+    def _take(self, prompts):
+        if len(self.asked) + len(prompts) > self._dies_after:
+            raise KeyboardInterrupt
+        self.asked += prompts
+
+    def complete(self, prompts, *, max_new_tokens, stop, advance=None):
+        self._take(prompts)
+        return [Completion(f"{p}{stop}{max_new_tokens}", len(p), 3) for p in prompts]
+
+    def score(self, prompts, words, *, advance=None):
+        self._take(prompts)
+        return [[-float(len(p) + len(w)) for w in words] for p in prompts]
+
+
+def test_answers_come_in_order_and_equal_prompts_are_asked_once(answers):
+    lm = Counted()
+    kept = CachedLM(lm, answers)
+    assert kept.score(["bb", "a", "bb"], [" x", " yy"]) == [[-4, -5], [-3, -4], [-4, -5]]
+    assert lm.asked == ["bb", "a"]
+    assert (kept.window, kept.count_tokens(["abc"])) == (50, [3])
+
+
+def test_what_was_answered_before_a_stop_is_not_asked_again(answers):
+    dying = Counted(dies_after=99)
+    with pytest.raises(KeyboardInterrupt):
+        CachedLM(dying, answers).score(PROMPTS, [" x"])
+    assert 0 < len(dying.asked) < 100
+    after, told = Counted(), []
+    found = CachedLM(after, answers).score(PROMPTS, [" x"], advance=told.append)
+    assert after.asked == PROMPTS[len(dying.asked) :]
+    assert told == [len(dying.asked)]
+    assert found == Counted().score(PROMPTS, [" x"])
+
+
+def test_another_word_lm_or_parameter_is_asked(answers):
+    lm = Counted()
+    kept = CachedLM(lm, answers)
+    kept.score(["a"], [" x"])
+    kept.score(["a"], [" x", " y"])
+    first = kept.complete(["a"], max_new_tokens=3, stop="!")
+    assert kept.complete(["a"], max_new_tokens=4, stop="!")[0].text == "a!4"
+    assert kept.complete(["a"], max_new_tokens=3, stop="!") == first == [Completion("a!3", 1, 3)]
+    assert len(lm.asked) == 4
+    assert (kept.num_asked, kept.num_found) == (4, 1)
+    other = Counted("two")
+    CachedLM(other, answers).score(["a"], [" x"])
+    assert other.asked == ["a"]
+
+
+def all_ask(lms, caches, prompts=PROMPTS, told=None):
+    barrier = Barrier(len(lms), timeout=20)
+
+    def ask(rank):
+        context = Context(Worker(rank, len(lms)), barrier.wait)
+        advance = told.append if told is not None and rank == 0 else None
+        return CachedLM(lms[rank], caches[rank], context).score(
+            prompts, [" x", " yy"], advance=advance
+        )
+
+    with ThreadPoolExecutor(len(lms)) as pool:
+        return list(pool.map(ask, range(len(lms))))
+
+
+def test_processes_share_the_prompts_out_and_all_get_all_answers(answers):
+    CachedLM(Counted(), answers).score(PROMPTS[:7], [" x", " yy"])
+    lms, told = [Counted(), Counted(), Counted()], []
+    found = all_ask(lms, [answers] * 3, [*PROMPTS, *PROMPTS[:9]], told)
+    assert [len(lm.asked) for lm in lms] == [31, 31, 31]
+    assert sorted(prompt for lm in lms for prompt in lm.asked) == sorted(PROMPTS[7:])
+    assert found == [Counted().score([*PROMPTS, *PROMPTS[:9]], [" x", " yy"])] * 3
+    assert told == [7]  # of what was there; this LM tells of none
+
+
+def test_the_bar_of_several_processes_ends_at_all_prompts(answers):
+    class Telling(Counted):
+        def score(self, prompts, words, *, advance=None):
+            for _ in prompts if advance else ():
+                advance(1)
+            return super().score(prompts, words)
+
+    told = []
+    all_ask([Telling(), Telling(), Telling()], [answers] * 3, told=told)
+    assert told == [0, *[3] * 33, 1]
+
+
+def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
+    caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
+    with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
+        all_ask([Counted(), Counted()], caches)

@@ -1,0 +1,344 @@
+"""An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
+
+import math
+
+import pytest
+import torch
+from conftest import LM_KINDS, SENTENCES
+from tiny_models import _lively, build_lm
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.generate import (
+    KVBuffer,
+    PromptReader,
+    chance_alone,
+    join,
+    next_logits,
+    word_chances,
+    write,
+    write_alone,
+)
+from pgra.lm.kernels import LastLayer
+
+SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
+PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
+NO_STOP = {"max_new_tokens": 5, "stop": "no such text"}
+
+
+def build_odd_lm(folder, kind):
+    """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
+    build_lm(folder, "gpt2")
+    tokens = {"vocab_size": open_lm(folder).config.vocab_size, "eos_token_id": 1}
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    wide = {**size, "num_key_value_heads": 2, "intermediate_size": 64, "sliding_window": 16}
+    config, model = {
+        "bloom": (BloomConfig(**tokens, hidden_size=32, n_layer=2, n_head=4), BloomForCausalLM),
+        "gemma2": (Gemma2Config(**tokens, **wide, head_dim=8), Gemma2ForCausalLM),
+        "mistral": (MistralConfig(**tokens, **wide), MistralForCausalLM),
+        "mamba": (
+            MambaConfig(**tokens, hidden_size=16, num_hidden_layers=1, state_size=4),
+            MambaForCausalLM,
+        ),
+    }[kind]
+    _lively(model(config)).save_pretrained(folder)
+    return folder
+
+
+def open_lm(folder, **changes):
+    return CausalLM.from_name(str(folder), device="cpu", with_head=True, **changes)
+
+
+def tokenize(lm, prompts):
+    return [[*lm.lead_ids, *ids] for ids in lm.tokenize(prompts)]
+
+
+def greedy(lm, prompt, count):
+    """Whole prompts, no cache, no batch: the definition, up to the LM's own end."""
+    (ids,), written = tokenize(lm, [prompt]), []
+    while len(written) < count and not (written and written[-1] in lm.ends):
+        written.append(int(next_logits(lm, [*ids, *written])[-1].argmax()))
+    return written
+
+
+def check_completions(lm, prompts, **how):
+    found, done = [], []
+    for prompt, completion in zip(
+        prompts, lm.complete(prompts, **how, advance=done.append), strict=True
+    ):
+        written = greedy(lm, prompt, how["max_new_tokens"])
+        text = lm.tokenizer.decode(written, skip_special_tokens=True)
+        assert (completion.text, completion.num_new_tokens) == (text, len(written))
+        assert completion.num_prompt_tokens == lm.count_tokens([prompt])[0]
+        found.append(text)
+    assert sum(done) == len(prompts)
+    return found
+
+
+@pytest.mark.parametrize("kind", LM_KINDS)
+def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs, fast_kernels):
+    lm = open_lm(lm_dirs[kind])
+    found = check_completions(lm, PROMPTS, **NO_STOP)
+    assert lm.reader.fault is None
+    assert lm.complete([PROMPTS[0] + " It"], **NO_STOP)[0].text != found[0]  # the control
+
+
+@pytest.mark.parametrize("kind", ["bloom", "gemma2", "mamba", "mistral"])
+def test_other_kinds_of_attention_give_the_same(kind, tmp_path, caplog):
+    # ALiBi; a window shorter than the prompts in half of the layers, and capped logits; no keys at
+    # all, so that prompts are read one at a time; a window in all layers.
+    lm = open_lm(build_odd_lm(tmp_path / kind, kind))
+    check_completions(lm, PROMPTS[3:], **NO_STOP)
+    assert (lm.reader.fault is not None) == (kind == "mamba")
+    warned = [r for r in caplog.records if "one at a time, which is slower" in r.getMessage()]
+    assert len(warned) == (kind == "mamba")
+    check_scores(lm, PROMPTS[4:], [" great", " the old house"])
+
+
+def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
+    lm = open_lm(lm_dirs["llama"])
+    ids = tokenize(lm, PROMPTS)
+    how = {"max_new_tokens": 6, "is_done": lambda tokens: len(tokens) > 4}
+    expected = write_alone(lm, ids, **how)
+    assert {len(tokens) for tokens in expected} == {5}
+    for batch_tokens, kept_bytes in ((2048, None), (40, 1), (40, 1 << 16), (40, 1 << 20)):
+        assert write(PromptReader(lm, batch_tokens, kept_bytes), ids, **how) == expected
+
+
+def test_memory_of_earlier_calls_leaves_no_trace(lm_dirs):
+    lm = open_lm(lm_dirs["llama"])
+    for prompts in (PROMPTS[5:], PROMPTS, PROMPTS[1:4], PROMPTS[::-1]):
+        assert lm.complete(prompts, **NO_STOP) == open_lm(lm_dirs["llama"]).complete(
+            prompts, **NO_STOP
+        )
+
+
+def test_shared_beginnings_are_read_once(lm_dirs):
+    lm = open_lm(lm_dirs["opt"])
+    lm.complete(PROMPTS[:5], max_new_tokens=1, stop="\n")
+    shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS[:5])
+    assert lm.reader.num_tokens == sum(lengths) - 4 * shared
+    before = lm.reader.num_tokens
+    lm.complete(PROMPTS[5:], max_new_tokens=1, stop="\n")  # the control: nothing in common
+    assert lm.reader.num_tokens - before == sum(lm.count_tokens(PROMPTS[5:]))
+
+
+def test_a_prompt_that_grows_is_read_once_and_answered_as_alone(lm_dirs):
+    lm, alone = open_lm(lm_dirs["opt"]), open_lm(lm_dirs["opt"])
+    cut = SHARED[: len(SHARED) // 2]  # the last: less in common
+    for start in (SHARED, SHARED + "A: red\n\n", SHARED + "A: red\n\nA: blue\n\n", cut):
+        prompts = [start + end for end in ("Q: one", "Q: two three")]
+        before, unread = lm.reader.num_tokens, lm.reader.count_unread(tokenize(lm, prompts))
+        found = lm.complete(prompts, **NO_STOP)
+        assert lm.reader.num_tokens - before == unread
+        assert found == [alone.complete([prompt], **NO_STOP)[0] for prompt in prompts]
+        if start not in (SHARED, cut):
+            assert unread < lm.count_tokens([SHARED])[0]
+
+
+def test_what_is_kept_bounds_a_batch_however_short_its_own_tokens(lm_dirs):
+    lm = open_lm(lm_dirs["opt"])
+    ids = tokenize(lm, PROMPTS[:5])
+    rows = {}
+    for room in (1, 2, 100):
+        reader = PromptReader(lm)
+        reader.kept_bytes = room * (max(map(len, ids)) + 64) * reader.token_bytes
+        rows[room] = [len(batch.rows) for batch in reader.batches(ids)]
+    assert rows == {1: [1] * 5, 2: [2, 2, 1], 100: [5]}
+
+
+def test_prompts_that_do_not_fit_memory_together_are_read_in_parts(lm_dirs, monkeypatch):
+    lm = open_lm(lm_dirs["llama"])
+    expected, read = lm.complete(PROMPTS, **NO_STOP), PromptReader.read_batch
+
+    def small_memory(self, prompts, **kwargs):
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("too small")
+        return read(self, prompts, **kwargs)
+
+    fresh = open_lm(lm_dirs["llama"])
+    assert fresh.reader.fault is None
+    monkeypatch.setattr(PromptReader, "read_batch", small_memory)
+    assert fresh.complete(PROMPTS, **NO_STOP) == expected
+
+
+def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
+    lm, seen = open_lm(lm_dirs["gpt2"]), []
+    ids, step = tokenize(lm, PROMPTS[:4]), lm.reader.step
+
+    def watched(cache, tokens):
+        seen.append(len(tokens))
+        return step(cache, tokens)
+
+    monkeypatch.setattr(lm.reader, "step", watched)
+    lengths, wanted = iter([1, 3, 9, 9]), {}
+
+    def is_done(tokens):
+        return len(tokens) >= wanted.setdefault(tokens[0], next(lengths, 9))
+
+    written = write(lm.reader, ids, max_new_tokens=6, is_done=is_done)
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < len(ids)
+    assert sum(seen) >= sum(len(tokens) - 1 for tokens in written)
+
+
+def test_what_is_written_goes_into_the_room_and_nothing_is_copied(lm_dirs):
+    lm = open_lm(lm_dirs["llama"])
+    reader, ids = lm.reader, tokenize(lm, PROMPTS[:3])
+    caches = [reader.read_batch(ids[:2]), reader.read_batch(ids[2:])]
+    tight, roomy = join(caches), join(caches, room=2)
+    places = []
+    for tokens in ([3, 4, 5], [6, 7, 8], [9, 3, 4]):
+        tight, roomy = (reader.step(cache, tokens) for cache in (tight, roomy))
+        torch.testing.assert_close(roomy.logits, tight.logits, atol=1e-5, rtol=1e-5)
+        places.append(roomy.layers[0][0].data_ptr())
+    assert places[0] == places[1] != places[2]  # the third has no room
+    assert (roomy.room, roomy.longest) == (0, tight.longest)
+    left = join(caches, room=2).take([2, 0])
+    assert (left.room, left.longest) == (2, join(caches).longest)
+    torch.testing.assert_close(
+        reader.go_on(left, [[3], [4]]), reader.go_on(join(caches).take([2, 0]), [[3], [4]])
+    )
+    with pytest.raises(ValueError, match="after they were joined"):
+        reader.step(caches[0], [3, 4])
+
+
+def test_prompts_joined_in_a_buffer_again_and_again_are_those_of_new_memory(lm_dirs):
+    lm = open_lm(lm_dirs["llama"])
+    reader, ids = lm.reader, tokenize(lm, PROMPTS[:4])
+    first, second = (
+        [reader.read_batch(ids[:2]), reader.read_batch([ids[2]])],
+        [reader.read_batch([ids[3]])],
+    )
+    buffer = KVBuffer()
+    buffer.num_tokens = 4 * (max(map(len, ids)) + 6)
+    laid, plain = join(first, room=3, buffer=buffer), join(first, room=3)
+    place = laid.layers[0][0].data_ptr()
+    laid, plain = reader.step(laid, [3, 4, 5]), reader.step(plain, [3, 4, 5])
+    laid, plain = laid.keep([0, 2]), plain.take([0, 2])  # moved, and copied
+    laid = join([*second, laid], room=3, buffer=buffer)
+    plain = join([*second, plain], room=3)
+    assert laid.layers[0][0].data_ptr() == place != plain.layers[0][0].data_ptr()
+    assert laid.lengths.tolist() == plain.lengths.tolist()
+    ends = [reader.step(cache, [6, 7, 8]) for cache in (laid, plain)]
+    torch.testing.assert_close(ends[0].logits, ends[1].logits)
+    assert not torch.allclose(ends[0].logits[1], ends[0].logits[2])
+    small = KVBuffer()
+    join(second, room=1, buffer=small)  # more than it holds takes a larger one
+    torch.testing.assert_close(
+        reader.go_on(join([*first, *second], buffer=small), [[3]] * 4),
+        reader.go_on(join([*first, *second]), [[3]] * 4),
+    )
+
+
+def test_the_last_layer_works_on_last_tokens_only_unless_that_changes_something(
+    lm_dirs, monkeypatch, caplog
+):
+    lm, seen = open_lm(lm_dirs["llama"]), []
+    ids = tokenize(lm, PROMPTS[:3])
+    assert lm.reader.fault is None
+    for layer in lm.model.layers:
+        count = lambda _, args: seen.append(args[0].shape[:-1].numel())  # noqa: E731
+        layer.mlp.down_proj.register_forward_pre_hook(count)
+    lm.reader.read_batch(ids)
+    assert seen[-1] == 3 < seen[0] == 3 * max(map(len, ids))
+    # An LM whose last layer looks at other tokens there is read whole, which is said.
+    right = LastLayer.only_at
+    monkeypatch.setattr(
+        LastLayer, "only_at", lambda self, ends: right(self, None if ends is None else ends * 0)
+    )
+    other = open_lm(lm_dirs["llama"])
+    check_completions(other, PROMPTS[4:], **NO_STOP)
+    assert other.reader.fault is None
+    assert len([r for r in caplog.records if "works on all tokens" in r.getMessage()]) == 1
+
+
+def test_text_ends_before_the_stop_string(lm_dirs):
+    lm = open_lm(lm_dirs["qwen2"])
+    for prompt in PROMPTS[:3]:
+        free = lm.complete([prompt], max_new_tokens=8, stop="no such text")[0]
+        stop = free.text[2:4]
+        cut = lm.complete([prompt], max_new_tokens=8, stop=stop)[0]
+        assert cut.text == free.text.split(stop)[0]
+        assert 1 <= cut.num_new_tokens <= free.num_new_tokens
+
+
+def check_scores(lm, prompts, words):
+    done, sizes = [], set()
+    found = lm.score(prompts, words, advance=done.append)
+    assert sum(done) == len(prompts)
+    for prompt, values in zip(prompts, found, strict=True):
+        (ids,) = tokenize(lm, [prompt])
+        for word, value in zip(words, values, strict=True):
+            tokens = tokenize(lm, [prompt + word])[0][len(ids) :]
+            sizes.add(len(tokens))
+            assert value == pytest.approx(chance_alone(lm, ids, tokens), abs=2e-4)
+    assert found[0] != found[1]
+    return sizes
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
+def test_scores_are_the_chances_of_all_of_a_words_tokens(kind, lm_dirs, fast_kernels):
+    lm = open_lm(lm_dirs[kind], batch_tokens=60)
+    sizes = check_scores(lm, PROMPTS, [" great", " terrible", " no", " the old house"])
+    assert min(sizes) == 1 < max(sizes)
+
+
+def test_the_chances_of_all_next_tokens_sum_to_one(lm_dirs):
+    lm = open_lm(lm_dirs["gpt2"])
+    vocabulary = [[token] for token in range(len(lm.tokenizer))]
+    cache = lm.reader.read_batch(tokenize(lm, PROMPTS[:1]))
+    values = word_chances(lm.reader, cache, [vocabulary])[0]
+    assert sum(map(math.exp, values)) == pytest.approx(1, abs=1e-4)
+
+
+def test_prompts_that_cannot_be_answered_are_refused(tmp_path):
+    lm = open_lm(build_lm(tmp_path / "lm", "gpt2", window=64))
+    with pytest.raises(ConfigError, match=r"prompt 2 has \d+ tokens .*holds 64 with the 10 that"):
+        lm.complete([PROMPTS[5], PROMPTS[0]], max_new_tokens=10, stop="\n")
+    with pytest.raises(ConfigError, match="prompt 1 is empty"):
+        lm.complete([""], max_new_tokens=1, stop="\n")
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+        lm.complete(["a"], max_new_tokens=0, stop="\n")
+    assert lm.complete([], max_new_tokens=1, stop="\n") == []
+    for prompt, word in (("The a", "nswer is"), ("The", "")):
+        with pytest.raises(ModelError, match=f"joins '{word}' to the prompt before it"):
+            lm.score([prompt], [word])
+    lm.model.wte.weight.data[:] = float("inf")
+    with pytest.raises(ModelError, match="gives no finite number in torch.float32"):
+        lm.complete(PROMPTS[5:6], max_new_tokens=1, stop="\n")
+
+
+@pytest.mark.slow
+def test_a_real_lm_writes_what_generate_writes(two_threads):
+    lm = open_lm("bundled:smollm2-135m")
+    shown = [("what is the capital of france?", "Paris"), ("who wrote hamlet?", "Shakespeare")]
+    start = "\n\n".join(f"Q: {question}\nA: {answer}" for question, answer in shown)
+    asked = ["what is the capital of italy?", "who wrote faust?", "where is the river main?"]
+    prompts = [f"{start}\n\nQ: {question}\nA:" for question in asked]
+    prompts += [f"Q: {shown[1][0]}\nA: {shown[1][1]}\n\nQ: {q}\nA:" for q in asked[:2]]
+    found = lm.complete(prompts, max_new_tokens=10, stop="\n")
+    decode = lm.tokenizer.decode
+    written = write_alone(
+        lm,
+        tokenize(lm, prompts),
+        max_new_tokens=10,
+        is_done=lambda tokens: tokens[-1] in lm.ends or "\n" in decode(tokens),
+    )
+    texts = [decode(tokens, skip_special_tokens=True).split("\n")[0] for tokens in written]
+    assert [(c.text, c.num_new_tokens) for c in found] == list(
+        zip(texts, map(len, written), strict=True)
+    )
+    first = found[0].text.split()[0]  # what it wrote is what it thinks likeliest
+    scores = lm.score(prompts[:1], [f" {first}", " Berlin", " New York"])[0]
+    assert max(scores) == scores[0]

@@ -1,0 +1,441 @@
+"""Each fast kernel gives what the stock way gives; where one does not, it is dropped and said."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import AttentionInterface, AutoModel, LlamaConfig, T5Config
+from transformers.models.llama.modeling_llama import LlamaMLP
+from transformers.models.t5.modeling_t5 import T5Stack
+
+from pgra.lm import kernels
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.kernels import (
+    MANY_TOKENS,
+    Cascade,
+    LastLayer,
+    Packer,
+    Spans,
+    attend,
+    attend_in_blocks,
+    find_fault,
+    in_blocks,
+    is_same,
+    packed_for,
+    prepare_prefix,
+    read_encoded_tokens,
+)
+from pgra.reader.fid import FusionReader
+
+HEADS, KEY_HEADS, WIDTH, S = 4, 2, 8, 11
+LAYER = SimpleNamespace(layer_idx=1, is_causal=True, num_key_value_groups=HEADS // KEY_HEADS)
+STOCK = AttentionInterface()["sdpa"]
+few = settings(max_examples=12, derandomize=True, deadline=None)
+
+
+def draw(rows, tokens, heads=HEADS):
+    generator = torch.Generator().manual_seed(rows * tokens + heads)
+    return torch.randn(rows, heads, tokens, WIDTH, generator=generator)
+
+
+def draw_all(rows, tokens):
+    return draw(rows, tokens), draw(rows, tokens, KEY_HEADS), draw(rows, tokens, KEY_HEADS) + 1
+
+
+PREFIX = (draw(1, S, KEY_HEADS), draw(1, S, KEY_HEADS) - 1)
+
+
+# What counts as the same.
+
+# Two texts: (10, 1) and (10, -1). Their mean is (10, 0), so each has 1 of its own, at length 10.05.
+TRUTH = torch.tensor([[10.0, 1.0], [10.0, -1.0]])
+
+
+@pytest.mark.parametrize(
+    ("by", "dtype", "noise", "same"),
+    [
+        (0.0009, torch.float32, 0.0, True),
+        (0.0012, torch.float32, 0.0, False),  # 1e-4 of the length
+        (0.25, torch.bfloat16, 0.0, True),
+        (0.5, torch.float16, 0.0, False),  # a third of its own; 0.05 of the length is 0.5
+        (0.5, torch.bfloat16, 0.25, True),  # an error of the dtype itself is no fault of a way
+        (0.5, torch.bfloat16, 0.2, False),
+        (0.75, torch.bfloat16, 9.0, False),  # the length's
+        (float("nan"), torch.bfloat16, 9.0, False),
+    ],
+)
+def test_vectors_agree_to_their_length_and_in_half_precision_to_their_own(by, dtype, noise, same):
+    found = TRUTH.clone()
+    found[1, 1] += by
+    found = found.to(dtype)
+    assert is_same(found, TRUTH.to(dtype), dtype=dtype, noise=noise) is same
+    both = torch.cat([TRUTH.to(dtype), found])
+    assert is_same(both, TRUTH.to(dtype), dtype=dtype, noise=noise) is same  # every copy
+
+
+def test_a_way_that_raises_is_a_fault_in_its_own_words():
+    def broken():
+        raise RuntimeError("no such kernel\nand more")
+
+    assert find_fault(broken, TRUTH, dtype=torch.float32) == "RuntimeError: no such kernel"
+    assert find_fault(lambda: TRUTH, TRUTH, dtype=torch.float32) is None
+    assert find_fault(lambda: TRUTH + 1, TRUTH, dtype=torch.float32) == kernels.OTHER_VALUES
+
+
+# Cascade: attention in two parts.
+
+
+def in_two_parts(query, key, value, prefix=PREFIX, scaling=0.3, **kwargs):
+    other = tuple(torch.zeros_like(part) for part in prefix)
+    cascade = Cascade(prepare_prefix([other, prefix], HEADS))  # the layer takes its own: the second
+    return attend(LAYER, query, key, value, None, scaling=scaling, cascade=cascade, **kwargs)[0]
+
+
+@few
+@given(st.integers(1, 4), st.integers(1, 7), st.sampled_from([1.0, 1000.0]))
+def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
+    query, key, value = draw_all(rows, tokens)
+    query = query * scale  # huge scores do not overflow
+    keys, values = (
+        torch.cat([far.expand(rows, -1, -1, -1), near], dim=2).repeat_interleave(2, 1).double()
+        for far, near in zip(PREFIX, (key, value), strict=True)
+    )
+    seen = torch.ones(tokens, S + tokens, dtype=torch.bool).tril(S)
+    scores = (query.double() @ keys.transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf)
+    truth = (scores.softmax(-1) @ values).transpose(1, 2).float()
+    torch.testing.assert_close(in_two_parts(query, key, value), truth)
+    key[:, :, -1] += 9  # a later token moves nothing before it
+    torch.testing.assert_close(in_two_parts(query, key, value)[:, :-1], truth[:, :-1])
+    moved = (PREFIX[0] + 1, PREFIX[1] * 2)  # the control
+    assert not torch.allclose(in_two_parts(query, key, value, moved), truth, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "softcap", "s_aux"])
+def test_attentions_that_weigh_otherwise_are_refused(name):
+    with pytest.raises(ValueError, match=f"with {name} cannot be taken in two parts"):
+        in_two_parts(*draw_all(2, 5), **{name: 4})
+
+
+def test_spans_by_hand():
+    spans = Spans.of(torch.tensor([5, 2, 4]), 9, torch.device("cpu"))
+    assert spans.texts.tolist() == [0, 5, 7, 11]
+    assert (spans.row.tolist(), spans.prefix.tolist(), spans.longest) == ([0, 11], [0, 9], 5)
+    parts = (spans.texts, spans.row, spans.prefix)
+    assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1  # one copy to a GPU
+
+
+# Blocks.
+
+
+@pytest.fixture
+def lengths(monkeypatch):
+    """Note the number of queries in each call of the stock kernel."""
+    seen, kernel = [], nn.functional.scaled_dot_product_attention
+
+    def spy(query, *args, **kwargs):
+        seen.append(query.shape[2])
+        return kernel(query, *args, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", spy)
+    return seen
+
+
+@pytest.mark.parametrize("tokens", [65, 128, 200])
+@pytest.mark.parametrize("scaling", [None, 0.7])
+def test_blocks_are_the_whole(tokens, scaling, lengths):
+    query, key, value = draw_all(3, tokens)
+    for values in (value, value[..., :5]):  # which may be narrower than keys
+        whole = STOCK(LAYER, query, key, values, None, scaling=scaling)[0]
+        lengths.clear()
+        found = attend_in_blocks(LAYER, query, key, values, None, scaling=scaling)[0]
+        assert (sum(lengths), max(lengths)) == (tokens, 64)
+        torch.testing.assert_close(found, whole)
+    key[:, :, 50] += 3
+    moved = attend_in_blocks(LAYER, query, key, value, None, scaling=scaling)[0]
+    before = attend_in_blocks(LAYER, *draw_all(3, tokens), None, scaling=scaling)[0]
+    is_moved = (moved != before).any(dim=(0, 2, 3))
+    assert (is_moved[:50].any(), is_moved[50:].all()) == (False, True)
+
+
+def test_what_blocks_cannot_do_is_left_to_the_stock_attention(lengths):
+    query, key, value = draw_all(3, 150)
+    mask = torch.rand(3, 1, 150, 150, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask |= torch.eye(150, dtype=torch.bool)
+    other = SimpleNamespace(is_causal=False, num_key_value_groups=2)
+    for args, kwargs in (
+        ((LAYER, query, key, value, mask), {}),
+        ((LAYER, query, key, value, None), {"is_causal": False}),
+        ((other, query, key, value, None), {}),
+        ((LAYER, query[:, :, -70:], key, value, None), {}),  # behind others
+        ((LAYER, *draw_all(3, 64), None), {}),
+    ):
+        lengths.clear()
+        found = attend_in_blocks(*args, **kwargs)[0]
+        assert lengths == [args[1].shape[2]]
+        torch.testing.assert_close(found, STOCK(*args, **kwargs)[0])
+
+
+def read(lm, ids):
+    with torch.inference_mode(), in_blocks(lm.model):
+        return lm.model(input_ids=ids, use_cache=False).last_hidden_state
+
+
+def test_an_lm_reads_the_same_in_blocks_and_attends_as_before_afterwards(lm_dir, lengths):
+    lm = CausalLM.from_name(str(lm_dir), device="cpu")
+    ids = torch.arange(5, 175)[None] % 90
+    truth = lm.model(input_ids=ids, use_cache=False).last_hidden_state
+    read(lm, ids)  # each layer compares
+    lengths.clear()
+    torch.testing.assert_close(read(lm, ids), truth, atol=1e-4, rtol=1e-4)
+    assert lengths[:3] == [64, 64, 42]
+    with pytest.raises(KeyError), in_blocks(lm.model):
+        raise KeyError
+    assert lm.model.config._attn_implementation == "sdpa"
+    if lm.config.model_type == "llama":  # an attention that was chosen is kept
+        lm.model.set_attn_implementation("eager")
+        with in_blocks(lm.model):
+            assert lm.model.config._attn_implementation == "eager"
+
+
+# The last layer.
+
+
+def test_the_last_layer_works_only_where_it_is_wanted_and_only_inside(lm_dirs):
+    lm = CausalLM.from_name(str(lm_dirs["llama"]))
+    ids = torch.tensor([lm.tokenize(["The film is a warm and funny portrait."])[0]])
+    truth, seen = lm.model(input_ids=ids).last_hidden_state, []
+    lm.model.layers[-1].mlp.register_forward_hook(lambda _, __, out: seen.append(out.shape))
+    with LastLayer(lm.model).only_at(torch.tensor([3])):
+        short = lm.model(input_ids=ids).last_hidden_state
+    assert seen[0][:-1].numel() == 1
+    torch.testing.assert_close(short[0, 3], truth[0, 3])
+    assert not torch.allclose(short[0, 4], truth[0, 4])
+    torch.testing.assert_close(lm.model(input_ids=ids).last_hidden_state, truth)
+    bare = nn.Identity()
+    bare.config = SimpleNamespace(num_hidden_layers=2)
+    with LastLayer(bare).only_at(torch.tensor([0])):  # a model of unknown parts runs whole
+        assert bare(torch.ones(1)).item() == 1
+
+
+# Packed weights.
+
+
+@pytest.fixture
+def module():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8, bias=False))
+
+
+def is_packed(part):
+    return "forward" in vars(part)
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (2, 7, 16), (1, 16)])
+def test_packed_layers_read_a_copy_of_their_weights_and_only_meanwhile(module, shape):
+    x = torch.randn(shape)
+    plain = module(x)
+    with packed_for(module):
+        torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
+        with torch.no_grad():
+            module[0].weight.zero_()  # the control: were they not packed, it would show
+        torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
+    assert (module(x) - plain).abs().max() > 1e-2
+    with pytest.raises(KeyError), packed_for(module):
+        raise KeyError
+    module(x).sum().backward()  # plain layers, which learn
+    assert module[2].weight.grad.abs().sum() > 0
+
+
+def test_other_layers_are_left_alone(module):
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    for layer in (Scaled(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16)):
+        with packed_for(layer):
+            assert not is_packed(layer)
+    with torch.autocast("cpu", torch.bfloat16), packed_for(module):
+        assert not is_packed(module[0])
+
+
+def llama(act, bias):
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = LlamaConfig(**size, vocab_size=50, num_hidden_layers=2, hidden_act=act, mlp_bias=bias)
+    return AutoModel.from_config(config).eval(), lambda model: model.layers[0].mlp
+
+
+def t5(kind, dirs):
+    model = FusionReader.from_name(str(dirs[kind])).model.get_encoder()
+    return model, lambda model: model.block[0].layer[-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_fused"),
+    [
+        *((("llama", act, bias), True) for act in ("silu", "gelu") for bias in (False, True)),
+        (("llama", "gelu_pytorch_tanh", False), True),
+        (("llama", "relu", False), False),
+        *((("bert",), True), (("roberta",), True), (("t5",), False), (("t5-v1.1",), True)),
+    ],
+)
+def test_models_give_the_same_with_packed_weights(kind, is_fused, encoder_dirs, t5_dirs):
+    torch.manual_seed(3)
+    if kind[0] == "llama":
+        model, block = llama(*kind[1:])
+        for part in model.parameters():  # biases begin at 0, and weights so small nothing bends
+            torch.nn.init.normal_(part, std=0.5)
+    elif kind[0] in encoder_dirs:
+        model = AutoModel.from_pretrained(encoder_dirs[kind[0]]).eval()
+        block = lambda model: model.encoder.layer[0].intermediate  # noqa: E731
+    else:
+        model, block = t5(kind[0], t5_dirs)
+    ids = torch.arange(3, 27).view(3, 8)
+    mask = torch.ones(3, 8, dtype=torch.long)
+    mask[1, 5:] = 0
+    with torch.inference_mode():
+        plain = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    with packed_for(model):
+        assert is_packed(block(model)) == is_fused
+        packed = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
+    assert not is_packed(block(model))
+
+
+def test_a_layer_of_the_same_parts_that_does_something_else_is_packed_in_parts():
+    class Halved(LlamaMLP):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+    x = torch.randn(3, 32)
+    for kind in (LlamaMLP, Halved):
+        layer = kind(LlamaConfig(hidden_size=32, intermediate_size=12, vocab_size=50))
+        with torch.inference_mode():
+            plain = layer(x)
+        with packed_for(layer):
+            assert is_packed(layer) == (kind is LlamaMLP) != is_packed(layer.up_proj)
+            torch.testing.assert_close(layer(x), plain, atol=1e-6, rtol=1e-5)
+
+
+def test_layers_are_packed_for_many_tokens_in_all_where_memory_holds_the_copies(
+    module, monkeypatch
+):
+    packer, x = Packer(module), torch.randn(5, 16)
+    plain = module(x)
+    with packer.packed(MANY_TOKENS - 1):
+        assert not is_packed(module[0])
+    with packer.packed(1):
+        forward = vars(module[0])["forward"]
+    with torch.no_grad():
+        module[0].weight.zero_()  # the control: what is kept is no longer the weight
+    with packer.packed(1):
+        assert vars(module[0])["forward"] is forward
+        torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
+    size = 4 * (16 * 24 + 24 * 8)
+    for memory, holds in ((4 * size - 4, False), (4 * size, True)):
+        monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda memory=memory: memory)
+        with packed_for(module):
+            assert is_packed(module[0]) == holds
+
+
+# Cross-attention to encoded tokens.
+
+
+@pytest.fixture
+def across():
+    """A T5 decoder's cross-attention, and what it is asked: 2 examples with 3 targets each."""
+    config = T5Config(
+        vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_heads=4, num_layers=2, dropout_rate=0.0
+    )
+    config.is_decoder, config.use_cache = True, False
+    torch.manual_seed(5)
+    decoder = T5Stack(config).eval()
+    for part in decoder.parameters():
+        nn.init.normal_(part, std=0.5)
+    attention = decoder.block[1].layer[1].EncDecAttention
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[1, ..., 5:] = False
+    return decoder, attention, torch.randn(6, 2, 16), torch.randn(2, 9, 16), mask
+
+
+def stock_output(attention, hidden, encoded, mask):
+    added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    repeat = (encoded.repeat_interleave(3, 0), added.repeat_interleave(3, 0))
+    return type(attention).forward(attention, hidden, repeat[1], repeat[0])[0]
+
+
+def test_cross_attention_is_that_of_keys_and_values(across, fast_kernels):
+    decoder, attention, hidden, encoded, mask = across
+    truth = stock_output(attention, hidden, encoded, mask)
+    read_encoded_tokens(decoder)
+    found, _, weights = attention(hidden, mask=mask, key_value_states=encoded)
+    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(6, 4, 2))
+    assert weights[3:, ..., 5:].abs().max() == 0
+    found.sum().backward()
+    assert attention.k.weight.grad.abs().sum() > 0
+    seen = attention(hidden, mask=torch.ones_like(mask), key_value_states=encoded)[0]  # control
+    assert not torch.allclose(seen[3:], truth[3:], atol=1e-3)
+
+
+# The switch, and what happens where a kernel is wrong, missing or raises.
+
+
+@pytest.mark.parametrize("way", ["differs", "is missing", "raises"])
+def test_a_packed_product_that_fails_is_dropped_with_one_warning(module, monkeypatch, caplog, way):
+    def raises(*_):
+        raise RuntimeError(f"no oneDNN for {way}")
+
+    right = torch.ops.mkldnn._linear_pointwise
+
+    def differs(*args):
+        return 1.01 * right(*args)
+
+    ops = SimpleNamespace(_reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight)
+    if way != "is missing":
+        ops._linear_pointwise = raises if way == "raises" else differs
+    monkeypatch.setattr(kernels.torch.ops, "mkldnn", ops)
+    kernels._warn.cache_clear()
+    x = torch.randn(5, 16)
+    plain = module(x)
+    with packed_for(module):
+        assert not is_packed(module[0])
+        torch.testing.assert_close(module(x), plain)
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "pgra.lm.kernels"]
+    assert "oneDNN's packed product does not work here" in warning
+    assert warning.endswith("its weights are laid out anew in every call, and reading is slower")
+
+
+def test_cross_attention_and_blocks_that_differ_are_dropped_with_one_warning(
+    across, lm_dirs, monkeypatch, caplog
+):
+    decoder, attention, hidden, encoded, mask = across
+    truth = stock_output(attention, hidden, encoded, mask)
+    read_encoded_tokens(decoder)
+    right = kernels._attend_encoded
+    monkeypatch.setattr(kernels, "_attend_encoded", lambda *a: (right(*a)[0] * 1.01, None, None))
+    lm = CausalLM.from_name(str(lm_dirs["llama"]), device="cpu")
+    ids = torch.arange(5, 175)[None] % 90
+    states = lm.model(input_ids=ids, use_cache=False).last_hidden_state
+    blocks = kernels.attend_in_blocks
+    monkeypatch.setattr(kernels, "attend_in_blocks", lambda *a, **k: (blocks(*a, **k)[0] * 2, None))
+    kernels._warn.cache_clear()
+    for _ in range(2):
+        found = attention(hidden, mask=mask, key_value_states=encoded)[0]
+        torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(read(lm, ids), states)
+    told = [r.getMessage() for r in caplog.records if r.name == "pgra.lm.kernels"]
+    names = [message.split(" does not work here")[0] for message in told]
+    assert names == ["cross-attention to encoded tokens", "attention in blocks"]
+
+
+def test_off_gives_stock_calls_only(module, lm_dirs, monkeypatch, lengths):
+    monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
+    with packed_for(module):
+        assert not is_packed(module[0])
+    lm = CausalLM.from_name(str(lm_dirs["llama"]), device="cpu")
+    read(lm, torch.arange(5, 175)[None] % 90)
+    assert set(lengths[-2:]) == {170}  # those before it looked whether it is causal
