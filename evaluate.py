@@ -3,7 +3,7 @@
 import sys
 
 from pgra.cli import run
-from pgra.commands.evaluate import main
+from pgra.commands.train import evaluate
 
 if __name__ == "__main__":
-    sys.exit(run(main))
+    sys.exit(run(evaluate))

@@ -45,7 +45,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, DataArguments, RetrieverArguments
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.references import load_references
@@ -176,7 +176,7 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
         corpus = open_corpus(CorpusArguments(corpus=str(file), drop_duplicates=False), Path(folder))
         count = min(num_exemplars, len(data.pool))
         args = RetrieverArguments(retriever="bm25", num_candidates=count)
-        bm25 = open_retriever(args, corpus, Path(folder), progress=False)
+        bm25 = open_retriever(args, corpus, Context(artifacts=Path(folder), progress=False))
         rows = bm25.retrieve([query.text for query in data.queries], count).rows.tolist()
     return [
         write_prompt(data, [data.pool[row] for row in own if row >= 0], query)

@@ -56,6 +56,7 @@ from subjects import read_reviews
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
@@ -288,8 +289,7 @@ def ask_words(args: argparse.Namespace, folder: str, queries_file: str) -> Figur
     bm25 = open_retriever(
         RetrieverArguments(retriever="bm25", num_candidates=args.k),
         corpus,
-        Path(folder),
-        progress=False,
+        Context(artifacts=Path(folder), progress=False),
     )
     build_seconds = time.perf_counter() - start
     rate = len(queries) / seconds_of(partial(bm25.retrieve, queries, args.k))

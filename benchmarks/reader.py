@@ -139,7 +139,9 @@ def read_examples(args: argparse.Namespace) -> Reading:
         corpus = open_corpus(chosen, Path(folder))
         k = max(args.num_evidence)
         dense = RetrieverArguments(encoder=args.encoder, num_candidates=k)
-        retriever = open_retriever(dense, corpus, Path(folder), device=args.device.type)
+        retriever = open_retriever(
+            dense, corpus, Context(artifacts=Path(folder), device=args.device.type)
+        )
         found = retriever.retrieve([example.text for example in examples], k)
         evidence = [corpus.texts(rows) for rows in found.rows]
     template = args.reader_template or task.reader_template

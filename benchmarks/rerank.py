@@ -43,6 +43,7 @@ from subjects import open_lm, read_reviews
 from pgra.cli import run
 from pgra.commands.common import say
 from pgra.config import DTYPES, CorpusArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
@@ -147,7 +148,7 @@ def find_texts(corpus_name: str, num_texts: int) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         corpus = open_corpus(CorpusArguments(corpus=corpus_name), Path(folder))
         args = RetrieverArguments(retriever="bm25", num_candidates=min(150, len(corpus)))
-        bm25 = open_retriever(args, corpus, Path(folder), progress=False)
+        bm25 = open_retriever(args, corpus, Context(artifacts=Path(folder), progress=False))
         rows = []
         for examples in (splits.train, splits.dev, splits.test[:200]):
             found = bm25.retrieve([example.text for example in examples], args.num_candidates)

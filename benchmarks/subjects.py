@@ -13,7 +13,7 @@ from pgra.data.tasks import load_task
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_config, load_pretrained, load_tokenizer
-from pgra.methods.pgra import prompt_template
+from pgra.methods.stages import prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.fid import FusionReader
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
         ReaderArguments,
         RerankArguments,
         RetrieverArguments,
+        RunArguments,
         RuntimeArguments,
     )
-    from pgra.core import Candidates, Example, Prediction
+    from pgra.core import Candidates, Context, Example, Prediction
     from pgra.data.corpus import Corpus, open_corpus
     from pgra.data.examples import Splits, load_splits
     from pgra.data.tasks import Task, load_task
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from pgra.exemplars.prompt import build_prompt
     from pgra.lm.causal_lm import CausalLM
     from pgra.lm.prefix import PromptedEncoder
-    from pgra.methods.pgra import find_evidence, prompt_template, read_task
+    from pgra.methods.base import Method
+    from pgra.methods.stages import Stages, prompt_template
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.prompts.template import PromptTemplate
     from pgra.reader.arguments import ReaderTrainingArguments
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from pgra.rerank import Reranker, RerankRequest, open_reranker
     from pgra.rerank.prompted import PromptedReranker
     from pgra.retrieval import open_retriever
-    from pgra.run_folder import Found
-    from pgra.runs import Answer, Outcome, Predictor, evaluate_run, train_run
+    from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
 
 __all__ = [
     "Answer",
@@ -46,6 +47,7 @@ __all__ = [
     "Candidates",
     "CausalLM",
     "ConfigError",
+    "Context",
     "Corpus",
     "CorpusArguments",
     "DataArguments",
@@ -53,8 +55,8 @@ __all__ = [
     "Encoder",
     "Example",
     "FewShotPrompt",
-    "Found",
     "FusionReader",
+    "Method",
     "ModelError",
     "Outcome",
     "PgraArguments",
@@ -71,20 +73,21 @@ __all__ = [
     "RerankRequest",
     "Reranker",
     "RetrieverArguments",
+    "RunArguments",
     "RuntimeArguments",
     "Splits",
+    "Stages",
     "Task",
     "build_prompt",
     "evaluate_run",
-    "find_evidence",
     "load_splits",
     "load_task",
     "open_corpus",
     "open_reranker",
     "open_retriever",
     "prompt_template",
-    "read_task",
-    "train_run",
+    "run",
+    "run_seeds",
 ]
 
 _HOMES = {
@@ -96,7 +99,7 @@ _HOMES = {
             "ReaderArguments",
             "RerankArguments",
         ),
-        *("RetrieverArguments", "RuntimeArguments"),
+        *("RetrieverArguments", "RunArguments", "RuntimeArguments"),
     ),
     "pgra.data.corpus": ("Corpus", "open_corpus"),
     "pgra.data.examples": ("Splits", "load_splits"),
@@ -106,9 +109,9 @@ _HOMES = {
     "pgra.encoders.encoder": ("Encoder",),
     "pgra.reader.fid": ("FusionReader",),
     "pgra.lm.prefix": ("PromptedEncoder",),
-    "pgra.run_folder": ("Found",),
-    "pgra.methods.pgra": ("find_evidence", "prompt_template", "read_task"),
-    "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "train_run"),
+    "pgra.methods.base": ("Method",),
+    "pgra.methods.stages": ("Stages", "prompt_template"),
+    "pgra.runs": ("Answer", "Outcome", "Predictor", "evaluate_run", "run", "run_seeds"),
     "pgra.exemplars.prompt": ("build_prompt",),
     "pgra.prompts.fewshot": ("FewShotPrompt",),
     "pgra.prompts.template": ("PromptTemplate",),
@@ -117,7 +120,7 @@ _HOMES = {
     "pgra.rerank": ("RerankRequest", "Reranker", "open_reranker"),
     "pgra.rerank.prompted": ("PromptedReranker",),
     "pgra.retrieval": ("open_retriever",),
-    "pgra.core": ("Candidates", "Example", "Prediction"),
+    "pgra.core": ("Candidates", "Context", "Example", "Prediction"),
 }
 """Public names by the module they live in."""
 

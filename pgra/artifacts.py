@@ -287,7 +287,14 @@ def read_manifest(
     return manifest
 
 
-def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[str, Json]) -> None:
+def check_fingerprint(
+    folder: Path,
+    *,
+    made: Mapping[str, Json],
+    asked: Mapping[str, Json],
+    now: str = "this run asks for",
+    way_out: str = "use another folder or build it again",
+) -> None:
     """Refuse an artifact made from something else, naming the first field that differs.
 
     Raises:
@@ -297,8 +304,8 @@ def check_fingerprint(folder: Path, *, made: Mapping[str, Json], asked: Mapping[
         one, other = (canonical_json(fields.get(name)) for fields in (made, asked))
         if one != other:
             raise ArtifactError(
-                f"{folder} was made with {name} {_excerpt(one, other)}, this run asks for "
-                f"{_excerpt(other, one)}: use another folder or build it again"
+                f"{folder} was made with {name} {_excerpt(one, other)}, {now} "
+                f"{_excerpt(other, one)}: {way_out}"
             )
 
 
@@ -420,9 +427,10 @@ def build_once(
     reused = is_finished(folder)
     context.barrier()  # all have looked before the main process writes
     if context.is_main and not reused:
+        path = folder.parent / f".{folder.name}.lock"
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = (folder.parent / f".{folder.name}.lock").open("w")
+            lock = path.open("w")
         except OSError as error:
             raise ArtifactError(
                 f"cannot write {folder} ({error.strerror}): choose another folder "
@@ -432,6 +440,7 @@ def build_once(
             _lock(lock, folder, wait=True)
             if not is_finished(folder):  # another job may have built it meanwhile
                 _build_aside(folder, stage, fingerprint, build)
+            path.unlink(missing_ok=True)  # who still waits for it finds the folder finished
     context.barrier()
     manifest = read_manifest(folder, stage=stage, fingerprint=fingerprint, verify=verify)
     return Artifact(folder, manifest, reused)

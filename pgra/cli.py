@@ -41,25 +41,27 @@ class Command:
     """One word after `pgra`.
 
     Attributes:
-        module: Where its `main` is; imported only when it is called.
+        target: Its function, `main` unless another is named; imported only when it is called.
         about: What it does, in a line.
     """
 
-    module: str
+    target: str
     about: str
 
 
 COMMANDS: Mapping[str, Command] = {
     "demo": Command("pgra.commands.demo", "see it at work: three readers on real models and data"),
     "index": Command("pgra.commands.index", "build, grow, check or look into an index"),
-    "search": Command("pgra.commands.search", "look up passages near a text"),
+    "search": Command("pgra.commands.index:search", "look up passages near a text"),
     "rerank": Command("pgra.commands.rerank", "run both retrieval stages for a task"),
     "plan": Command("pgra.commands.plan", "foresee texts, tokens, memory and time of a task"),
     "ablate": Command("pgra.commands.ablate", "run a grid of runs: k, d, retrievers, prompts, ..."),
     "train": Command("pgra.commands.train", "train a reader on a task, and measure it"),
-    "evaluate": Command("pgra.commands.evaluate", "measure a trained run again"),
+    "evaluate": Command("pgra.commands.train:evaluate", "measure a trained run again"),
     "report": Command("pgra.commands.report", "put runs into one table or figure, with tests"),
-    "icl": Command("pgra.commands.icl", "decide by a frozen LM behind labelled examples (KATE)"),
+    "icl": Command(
+        "pgra.commands.train:icl", "decide by a frozen LM behind labelled examples (KATE)"
+    ),
     "consistency": Command(
         "pgra.commands.consistency", "measure how often evidence has the label of its query"
     ),
@@ -195,8 +197,8 @@ def _dispatch(words: Sequence[str] | None) -> int:
         return 0
     if words[0] not in COMMANDS:
         raise ConfigError(unknown_name("command", words[0], COMMANDS))
-    module = import_module(COMMANDS[words[0]].module)
-    code: int = module.main(words[1:])
+    module, _, name = COMMANDS[words[0]].target.partition(":")
+    code: int = getattr(import_module(module), name or "main")(words[1:])
     return code
 
 

@@ -5,11 +5,14 @@ line. Light: no torch, no transformers until a command line is read.
 """
 
 import argparse
+import copy
 import dataclasses
 import enum
+import logging
 import math
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,6 +30,8 @@ from pgra.errors import ConfigError, unknown_name
 
 
 # libyaml's, where PyYAML was built with it, as its wheels are: a tenth of the time.
+logger = logging.getLogger(__name__)
+
 _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -105,7 +110,7 @@ class Rule:
         if value is None:
             return
         if self.choices is not None and not (self.is_open and ":" in str(value)):
-            choose(name, value, self.choices)
+            choose(name, value, [*self.choices, *(_installed(name) if self.is_open else ())])
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
         low, high = self.above, self.below
@@ -143,7 +148,7 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
     if path is None and ":" in name:
         path = name
     if path is None:
-        others = {e.name: e.value for e in entry_points(group=f"pgra.{kind}s")}
+        others = _installed(kind)
         choose(kind, name, [*table, *others])
         path = others[name]
     module, _, attribute = path.partition(":")
@@ -153,6 +158,11 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
         if name in table:
             raise
         raise ConfigError(f"{kind} '{name}' cannot be imported: {error}") from None
+
+
+def _installed(kind: str) -> dict[str, str]:
+    """Return what installed packages offer in the group `pgra.KINDs`: "module:Class" by name."""
+    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{kind}s")}
 
 
 def arg(
@@ -241,92 +251,91 @@ RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
 @dataclass(kw_only=True)
-class RetrieverArguments:
+class RetrieverArguments(Arguments):
     """First stage: k candidates a query."""
 
-    retriever: str = argument(
+    retriever: str = arg(
         "dense",
         "First stage: dense, bm25, hybrid (both, fused by reciprocal rank), random (by chance, a "
         "control), or exhaustive (none: the LM reads the whole corpus once, and evidence is the "
-        "best of all of it).",
+        "best of all of it); or your own, module:Class.",
+        choices=RETRIEVERS,
+        is_open=True,
     )
-    num_candidates: int = argument(
-        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus."
+    num_candidates: int = arg(
+        150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus.", least=1
     )
-    encoder: str = argument(
-        "google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME."
-    )
-    pooling: str = argument(
+    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = arg(
         "auto",
         "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
         "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
     )
-    normalize: bool = argument(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int | None = argument(
+    normalize: bool = arg(True, "Unit vectors, so that the inner product is the cosine.")
+    max_encoder_tokens: int | None = arg(
         None,
         "Tokens of a passage or query that the encoder reads; default: what a "
         "sentence-transformers model says, else 128.",
+        least=4,
     )
-    query_prompt: str | None = argument(
+    query_prompt: str | None = arg(
         None,
         "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
         "sentence-transformers model says, else nothing.",
     )
-    passage_prompt: str | None = argument(
-        None, "The same before each passage, such as 'passage: '."
+    passage_prompt: str | None = arg(None, "The same before each passage, such as 'passage: '.")
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
     )
-    encoder_dtype: str = argument(
-        "auto", "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16."
+    encoder_batch_tokens: int = arg(
+        1024,
+        "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many.",
+        least=1,
+        decides=False,
     )
-    encoder_batch_tokens: int = argument(
-        1024, "Padded tokens in one encoder batch on a CPU; a GPU takes 16 times as many."
-    )
-    index_factory: str = argument(
+    index_factory: str = arg(
         "Flat",
         "FAISS factory string, such as Flat, IVF4096,Flat or HNSW32, or auto: by the corpus's size "
         "and the memory; with exhaustive it is for the LM's states, and Flat compares them all.",
     )
-    index_memory_gb: float | None = argument(
+    index_memory_gb: float | None = arg(
         None,
         "Memory in GB that an index may take: a Flat one beyond it is searched from the disk, and "
         "auto chooses by it; default: half of the machine's.",
+        above=0,
+        below=math.inf,
     )
-    rescore_factor: int = argument(
+    rescore_factor: int = arg(
         4,
         "Hits taken from a lossy index (such as PQ or SQ8) for each candidate, and scored again by "
         "the exact vectors; 0: the index's own scores.",
+        least=0,
     )
-    index_dir: str | None = argument(
-        None, "A built index to use; default: found or built under artifacts_dir."
-    )
-    shard_rows: int = argument(
-        8192, "Passages in one shard, the unit that a stopped job does not repeat."
-    )
-    num_neighbors: int | None = argument(
+    index_dir: str | None = arg(
         None,
-        "Training examples that vote, with --system knn; default: as many as suit the dev set.",
+        "A built index to use; default: found or built under artifacts_dir.",
+        decides=False,
     )
-    neighbor_encoder: str = argument(
+    shard_rows: int = arg(
+        8192,
+        "Passages in one shard, the unit that a stopped job does not repeat.",
+        least=1,
+        decides=False,
+    )
+    num_neighbors: int | None = arg(
+        None,
+        "Training examples that vote, with --method knn; default: as many as suit the dev set.",
+        least=1,
+    )
+    neighbor_encoder: str = arg(
         "encoder",
-        "What --system knn compares texts by: encoder (the first stage's), or reader (the paper's: "
+        "What --method knn compares texts by: encoder (the first stage's), or reader (the paper's: "
         "the encoder of the T5, untrained, the mean of its states).",
+        choices=NEIGHBOR_ENCODERS,
     )
-
-    def __post_init__(self) -> None:
-        """Refuse contradictions."""
-        choose("retriever", self.retriever, RETRIEVERS)
-        choose("pooling", self.pooling, POOLINGS)
-        choose("encoder_dtype", self.encoder_dtype, DTYPES)
-        choose("neighbor_encoder", self.neighbor_encoder, NEIGHBOR_ENCODERS)
-        at_least("num_neighbors", self.num_neighbors, 1)
-        at_least("num_candidates", self.num_candidates, 1)
-        at_least("max_encoder_tokens", self.max_encoder_tokens, 4)
-        at_least("encoder_batch_tokens", self.encoder_batch_tokens, 1)
-        at_least("shard_rows", self.shard_rows, 1)
-        at_least("rescore_factor", self.rescore_factor, 0)
-        memory = self.index_memory_gb
-        if memory is not None and not 0 < memory < math.inf:
-            raise ConfigError(f"index_memory_gb is {memory}: it must be above 0")
 
 
 # Arguments of the second stage; `pgra.config` gives them on.
@@ -522,11 +531,9 @@ class RerankArguments(CrossEncoderArguments, LMArguments):
 
 
 PROFILES = ("official", "paper", "pgra")
-READER_SYSTEMS = ("exhaustive", "fid", "pgra", "plain", "random")
-SYSTEMS: Mapping[str, Mapping[str, Any]] = {
+READERS: Mapping[str, Mapping[str, Any]] = {
     "exhaustive": {"retriever": "exhaustive", "reranker": "prompted"},
     "fid": {"reranker": "none"},
-    "icl": {"num_evidence": 0},
     "knn": {"num_evidence": 0},
     "lm-bff": {"num_evidence": 0, "reranker": "none"},
     "pgra": {},
@@ -534,29 +541,37 @@ SYSTEMS: Mapping[str, Mapping[str, Any]] = {
     "rag": {"retriever": "dense", "reranker": "none"},
     "random": {"retriever": "random", "reranker": "none"},
 }
-"""What each system decides, whatever the defaults are; with pgra the arguments decide."""
+"""What tells the methods apart that take PGRA's arguments; with pgra these decide."""
 
 
 @dataclass(kw_only=True)
-class RuntimeArguments:
-    """Where products go and what computes them."""
+class RuntimeArguments(Arguments):
+    """Which method decides, where products go, and what computes them."""
 
-    artifacts_dir: str = argument(
-        "artifacts", "Folder of indexes, candidates, banks and evidence, shared by all runs."
-    )
-    device: str = argument("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    system: str = argument(
+    method: str = arg(
         "pgra",
-        "What decides labels. Readers: pgra (as the arguments say), exhaustive (without a first "
-        "stage), fid (the first stage's best), random (random passages), plain (no evidence), "
-        "rag (each evidence alone, the query encoder trained too), lm-bff (few shots, with "
-        "demonstrations). Without training: icl (the LM scores the label words), knn (nearest "
-        "training examples).",
+        "What decides labels. Trained readers: pgra (as the arguments say), exhaustive (without a "
+        "first stage), fid (the first stage's best), random (random passages), plain (no "
+        "evidence), rag (each evidence alone, the query encoder trained too), lm-bff (few shots, "
+        "with demonstrations), ralm (a causal LM that reads the evidence in its prompt). Without "
+        "training: icl (a frozen LM behind examples drawn once), kate (behind each query's "
+        "nearest), knn (nearest training examples). Or a class of your own: module:Class. Each "
+        "has its own arguments: see --method NAME --help.",
     )
+    artifacts_dir: str = arg(
+        "artifacts",
+        "Folder of indexes, candidates, banks and evidence, shared by all runs.",
+        decides=False,
+    )
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...", decides=False)
 
-    def __post_init__(self) -> None:
-        """Refuse what is no system."""
-        choose("system", self.system, sorted(SYSTEMS))
+
+@dataclass(kw_only=True)
+class FolderArguments(Arguments):
+    """Where a run that trains nothing is, and its seed."""
+
+    output_dir: str = arg("runs/{task}-{method}-seed{seed}", "The run's folder.", decides=False)
+    seed: int = arg(0, "Seed of what is drawn, if anything is.", least=0)
 
 
 @dataclass(kw_only=True)
@@ -717,12 +732,12 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
     if name == "exhaustive" and rerank.exemplars == "knn":
         raise ConfigError(
             "exhaustive search compares states of one prompt, and with exemplars 'knn' each query "
-            "has its own: use another --retriever (or --system pgra), or other --exemplars"
+            "has its own: use another --retriever (or --method pgra), or other --exemplars"
         )
     if name == "exhaustive" and rerank.num_prefixes > 1:
         raise ConfigError(
             f"exhaustive search compares states of one prompt, and num_prefixes is "
-            f"{rerank.num_prefixes}: use another --retriever (or --system pgra), or one prefix"
+            f"{rerank.num_prefixes}: use another --retriever (or --method pgra), or one prefix"
         )
     if name in ("exhaustive", "random") and retriever.index_dir is not None:
         raise ConfigError(
@@ -742,16 +757,19 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
         )
 
 
-def _settle(part: Section, system: str) -> Section:
-    """Give a section as the system decides it."""
-    decided = SYSTEMS[system].items()
+def _settle(part: Section, method: str) -> Section:
+    """Return a section as the method decides it."""
+    decided = READERS.get(method, {}).items()
     changes = {name: value for name, value in decided if getattr(part, name, value) != value}
     return replace(part, **changes) if changes else part
 
 
 @dataclass(frozen=True, kw_only=True)
 class PgraArguments:
-    """Everything but the reader's training; what the system decides stands in its sections."""
+    """Everything but the reader's training; what the method decides stands in its sections.
+
+    The last two are of a retriever and a reranker that have arguments of their own.
+    """
 
     runtime: RuntimeArguments
     data: DataArguments
@@ -759,57 +777,128 @@ class PgraArguments:
     retriever: RetrieverArguments
     rerank: RerankArguments
     reader: ReaderArguments
+    retriever_options: Arguments | None = None
+    rerank_options: Arguments | None = None
 
     def __post_init__(self) -> None:
-        """Let the system decide, and refuse contradictions between the stages."""
-        object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.system))
-        object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.system))
+        """Let the method decide, and refuse contradictions between the stages."""
+        object.__setattr__(self, "retriever", _settle(self.retriever, self.runtime.method))
+        object.__setattr__(self, "rerank", _settle(self.rerank, self.runtime.method))
         check_depths(self.retriever, self.rerank)
-        self._check_system()
-
-    def _check_system(self) -> None:
-        asked = self.runtime.system
-        if asked in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
+        named = self.runtime.method
+        if named in ("exhaustive", "fid", "rag", "random") and not self.rerank.num_evidence:
             raise ConfigError(
-                f"system '{asked}' reads evidence, and num_evidence is 0: ask for at least 1, or "
-                "use --system plain"
+                f"method '{named}' reads evidence, and num_evidence is 0: ask for at least 1, or "
+                "use --method plain"
             )
-        if asked == "icl" and self.rerank.num_prefixes > 1:
+        if named == "fid" and self.retriever.retriever == "random":
             raise ConfigError(
-                f"num_prefixes is {self.rerank.num_prefixes}, and system 'icl' has one prompt: "
-                "leave it out, and give other draws by --exemplar_seed"
-            )
-        if asked == "fid" and self.retriever.retriever == "random":
-            raise ConfigError(
-                "system 'fid' with retriever 'random' is a system of its own: use --system random, "
+                "method 'fid' with retriever 'random' is a method of its own: use --method random, "
                 "or another --retriever"
             )
 
     @property
     def artifacts(self) -> Path:
-        """Give the root of all products."""
+        """The root of all products."""
         return Path(self.runtime.artifacts_dir)
 
     @property
     def is_exhaustive(self) -> bool:
-        """Say whether evidence is searched in the whole corpus, without a first stage."""
+        """Whether evidence is searched in the whole corpus, without a first stage."""
         return self.retriever.retriever == "exhaustive"
 
     @property
     def method(self) -> str:
-        """Name the method as run folders do: a system, but t5 for plain, pgra-exhaustive."""
-        if self.runtime.system not in READER_SYSTEMS:
-            return self.runtime.system
+        """The method as --method names it, also where only the other arguments tell it."""
+        named = self.runtime.method
+        if named not in ("exhaustive", "fid", "pgra", "plain", "random"):
+            return named
         if self.rerank.num_evidence == 0:
-            return "t5"
+            return "plain"
         if self.rerank.reranker == "none":
             return "random" if self.retriever.retriever == "random" else "fid"
-        return "pgra-exhaustive" if self.is_exhaustive else "pgra"
+        return "exhaustive" if self.is_exhaustive else "pgra"
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """All arguments of a run, by section: `runtime`, `data`, and those of its method.
+
+    Attributes:
+        sections: A dataclass by the name of its section.
+    """
+
+    sections: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """Let the method decide what it does; refuse contradictions between PGRA's stages."""
+        if "rerank" in self.sections:
+            decided = self.pgra
+            own = {"retriever": decided.retriever, "rerank": decided.rerank}
+            object.__setattr__(self, "sections", {**self.sections, **own})
+
+    def __getitem__(self, section: str) -> Any:
+        """Return a section."""
+        return self.sections[section]
 
     @property
-    def system(self) -> str:
-        """Name the system as --system does, also where only the other arguments tell it."""
-        return {"t5": "plain", "pgra-exhaustive": "exhaustive"}.get(self.method, self.method)
+    def runtime(self) -> RuntimeArguments:
+        """Which method, and where."""
+        runtime: RuntimeArguments = self.sections["runtime"]
+        return runtime
+
+    @property
+    def data(self) -> DataArguments:
+        """Which task, with which examples."""
+        data: DataArguments = self.sections["data"]
+        return data
+
+    @property
+    def method(self) -> str:
+        """The method's name, as results say it."""
+        if "rerank" in self.sections:
+            return self.pgra.method
+        return self.runtime.method.rpartition(":")[2]
+
+    @property
+    def pgra(self) -> PgraArguments:
+        """The sections that PGRA's stages and readers share, once the method has decided."""
+        known = [f.name for f in dataclasses.fields(PgraArguments)]
+        return PgraArguments(**{k: v for k, v in self.sections.items() if k in known})
+
+    @property
+    def home(self) -> str:
+        """The section that names the run's folder and seed."""
+        return "training" if "training" in self.sections else "folder"
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(str(self.sections[self.home].output_dir))
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.sections[self.home].seed)
+
+    def change(self, section: str, **changes: Any) -> "RunArguments":
+        """Return these arguments with other values in a section."""
+        part = copy.copy(self.sections[section])
+        for name, value in changes.items():
+            setattr(part, name, value)
+        return RunArguments({**self.sections, section: part})
+
+    def deciding(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the values that decide what comes out, by section."""
+        return {name: self.sections[name].deciding() for name in names}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `arguments.json` holds: all values by section."""
+        return {
+            name: part.to_dict() if hasattr(part, "to_dict") else dataclasses.asdict(part)
+            for name, part in self.sections.items()
+            if part is not None
+        }
 
 
 # Arguments of several trainings in one command: seeds, and a search over the Trainer's values.
@@ -822,45 +911,42 @@ _MOST_SEED = (1 << 32) - 1
 _Number = TypeVar("_Number", int, float)
 
 
-def _arg(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(kw_only=True)
-class SeriesArguments:
-    """Several trainings in one command."""
+class SeriesArguments(Arguments):
+    """Several runs in one command."""
 
-    seeds: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Train once with each of these seeds of the reader (example order, dropout), "
-            "such as 0 1 2 or 0,1,2. Mean and spread go to summary.json; over --seed."
-        },
+    seeds: list[str] | None = arg(
+        None,
+        "Run once with each of these seeds, such as 0 1 2 or 0,1,2: of the reader (example order, "
+        "dropout), or of the exemplars. Mean and spread go to summary.json; over --seed.",
+        decides=False,
     )
-    search: str = _arg(
+    search: str = arg(
         "none",
         "Try learning rates and batch sizes, keep the best on the dev set, and measure only that "
         "one on the test set: none, grid (all pairs), or optuna (needs pip install 'pgra[search]'; "
         "the learning rate is any between the smallest and the largest).",
+        choices=SEARCHES,
+        decides=False,
     )
-    search_learning_rates: list[str] | None = field(
-        default=None,
-        metadata={"help": "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4."},
+    search_learning_rates: list[str] | None = arg(
+        None, "Learning rates to try; default: the paper's 1e-5 2e-5 5e-5 8e-5 1e-4.", decides=False
     )
-    search_batch_sizes: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Values of per_device_train_batch_size to try; default: the paper's 4 8."
-        },
+    search_batch_sizes: list[str] | None = arg(
+        None,
+        "Values of per_device_train_batch_size to try; default: the paper's 4 8.",
+        decides=False,
     )
-    num_trials: int | None = _arg(
-        None, "Trainings of the search by optuna, those before a resume included; default: 20."
+    num_trials: int | None = arg(
+        None,
+        "Trainings of the search by optuna, those before a resume included; default: 20.",
+        least=1,
+        needs={"search": "optuna"},
+        decides=False,
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what is no list of numbers, and what nothing asks for."""
-        choose("search", self.search, SEARCHES)
-        at_least("num_trials", self.num_trials, 1)
         self.seed_list()
         self.learning_rates()
         self.batch_sizes()
@@ -868,8 +954,6 @@ class SeriesArguments:
             for name in ("search_learning_rates", "search_batch_sizes"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name} needs a search: add --search grid, or leave it out")
-        if self.search != "optuna" and self.num_trials is not None:
-            raise ConfigError("num_trials needs --search optuna: the grid tries all pairs")
 
     @property
     def is_single(self) -> bool:
@@ -952,8 +1036,11 @@ class Defaults:
     values: Mapping[str, Any]
 
 
+Classes = Sequence[type] | Callable[[Mapping[str, Any]], Sequence[type]]
+
+
 def parse_arguments(
-    classes: Sequence[type],
+    classes: Classes,
     argv: Sequence[str] | None,
     *,
     prog: str,
@@ -961,17 +1048,20 @@ def parse_arguments(
     epilog: str = "",
     under: Sequence[Defaults] = (),
     over: Sequence[Defaults] = (),
+    others: Collection[str] = (),
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, with `--profile` and `--config` underneath.
 
     Args:
-        classes: Dataclasses whose fields do not overlap.
+        classes: Dataclasses whose fields do not overlap; or what gives them, once the names that
+            are chosen (`CHOOSING`) are known.
         argv: Arguments without the program's name; None reads the process's own.
         prog: Name shown in the help.
         description: What the program does.
         epilog: An example, shown as it is.
         under: Values beneath `--profile` and `--config`, the later over the earlier.
         over: Values above these, still beneath the command line.
+        others: Arguments of other methods, which are passed over with a warning.
 
     Returns:
         One instance a class, in their order.
@@ -982,10 +1072,15 @@ def parse_arguments(
     """
     from transformers import HfArgumentParser
 
+    words = list(sys.argv[1:] if argv is None else argv)
     first = _Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", help="YAML of defaults; the command line wins.")
     first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
-    known, rest = first.parse_known_args(argv)
+    known, rest = first.parse_known_args(words)
+    files = [_read(path) for path in _default_files(known.profile, known.config)]
+    layers = (*under, *files, *over)
+    if callable(classes):
+        classes = classes(_chosen(layers, rest))
     parser = HfArgumentParser(
         list(classes),
         prog=prog,
@@ -997,9 +1092,9 @@ def parse_arguments(
     )
     parser.error = _refuse
     fields = _field_types(classes)
-    files = [_read(path) for path in _default_files(known.profile, known.config)]
-    for layer in (*under, *files, *over):
-        parser.set_defaults(**check_defaults(layer, fields))
+    for layer in layers:
+        parser.set_defaults(**check_defaults(layer, fields, others))
+    rest = _without_others(rest, set(others) - set(fields))
     *parsed, _, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
@@ -1009,6 +1104,35 @@ def parse_arguments(
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
     return tuple(parsed)
+
+
+CHOOSING = ("method", "reranker", "retriever")
+"""Arguments that choose a class, which may have arguments of its own."""
+
+
+def _chosen(layers: Sequence[Defaults], words: Sequence[str]) -> dict[str, Any]:
+    """Return what is named for `CHOOSING`, in layers of defaults or on the command line."""
+    chosen = {
+        name: layer.values[name] for layer in layers for name in CHOOSING if name in layer.values
+    }
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name in CHOOSING:
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
+    return {**chosen, **vars(parser.parse_known_args(words)[0])}
+
+
+def _without_others(words: Sequence[str], others: Collection[str]) -> list[str]:
+    """Leave out the arguments of other methods, with their values."""
+    kept, is_other = [], False
+    for word in words:
+        if word.startswith("--"):
+            name = word[2:].split("=")[0].replace("-", "_")
+            is_other = name in others
+            if is_other:
+                logger.warning("--%s is of another method: it is not used", name)
+        if not is_other:
+            kept.append(word)
+    return kept
 
 
 def parse_first(cls: type[_T], argv: Sequence[str]) -> tuple[_T, list[str]]:
@@ -1100,12 +1224,15 @@ def _read(path: Path) -> Defaults:
     return Defaults(str(path), read_yaml(path))
 
 
-def check_defaults(layer: Defaults, fields: Mapping[str, Any]) -> dict[str, Any]:
+def check_defaults(
+    layer: Defaults, fields: Mapping[str, Any], others: Collection[str] = ()
+) -> dict[str, Any]:
     """Check names and types of defaults.
 
     Args:
         layer: The defaults.
         fields: Type by field name, of the program that asks.
+        others: Names of other methods' arguments.
 
     Returns:
         The values of that program's fields. Keys of other programs of ours are left out.
@@ -1114,7 +1241,7 @@ def check_defaults(layer: Defaults, fields: Mapping[str, Any]) -> dict[str, Any]
         ConfigError: On an unknown key or a wrong type, with the value and the way out.
     """
     path = layer.origin
-    others = _all_fields() if set(layer.values) - set(fields) else frozenset[str]()
+    others = _all_fields().union(others) if set(layer.values) - set(fields) else frozenset[str]()
     for name in layer.values:
         if name not in fields and name not in others:
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
@@ -1137,7 +1264,7 @@ def _all_fields() -> frozenset[str]:
     from transformers import TrainingArguments
 
     ours: list[Any] = [section.type for section in dataclasses.fields(PgraArguments)]
-    ours.append(SeriesArguments)
+    ours = [cls for cls in ours if isinstance(cls, type)] + [SeriesArguments]
     return frozenset(f.name for cls in (*ours, TrainingArguments) for f in dataclasses.fields(cls))
 
 

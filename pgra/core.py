@@ -7,11 +7,11 @@ a query, N evidence read, P corpus passages.
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -176,6 +176,7 @@ class Context:
         artifacts: Root of everything that is computed once and shared by runs.
         device: As asked for: "auto", "cpu", "cuda:1", ...
         progress: Whether to show progress bars.
+        shared: What the runs of one command share in memory: the LM of the run before.
     """
 
     worker: Worker = Worker()
@@ -183,6 +184,7 @@ class Context:
     artifacts: Path = Path("artifacts")
     device: str = "auto"
     progress: bool = True
+    shared: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_main(self) -> bool:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgra.config import PgraArguments
+from pgra.core import ALONE
 from pgra.errors import ConfigError
 from pgra.lm.cost import Speed
-from pgra.methods.pgra import open_stages, read_task
+from pgra.methods.base import SPLITS
+from pgra.methods.stages import Stages
 from pgra.rerank.base import Cost
 from pgra.rerank.exhaustive import open_exhaustive
 from pgra.retrieval.survey import FirstStage, Survey
-from pgra.run_folder import SPLITS
 
 _VECTOR_BYTES = 2 + 4  # of a number: float16 shards, and FAISS' float32
 
@@ -74,10 +75,8 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
             "the LM has nothing to read with --num_evidence 0 or --reranker none: "
             "plan a run with --reranker prompted"
         )
-    found = read_task(args)
-    open_stages(found, args)
-    assert found.corpus is not None
-    assert found.reranker is not None
+    found = Stages.read(args, ALONE)
+    found.open()
     states_bytes = None
     if args.is_exhaustive:  # refused as when it is searched
         search = open_exhaustive(
@@ -91,19 +90,19 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
         args=args.retriever,
         corpus=found.corpus,
         artifacts=args.artifacts,
-        task=found.task.name,
-        splits={split: found.examples(split) for split in SPLITS},
+        task=found.data.task.name,
+        splits={split: found.data.examples(split) for split in SPLITS},
         device=args.runtime.device,
         seconds=seconds,
     ).run()
-    examples = [example for split in SPLITS for example in found.examples(split)]
+    examples = [example for split in SPLITS for example in found.data.examples(split)]
     cost = found.reranker.cost(examples, first)
     measures = cost is not None and cost.to_read and seconds > 0
     index_bytes = first.index_bytes or len(found.corpus) * first.width * _VECTOR_BYTES
     return Plan(
-        task=found.task.name,
+        task=found.data.task.name,
         reranker=args.rerank.reranker,
-        queries={split: len(found.examples(split)) for split in SPLITS},
+        queries={split: len(found.data.examples(split)) for split in SPLITS},
         first=first,
         index_bytes=index_bytes if states_bytes is None else states_bytes,
         cost=cost,

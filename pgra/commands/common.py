@@ -4,98 +4,119 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.config import SYSTEMS, PgraArguments, SeriesArguments, parse_arguments
+from pgra.config import READERS, Defaults, PgraArguments, RunArguments, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.core import Context
-    from pgra.reader.arguments import ReaderTrainingArguments
     from pgra.runs import Outcome, Summary
 
-SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(PgraArguments)}
-"""The argument dataclasses by their name in `PgraArguments`."""
+SECTIONS: dict[str, Any] = {
+    section.name: section.type
+    for section in fields(PgraArguments)
+    if isinstance(section.type, type)
+}
+"""The argument dataclasses of PGRA's stages and readers by their name in `PgraArguments`."""
 
 
 def parse_run(
-    argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
-) -> "tuple[PgraArguments, ReaderTrainingArguments, Context]":
-    """Read the arguments of a run and join the other processes.
-
-    Args:
-        argv: As `parse_arguments` takes it; `--device cpu` keeps the Trainer on the CPU too.
-        prog: Name shown in the help.
-        description: What the program does.
-        epilog: An example.
-
-    Raises:
-        ConfigError: As `parse_arguments`.
-    """
-    args, _, training, context = _parse(argv, [], prog=prog, description=description, epilog=epilog)
-    return args, training, context
-
-
-def parse_series(
-    argv: Sequence[str] | None, *, prog: str, description: str, epilog: str
-) -> "tuple[PgraArguments, SeriesArguments, ReaderTrainingArguments, Context]":
-    """Read the arguments of one or several runs and join the other processes.
-
-    Args:
-        argv: As `parse_run`.
-        prog: Name shown in the help.
-        description: What the program does.
-        epilog: An example.
-
-    Raises:
-        ConfigError: As `parse_arguments`.
-    """
-    args, (series,), training, context = _parse(
-        argv, [SeriesArguments], prog=prog, description=description, epilog=epilog
-    )
-    return args, series, training, context
-
-
-def _parse(
     argv: Sequence[str] | None,
-    more: Sequence[type],
+    more: Sequence[type] = (),
     *,
     prog: str,
     description: str,
     epilog: str,
-) -> "tuple[PgraArguments, list[Any], ReaderTrainingArguments, Context]":
+    under: Sequence[Defaults] = (),
+    over: Sequence[Defaults] = (),
+) -> tuple[RunArguments, list[Any]]:
+    """Read the arguments of a run: those of every run, and those of its method.
+
+    Args:
+        argv: As `parse_arguments` takes it; `--device cpu` keeps the Trainer on the CPU too.
+        more: Further dataclasses, of the command.
+        prog: Name shown in the help.
+        description: What the program does.
+        epilog: An example.
+        under: As of `parse_arguments`.
+        over: As of `parse_arguments`.
+
+    Returns:
+        The run's arguments, and one instance of each of `more`.
+
+    Raises:
+        ConfigError: As `parse_arguments`.
+    """
     quiet_imports()  # before the Trainer's arguments, which bring the models
-    from pgra.core import join_context
-    from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.methods.base import METHODS, find_method, find_sections
 
     words = list(sys.argv[1:] if argv is None else argv)
-    on_cpu = "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
-    # Before the Trainer's arguments, which would join with a time limit of half an hour.
-    context = join_context("cpu" if on_cpu else "auto")
-    *parsed, training = parse_arguments(
-        [*SECTIONS.values(), *more, ReaderTrainingArguments],
-        [*words, "--use_cpu"] if on_cpu else words,
+    names: list[str] = []
+
+    def classes(chosen: Mapping[str, Any]) -> list[type]:
+        sections = find_sections(chosen)
+        names.extend(sections)
+        if "training" in sections and is_on_cpu(words):
+            words.append("--use_cpu")
+        return [*sections.values(), *more]
+
+    others = {
+        field.name
+        for name in METHODS
+        for section in find_method(name).SECTIONS.values()
+        for field in fields(section)
+    }
+    parsed = parse_arguments(
+        classes,
+        words,
         prog=prog,
         description=description,
         epilog=epilog,
+        under=under,
+        over=over,
+        others=others,
     )
-    sections = dict(zip(SECTIONS, parsed, strict=False))  # what is over is of `more`
+    sections = dict(zip(names, parsed, strict=False))
     _refuse_contradictions(words, sections)
-    return PgraArguments(**sections), parsed[len(SECTIONS) :], training, context
+    return RunArguments(sections), list(parsed[len(names) :])
+
+
+def is_on_cpu(words: Sequence[str]) -> bool:
+    """Whether a command line names the CPU."""
+    return "--device=cpu" in words or ("--device", "cpu") in pairwise(words)
+
+
+def join_run(words: Sequence[str]) -> "Context":
+    """Join the other processes, before the Trainer's arguments would with a shorter time limit."""
+    from pgra.core import join_context
+
+    return join_context("cpu" if is_on_cpu(words) else "auto")
+
+
+def fill_folder(args: RunArguments) -> RunArguments:
+    """Fill the places of the folder's name but for the seed, of which there may be several."""
+    from pgra.methods.base import find_method
+
+    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
+    name = str(args[args.home].output_dir).replace("{task}", task)
+    name = name.replace("{method}", find_method(args.runtime.method).name(args))
+    return args.change(args.home, output_dir=name)
 
 
 def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
-    """Refuse flags that contradict the system; what a YAML says of them gives way to it."""
+    """Refuse flags that contradict the method; what a YAML says of them gives way to it."""
     given = {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
-    system = sections["runtime"].system
-    for name, decided in SYSTEMS[system].items():
+    method = sections["runtime"].method
+    for name, decided in READERS.get(method, {}).items():
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))
         if name in given and asked != decided:
             raise ConfigError(
-                f"{name} is {asked}, and system '{system}' is the one with {name} {decided}: leave "
-                "it out, or choose another --system"
+                f"{name} is {asked}, and method '{method}' is the one with {name} {decided}: leave "
+                "it out, or choose another --method"
             )
 
 
@@ -106,13 +127,13 @@ def say(text: str) -> None:
 
 @contextmanager
 def say_once() -> Iterator[None]:
-    """Drop log lines that were told before: a plan of many runs reads the same data for each."""
-    told: set[str] = set()
+    """Drop log lines that were said before: a plan of many runs reads the same data for each."""
+    said: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:
         line = record.getMessage()
-        is_known = line in told
-        told.add(line)
+        is_known = line in said
+        said.add(line)
         return not is_known
 
     handlers = list(logging.getLogger().handlers)
@@ -156,10 +177,10 @@ def show_metrics(outcome: "Outcome") -> str:
     """Word a run's result."""
     values = outcome.metrics
     between = values["interval_95"]
-    told = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
+    interval = f"95 % interval {between[0]:.4f} to {between[1]:.4f}, " if between else ""
     lines = [
         f"{outcome.folder}: {values['task']} {values['split']} {values['metric']} "
-        f"{values['value']:.4f} ({told}n = {values['n']}, "
+        f"{values['value']:.4f} ({interval}n = {values['n']}, "
         f"seed {values['seed']})" + (" (reused)" if outcome.reused else "")
     ]
     lines += [f"note: {note}" for note in values["notes"]]
@@ -183,3 +204,9 @@ def show_summary(summary: "Summary") -> str:
             f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
         ]
     )
+
+
+def context_of(args: RunArguments, joined: "Context") -> "Context":
+    """Return where a run works: its folder of artifacts, and its device."""
+    folder = Path(args.runtime.artifacts_dir)
+    return replace(joined, artifacts=folder, device=args.runtime.device)

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import parse_run, quiet_libraries, say
+from pgra.commands.common import context_of, join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pgra.config import PgraArguments
-    from pgra.reader.arguments import ReaderTrainingArguments
+    from pgra.config import PgraArguments, RunArguments
 
 SYSTEMS = {
     "no evidence": ["--num_evidence", "0"],
@@ -32,15 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train and compare the three readers."""
     start = time.perf_counter()
     words = [*(argv or [])]
-    args, training = _parse(words)
+    context, run_args = join_run(words), _parse(words)
+    args = run_args.pgra
     if args.is_exhaustive:
         raise ConfigError(
             "the demo compares the evidence of both stages, and retriever 'exhaustive' has one "
             "only: use train.py, or another --retriever"
         )
-    base = Path(str(training.output_dir))
+    base = run_args.folder
     from pgra.report.results import load_run
-    from pgra.runs import train_run
+    from pgra.runs import run
 
     quiet_libraries()
     say(_introduce(args))
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, (name, extra) in enumerate(SYSTEMS.items(), 1):
         say(f"\n[{number}/{len(SYSTEMS)}] reader with {name}")
         folder = base / _FOLDERS[name]
-        args, training = _parse([*words, *extra, "--output_dir", str(folder)])
-        outcome = train_run(args, training)
+        mine = _parse([*words, *extra, "--output_dir", str(folder)])
+        outcome = run(mine, context_of(mine, context))
         reused.append(outcome.reused)
         systems.append(load_run(outcome.folder, name=name))
     seconds = time.perf_counter() - start
@@ -59,15 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(words: Sequence[str]) -> "tuple[PgraArguments, ReaderTrainingArguments]":
+def _parse(words: Sequence[str]) -> "RunArguments":
     config = [] if "--config" in words else ["--config", str(_config())]
-    args, training, _ = parse_run(
+    args, _ = parse_run(
         [*config, *words],
         prog="pgra demo",
         description="See prompt-guided retrieval at work on real models and data.",
         epilog=EXAMPLE,
     )
-    return args, training
+    return args
 
 
 def _config() -> Path:

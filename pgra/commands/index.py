@@ -1,89 +1,35 @@
-"""Everything about the first stage's index: `pgra index build|info|verify|search|add|remove`."""
+"""The first stage's index and its search: `pgra index build|info|verify|search|add|remove`.
 
+`python -m index_build` is `pgra index build`, and `pgra search` builds what it searches. A stopped
+build run again goes on where it stopped; a finished index is found and reused.
+"""
+
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.search import SearchArguments, TextArguments
-from pgra.config import CorpusArguments, RetrieverArguments, RuntimeArguments, parse_arguments
+from pgra.config import (
+    Arguments,
+    CorpusArguments,
+    RetrieverArguments,
+    RuntimeArguments,
+    arg,
+    parse_arguments,
+)
+from pgra.core import MISSING_ROW, Context, join_context
+from pgra.data.read import is_utf8
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 
 if TYPE_CHECKING:
-    from pgra.artifacts import Manifest
     from pgra.core import Candidates
     from pgra.data.corpus import Corpus
+    from pgra.retrieval import BuiltIndex, IndexRequest
 
-
-# Words what an index is, and what it finds: for `pgra index`.
-
-
-_STAGES = {"dense_index": "dense", "bm25_index": "bm25"}
-
-
-def describe_manifest(folder: Path, manifest: "Manifest") -> str:
-    """Word what an index says of itself."""
-    counts: Mapping[str, Any] = manifest.counts
-    made = manifest.fingerprint
-    recipe: Mapping[str, Any] = counts.get("recipe") or {"corpus": {}, "retriever": {}}
-    names = recipe["corpus"].get("corpus", "not told")
-    bytes_ = sum(int(record["bytes"]) for record in manifest.files.values())
-    told: list[tuple[str, object]] = [
-        ("kind", _STAGES.get(manifest.stage, manifest.stage)),
-        ("corpus", names if isinstance(names, str) else ", ".join(names)),
-        ("corpus sha256", made.get("corpus_sha256")),
-        ("rows", f"{counts['rows']:,}"),
-        ("removed", f"{counts['removed']:,}" if "removed" in counts else None),
-        ("encoder", recipe["retriever"].get("encoder") if "encoder" in made else None),
-        ("weights", made.get("encoder")),
-        ("pooling", made.get("pooling")),
-        ("tokens read", made.get("max_tokens")),
-        ("cut", f"{counts['cut']:,} passages" if "cut" in counts else None),
-        ("width", counts.get("dim")),
-        ("words", counts.get("words")),
-        ("type", made.get("factory")),
-        ("trained on", _trained(counts)),
-        ("recall", _recall(counts)),
-        ("bytes", f"{bytes_:,} in {len(manifest.files)} files"),
-        ("made", f"{manifest.created}, in {manifest.seconds:,.1f} s"),
-        ("by", ", ".join(f"{name} {number}" for name, number in manifest.versions.items())),
-    ]
-    lines = [f"  {name:<14} {value}" for name, value in told if value is not None]
-    return "\n".join([f"index: {folder}", *lines])
-
-
-def _trained(counts: Mapping[str, Any]) -> str | None:
-    rows = counts.get("trained_rows")
-    return None if rows is None else f"a sample of the first {rows:,} rows, before it grew"
-
-
-def _recall(counts: Mapping[str, Any]) -> str | None:
-    if counts.get("is_exact"):
-        return "exact search of the float16 vectors"
-    recall = counts.get("recall")
-    return ", ".join(f"@{k} {share}" for k, share in recall.items()) if recall else None
-
-
-def describe_ranks(texts: Sequence[str], candidates: "Candidates", corpus: "Corpus") -> str:
-    """Word each text's candidates: rank, score, row and passage."""
-    from pgra.core import MISSING_ROW
-
-    lines = []
-    for place, text in enumerate(texts):
-        lines.append(text)
-        pairs = zip(candidates.rows[place].tolist(), candidates.scores[place].tolist(), strict=True)
-        found = [(row, score) for row, score in pairs if row != MISSING_ROW]
-        lines += [
-            f"  {rank:>4}  {score:9.4f}  row {row:<9} {corpus[row]}"
-            for rank, (row, score) in enumerate(found, 1)
-        ]
-        lines += [] if found else ["  nothing found: no passage shares a word with it"]
-    return "\n".join(lines)
-
-
+MOST_QUERIES = 1000
 HELP = """usage: pgra index [build|info|verify|search|add|remove] [--help]
 
 commands:
@@ -105,200 +51,347 @@ examples:
   pgra index add DIR --corpus more.txt
   pgra index remove DIR --rows 5 9
 """
-
-
-_BUILD = [RuntimeArguments, CorpusArguments, RetrieverArguments]
-
-
-def _arg(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+BUILD_EXAMPLE = """example:
+  python -m index_build --corpus sentences.txt --encoder bundled:minilm-l6
+  accelerate launch --num_processes 8 -m index_build --corpus sentences.txt \\
+      --index_factory IVF4096,Flat
+  python -m index_build --corpus sentences.txt --engine ray --artifacts_dir /shared/artifacts
+"""
+SEARCH_EXAMPLE = """examples:
+  pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
+      --encoder bundled:minilm-l6
+  pgra search --text "first text" "second text" --corpus sentences.txt --retriever bm25
+"""
 
 
 @dataclass(kw_only=True)
-class AddArguments:
+class BuildArguments(Arguments):
+    """What only building takes."""
+
+    output_dir: str | None = arg(
+        None,
+        "Folder of the index (hybrid: of its dense half); default: under artifacts_dir, where "
+        "other programs find it. Elsewhere, name it to them with --index_dir.",
+    )
+    recall_queries: str | None = arg(
+        None,
+        "Text file, a query a line, to measure an approximate index's recall with; default: "
+        "passages drawn from the corpus, each without itself. A finished index is not measured "
+        "again.",
+    )
+    engine: str = arg(
+        "local",
+        "Who encodes: local (this process, or those of a launcher), or ray (a Ray cluster whose "
+        "machines share artifacts_dir or output_dir; without a cluster, this machine).",
+        choices=("local", "ray"),
+    )
+    num_workers: int | None = arg(
+        None,
+        "Shards that --engine ray encodes at once, a GPU or a CPU each; default: as many as the "
+        "cluster has.",
+        least=1,
+        needs={"engine": "ray"},
+    )
+
+
+@dataclass(kw_only=True)
+class TextArguments(Arguments):
+    """What is looked up."""
+
+    text: list[str] = arg(
+        [], "One text or several, each in quotes; they may also stand first, bare."
+    )
+
+    def check(self) -> None:
+        """Refuse a text with nothing in it, or that is no text."""
+        if not all(text.strip() for text in self.text):
+            raise ConfigError("--text holds an empty text: give words to search with")
+        for text in self.text:
+            if not is_utf8(text):
+                raise ConfigError(f"--text {text!a} holds a NUL or bytes that are not UTF-8")
+
+
+@dataclass(kw_only=True)
+class SearchArguments(RetrieverArguments):
+    """The first stage, with few hits: a person reads them."""
+
+    num_candidates: int = arg(5, "Passages shown for each text.", least=1)
+
+
+@dataclass(kw_only=True)
+class AddArguments(Arguments):
     """Which index grows, and by what."""
 
-    index_dir: str | None = _arg(None, "The index; it may also stand first, bare.")
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Files whose passages are appended, read by the rules of the index's."},
+    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    corpus: list[str] = arg(
+        [], "Files whose passages are appended, read by the rules of the index's."
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse to add nothing, or to nothing."""
-        if self.index_dir is None:
-            raise ConfigError("no index is named: pgra index add DIR --corpus MORE")
-        if not self.corpus:
-            raise ConfigError("there is nothing to add: pgra index add DIR --corpus MORE")
+        what = "no index is named" if self.index_dir is None else "there is nothing to add"
+        if self.index_dir is None or not self.corpus:
+            raise ConfigError(f"{what}: pgra index add DIR --corpus MORE")
 
 
 @dataclass(kw_only=True)
-class RemoveArguments:
+class RemoveArguments(Arguments):
     """Which rows of which index."""
 
-    index_dir: str | None = _arg(None, "The index; it may also stand first, bare.")
-    rows: list[int] = field(
-        default_factory=list,
-        metadata={"help": "Rows to remove, as pgra index search shows them."},
-    )
-    rows_file: str | None = _arg(None, "A text file with one row a line, beside or for --rows.")
+    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    rows: list[int] = arg([], "Rows to remove, as pgra index search shows them.")
+    rows_file: str | None = arg(None, "A text file with one row a line, beside or for --rows.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse to remove nothing, or from nothing."""
-        if self.index_dir is None:
-            raise ConfigError("no index is named: pgra index remove DIR --rows 5 9")
-        if not self.rows and self.rows_file is None:
-            raise ConfigError("no rows are named: pgra index remove DIR --rows 5 9")
+        what = "no index is named" if self.index_dir is None else "no rows are named"
+        if self.index_dir is None or (not self.rows and self.rows_file is None):
+            raise ConfigError(f"{what}: pgra index remove DIR --rows 5 9")
+
+
+_FIND = [RuntimeArguments, CorpusArguments, RetrieverArguments]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the words after `pgra index`."""
+    """Run one of the words after `pgra index`; build without one."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        if words[0] not in _WORDS:
-            raise ConfigError(unknown_name("word after pgra index", words[0], _WORDS))
-        return _WORDS[words[0]](words[1:])
     if words in (["--help"], ["-h"]):
         say(HELP.rstrip())
         return 0
-    return _build(words)
+    word = words.pop(0) if words and not words[0].startswith("-") else "build"
+    if word not in _WORDS:
+        raise ConfigError(unknown_name("word after pgra index", word, _WORDS))
+    return _WORDS[word](words)
 
 
-def _build(words: Sequence[str]) -> int:
-    code: int = import_module("index_build.__main__").main(words)
-    return code
+def build(argv: Sequence[str] | None = None) -> int:
+    """Build an index, or find that it is there, and say what it is: `python -m index_build`."""
+    runtime, corpus_args, args, own = parse_arguments(
+        [*_FIND, BuildArguments],
+        argv,
+        prog="python -m index_build",
+        description="Build the first stage's index of a corpus.",
+        epilog=BUILD_EXAMPLE,
+    )
+    if args.index_dir is not None:
+        raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
+    from pgra.retrieval import find_retriever
+
+    find_retriever(args.retriever)  # before a corpus is fetched
+    context = join_context(runtime.device, Path(runtime.artifacts_dir))
+    if own.engine == "ray":
+        from pgra.retrieval.ray_engine import check_engine
+
+        check_engine(args.retriever, num_processes=context.worker.world)
+    request = replace(
+        _request(corpus_args, args, context),
+        output_dir=None if own.output_dir is None else Path(own.output_dir),
+        recall_queries=None if own.recall_queries is None else read_queries(own.recall_queries),
+        engine=own.engine,
+        num_workers=own.num_workers,
+    )
+    built_indexes = find_retriever(args.retriever).prepare(request)
+    if context.is_main:
+        for built in built_indexes:
+            say(describe_index(built))
+        corpus = request.corpus
+        spoiled = corpus.counts["not_utf8"]
+        kept = "dropped" if corpus_args.drop_duplicates else "kept"
+        say(
+            f"corpus: {len(corpus):,} passages; {corpus.counts['blank']:,} blank lines dropped, "
+            f"{corpus.counts['duplicates']:,} duplicates {kept}"
+            + (f", {spoiled:,} lines dropped that are not UTF-8" if spoiled else "")
+        )
+    return 0
 
 
-def _parse(words: Sequence[str], classes: Sequence[type], *, word: str, about: str) -> Any:
-    prog = f"pgra index {word}"
-    return parse_arguments(classes, words, prog=prog, description=about, epilog=HELP)
+def search(argv: Sequence[str] | None = None) -> int:
+    """Open the index, or build it, and show each text's nearest passages: `pgra search`."""
+    texts, runtime, corpus_args, args = parse_arguments(
+        [TextArguments, RuntimeArguments, CorpusArguments, SearchArguments],
+        name_leading_texts(argv),
+        prog="pgra search",
+        description="Look up the passages of a corpus that come near a text.",
+        epilog=SEARCH_EXAMPLE,
+    )
+    if not texts.text:
+        raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
+    from pgra.retrieval import open_retriever
 
-
-def _name_leading_index(words: Sequence[str]) -> list[str]:
-    """Put --index_dir before a folder that stands first."""
-    is_bare = words and not words[0].startswith("-")
-    return ["--index_dir", *words] if is_bare else list(words)
+    request = _request(corpus_args, args, _context(runtime))
+    retriever = open_retriever(args, request.corpus, request.context)
+    found = retriever.retrieve(texts.text, args.num_candidates)
+    say(describe_hits(texts.text, found, request.corpus))
+    return 0
 
 
 def _info(words: Sequence[str]) -> int:
     from pgra.artifacts import load_manifest
 
-    runtime, corpus, args = _parse(
-        _name_leading_index(words), _BUILD, word="info", about="Say what an index is."
-    )
-    for folder in _find(runtime, corpus, args):
-        say(describe_manifest(folder, load_manifest(folder)))
+    arguments = _parse(_name_index(words), _FIND, "info", "Say what an index is.")
+    for folder in _find(*arguments):
+        manifest = load_manifest(folder)
+        counts: Mapping[str, Any] = manifest.counts
+        made = manifest.fingerprint
+        recipe: Mapping[str, Any] = counts.get("recipe") or {"corpus": {}, "retriever": {}}
+        names = recipe["corpus"].get("corpus", "not told")
+        size = sum(int(record["bytes"]) for record in manifest.files.values())
+        recall = ", ".join(f"@{k} {share}" for k, share in counts.get("recall", {}).items())
+        lines: dict[str, object] = {
+            "kind": manifest.stage.removesuffix("_index"),
+            "corpus": names if isinstance(names, str) else ", ".join(names),
+            "corpus sha256": made.get("corpus_sha256"),
+            "rows": f"{counts['rows']:,}",
+            "removed": f"{counts['removed']:,}" if "removed" in counts else None,
+            "encoder": recipe["retriever"].get("encoder") if "encoder" in made else None,
+            "weights": made.get("encoder"),
+            "pooling": made.get("pooling"),
+            "tokens read": made.get("max_tokens"),
+            "cut": f"{counts['cut']:,} passages" if "cut" in counts else None,
+            "width": counts.get("dim"),
+            "words": counts.get("words"),
+            "type": made.get("factory"),
+            "trained on": f"a sample of the first {counts['trained_rows']:,} rows, before it grew"
+            if "trained_rows" in counts
+            else None,
+            "recall": "exact search of the float16 vectors"
+            if counts.get("is_exact")
+            else recall or None,
+            "bytes": f"{size:,} in {len(manifest.files)} files",
+            "made": f"{manifest.created}, in {manifest.seconds:,.1f} s",
+            "by": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
+        }
+        known = [f"  {name:<14} {value}" for name, value in lines.items() if value is not None]
+        say("\n".join([f"index: {folder}", *known]))
     return 0
 
 
 def _verify(words: Sequence[str]) -> int:
     from pgra.retrieval.maintain import verify_index
 
-    runtime, corpus, args = _parse(
-        _name_leading_index(words),
-        _BUILD,
-        word="verify",
-        about="Compare every byte of an index with what was written.",
-    )
-    is_whole = True
-    for folder in _find(runtime, corpus, args):
+    about, is_whole = "Compare every byte of an index with what was written.", True
+    for folder in _find(*_parse(_name_index(words), _FIND, "verify", about)):
         verdict = verify_index(folder)
         is_whole = is_whole and not verdict.damage
-        told = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
+        state = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
         lines = [f"  damaged: {what}" for what in verdict.damage]
         lines += [f"  note: {note}" for note in verdict.notes]
-        say("\n".join([f"{folder}: {told}", *lines]))
+        say("\n".join([f"{folder}: {state}", *lines]))
     return 0 if is_whole else 1
 
 
-def _search(words: Sequence[str]) -> int:
-    from pgra.retrieval import open_retriever
-
+def _search_index(words: Sequence[str]) -> int:
+    bare = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    first, rest = list(words[:bare]), list(words[bare:])
+    folder = ["--index_dir", first.pop(0)] if first and Path(first[0]).is_dir() else []
     texts, runtime, corpus_args, args = _parse(
-        _name_index_and_texts(words),
+        [*folder, *(["--text", *first] if first else []), *rest],
         [TextArguments, RuntimeArguments, CorpusArguments, SearchArguments],
-        word="search",
-        about="Look up the passages near a text.",
+        "search",
+        "Look up the passages near a text.",
     )
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
-    folder, *_ = _find(runtime, corpus_args, args)
-    artifacts = Path(runtime.artifacts_dir)
-    settled, corpus = _open(folder, artifacts)
-    retriever = open_retriever(
-        replace(settled, num_candidates=args.num_candidates),
-        corpus,
-        artifacts,
-        device=runtime.device,
-    )
-    say(describe_ranks(texts.text, retriever.retrieve(texts.text, args.num_candidates), corpus))
+    from pgra.artifacts import load_manifest
+    from pgra.data.corpus import load_corpus, open_corpus
+    from pgra.retrieval import open_retriever
+    from pgra.retrieval.base import Recipe
+
+    place, *_ = _find(runtime, corpus_args, args)
+    quiet_libraries()
+    context, recipe = _context(runtime), Recipe.read(place, load_manifest(place))
+    if recipe.corpus_folder.is_dir():
+        corpus = load_corpus(recipe.corpus_folder)
+    else:
+        corpus = open_corpus(recipe.corpus, context.artifacts)
+    settled = replace(recipe.retriever, num_candidates=args.num_candidates)
+    found = open_retriever(settled, corpus, context).retrieve(texts.text, args.num_candidates)
+    say(describe_hits(texts.text, found, corpus))
     return 0
-
-
-def _name_index_and_texts(words: Sequence[str]) -> list[str]:
-    bare = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    first, rest = list(words[:bare]), list(words[bare:])
-    named = ["--index_dir", first.pop(0)] if first and Path(first[0]).is_dir() else []
-    return [*named, *(["--text", *first] if first else []), *rest]
 
 
 def _add(words: Sequence[str]) -> int:
+    from pgra.artifacts import load_manifest
     from pgra.retrieval.maintain import add_passages
 
-    build = import_module("index_build.__main__")
-    runtime, args = _parse(
-        _name_leading_index(words),
-        [RuntimeArguments, AddArguments],
-        word="add",
-        about="Append the passages of further files to an index.",
-    )
+    about = "Append the passages of further files to an index."
+    runtime, args = _parse(_name_index(words), [RuntimeArguments, AddArguments], "add", about)
     quiet_libraries()
-    was = _rows(Path(args.index_dir))
-    grown = add_passages(
-        Path(args.index_dir), args.corpus, Path(runtime.artifacts_dir), device=runtime.device
-    )
-    count = int(str(grown.manifest.counts["rows"])) - was
-    told = f"added {count:,} passages" if count else "nothing to add: it has these passages"
-    moved = "" if grown.folder == Path(args.index_dir) else f"\n  was {args.index_dir}"
-    say(f"{build.describe_index(grown)}{moved}\n  {told}")
+    folder = Path(args.index_dir)
+    was: Any = load_manifest(folder).counts["rows"]
+    grown = add_passages(folder, args.corpus, _context(runtime))
+    now: Any = grown.manifest.counts["rows"]
+    told = f"added {now - was:,} passages" if now > was else "nothing to add: it has these passages"
+    moved = "" if grown.folder == folder else f"\n  was {folder}"
+    say(f"{describe_index(grown)}{moved}\n  {told}")
     return 0
 
 
-def _rows(folder: Path) -> int:
-    from pgra.artifacts import load_manifest
-
-    return int(str(load_manifest(folder).counts["rows"]))
-
-
 def _remove(words: Sequence[str]) -> int:
-    from pgra.retrieval.shards import remove_rows
+    from pgra.data.read import check_file, read_lines
+    from pgra.retrieval.maintain import remove_rows
 
-    (args,) = _parse(
-        _name_leading_index(words),
-        [RemoveArguments],
-        word="remove",
-        about="Remove rows from an index.",
-    )
-    rows = [*args.rows, *(_read_rows(Path(args.rows_file)) if args.rows_file else ())]
-    counts = remove_rows(Path(args.index_dir), rows).counts
-    gone, whole = int(str(counts["removed"])), int(str(counts["rows"]))
+    about = "Remove rows from an index."
+    (args,) = _parse(_name_index(words), [RemoveArguments], "remove", about)
+    rows = list(args.rows)
+    if args.rows_file is not None:
+        path = Path(args.rows_file)
+        check_file(path, ("txt",))
+        for line in read_lines(path):
+            text = line.text.strip()
+            if text and not text.isdecimal():
+                raise DataError(
+                    f"{path}, line {line.number}: '{text[:40]}' is no row: one number a line"
+                )
+            rows += [int(text)] if text else []
+    counts: Mapping[str, Any] = remove_rows(Path(args.index_dir), rows).counts
+    gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0
 
 
-def _read_rows(path: Path) -> list[int]:
-    from pgra.data.read import check_file, read_lines
+_WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "build": build,
+    "info": _info,
+    "verify": _verify,
+    "search": _search_index,
+    "add": _add,
+    "remove": _remove,
+}
 
-    check_file(path, ("txt",))
-    rows = []
-    for line in read_lines(path):
-        text = line.text.strip()
-        if text and not text.isdecimal():
-            raise DataError(
-                f"{path}, line {line.number}: '{text[:40]}' is no row: one number a line"
-            )
-        rows += [int(text)] if text else []
-    return rows
+
+def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
+    """Put --text before texts that stand first, so that `pgra search "a sentence"` works."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return ["--text", *words] if words and not words[0].startswith("-") else words
+
+
+def _name_index(words: Sequence[str]) -> list[str]:
+    """Put --index_dir before a folder that stands first."""
+    is_bare = words and not words[0].startswith("-")
+    return ["--index_dir", *words] if is_bare else list(words)
+
+
+def _parse(words: Sequence[str], classes: Sequence[type], word: str, about: str) -> Any:
+    prog = f"pgra index {word}"
+    return parse_arguments(classes, words, prog=prog, description=about, epilog=HELP)
+
+
+def _context(runtime: RuntimeArguments) -> Context:
+    return Context(artifacts=Path(runtime.artifacts_dir), device=runtime.device)
+
+
+def _request(
+    corpus_args: CorpusArguments, args: RetrieverArguments, context: Context
+) -> "IndexRequest":
+    """Open the corpus of an index, of a retriever that there is."""
+    from pgra.data.corpus import open_corpus
+    from pgra.retrieval import IndexRequest, find_retriever
+
+    find_retriever(args.retriever)  # before a corpus is fetched
+    quiet_libraries()
+    corpus = open_corpus(corpus_args, context.artifacts)
+    return IndexRequest(args=args, corpus=corpus, context=context)
 
 
 def _find(
@@ -308,15 +401,10 @@ def _find(
     if args.index_dir is not None:
         return [Path(args.index_dir)]
     from pgra.artifacts import is_finished
-    from pgra.data.corpus import open_corpus
-    from pgra.retrieval import IndexRequest, check_first_stage, find_indexes
+    from pgra.retrieval import find_retriever
 
-    check_first_stage(args.retriever)
-    quiet_libraries()
-    artifacts = Path(runtime.artifacts_dir)
-    corpus = open_corpus(corpus_args, artifacts)
-    request = IndexRequest(args=args, corpus=corpus, artifacts=artifacts, device=runtime.device)
-    folders = find_indexes(request)
+    request = _request(corpus_args, args, _context(runtime))
+    folders = find_retriever(args.retriever).folders(request)
     for folder in folders:
         if not is_finished(folder):
             raise ArtifactError(
@@ -327,24 +415,80 @@ def _find(
     return folders
 
 
-def _open(folder: Path, artifacts: Path) -> "tuple[RetrieverArguments, Corpus]":
-    """Give the arguments of an index and its corpus, from its folder alone."""
-    from pgra.artifacts import load_manifest
-    from pgra.data.corpus import load_corpus, open_corpus
-    from pgra.retrieval.dense import Recipe
+def read_queries(name: str) -> list[str]:
+    """Read the first texts of a file, a line each.
 
-    quiet_libraries()
-    recipe = Recipe.read(folder, load_manifest(folder))
-    if recipe.corpus_folder.is_dir():
-        return recipe.retriever, load_corpus(recipe.corpus_folder)
-    return recipe.retriever, open_corpus(recipe.corpus, artifacts)
+    Raises:
+        ConfigError: If it cannot be read or has none.
+    """
+    try:
+        with Path(name).open(encoding="utf-8") as file:
+            lines = (line.strip() for line in file)
+            texts = list(itertools.islice((line for line in lines if line), MOST_QUERIES))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recall_queries {name} cannot be read: {error}") from None
+    if not texts:
+        raise ConfigError(f"recall_queries {name} holds no text: write a query a line")
+    return texts
 
 
-_WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "build": _build,
-    "info": _info,
-    "verify": _verify,
-    "search": _search,
-    "add": _add,
-    "remove": _remove,
-}
+def describe_index(built: "BuiltIndex") -> str:
+    """Describe an index: what of it was found done, how it is searched, how well and how fast."""
+    counts: Mapping[str, Any] = built.manifest.counts
+    rows, speed = counts["rows"], counts.get("queries_per_second")
+    size = f"{counts['dim']} dimensions" if "dim" in counts else f"{counts['words']} words"
+    reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
+    lines = [f"{rows:,} passages, {counts['bytes']:,} bytes, {size}"]
+    lines.append(
+        "reused: nothing was left to encode"
+        if built.num_reused == rows
+        else f"{counts['texts_per_second']} texts/s{reused}"
+    )
+    told = "" if speed is None else f", {speed:,} queries/s in one call"
+    if counts.get("is_exact"):
+        has_file = any(name.endswith(".faiss") for name in built.manifest.files)
+        where = "" if has_file else ", shard by shard from the disk"
+        lines.append(f"exact search of the float16 vectors{where}{told}")
+    elif "is_exact" in counts:
+        lines.append(f"index {built.manifest.fingerprint['factory']}{told}")
+        if "trained_on" in counts:
+            took = counts.get("training_seconds")
+            lines.append(
+                f"trained on {counts['trained_on']:,} passages"
+                + ("" if took is None else f" in {took:,} s")
+            )
+        setting = [f"{name} {value}" for name, value in counts.get("search", {}).items()]
+        if "rescore_factor" in counts:
+            before = _shares(counts["recall_without_rescoring"])
+            setting.append(
+                f"hits x {counts['rescore_factor']} scored again exactly (without: {before})"
+            )
+        of = f" of {counts['recall_of']}" if "recall_of" in counts else ""
+        with_it = f" with {', '.join(setting)}" if setting else ""
+        lines.append(f"recall {_shares(counts['recall'])}{of}{with_it}")
+    if "trained_rows" in counts:
+        lines.append(f"trained on a sample of its first {counts['trained_rows']:,} rows, no more")
+    if "removed" in counts:
+        lines.append(f"{counts['removed']:,} rows are removed")
+    if counts.get("cut"):
+        lines.append(f"{counts['cut']:,} passages were cut at max_encoder_tokens")
+    return "\n  ".join([f"index: {built.folder}", *lines])
+
+
+def _shares(recall: Mapping[str, float]) -> str:
+    return ", ".join(f"@{depth} {share}" for depth, share in recall.items())
+
+
+def describe_hits(texts: Sequence[str], candidates: "Candidates", corpus: "Corpus") -> str:
+    """Describe each text's candidates: rank, score, row and passage, best first."""
+    lines = []
+    for text, rows, scores in zip(texts, candidates.rows, candidates.scores, strict=True):
+        pairs = [(row, score) for row, score in zip(rows.tolist(), scores, strict=True)]
+        found = [(row, score) for row, score in pairs if row != MISSING_ROW]
+        lines.append(text)
+        lines += [
+            f"  {rank:>4}  {score:9.4f}  row {row:<9} {corpus[row]}"
+            for rank, (row, score) in enumerate(found, 1)
+        ]
+        lines += [] if found else ["  nothing found: no passage shares a word with it"]
+    return "\n".join(lines)

@@ -105,7 +105,7 @@ def describe_plan(plan: "Plan") -> str:
     if cost is None:
         rows.append((f"second stage: what {plan.reranker} reads is not known", "", ""))
     else:
-        title = f"plan of {plan.task} with {cost.model} on {cost.device}"
+        title = f"plan of {plan.task} with {cost.reading.model} on {cost.reading.device}"
         rows += [*_text_rows(plan, cost), *_cost_rows(cost), *_time_rows(plan, cost)]
     names = max(len(name) for name, value, _ in rows if value)
     values = max(len(value) for _, value, _ in rows)

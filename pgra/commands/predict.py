@@ -1,21 +1,19 @@
 """Decides new texts with a trained run, and shows the evidence: `pgra predict`."""
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
-from pgra.config import KernelArguments, at_least, parse_arguments
+from pgra.commands.index import TextArguments, name_leading_texts
+from pgra.config import KernelArguments, arg, parse_arguments
 from pgra.data.read import check_file, read_lines, read_records
 from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import MEMORY_WEIGHT, PromptMemoryArguments
 
 if TYPE_CHECKING:
-    from pgra.methods.kate import PromptedAnswer
     from pgra.report.results import EvidenceLine
     from pgra.runs import Answer
 
@@ -23,42 +21,39 @@ if TYPE_CHECKING:
 # How `pgra predict` shows an answer: as JSON, or laid out for a person.
 
 
-Shown = Union["Answer", "PromptedAnswer"]
-
-
-def as_json(answer: Shown) -> dict[str, Any]:
-    """Give an answer as `predictions.jsonl` has it."""
-    from pgra.methods.kate import PromptedAnswer
-
+def as_json(answer: "Answer") -> dict[str, Any]:
+    """Return an answer as `predictions.jsonl` has it."""
     fields = dict(answer.query.fields)
-    told: dict[str, Any] = {
+    line: dict[str, Any] = {
         "text": answer.query.text,
         **({"fields": fields} if len(fields) > 1 else {}),
         "prediction": answer.prediction.label,
         "scores": dict(answer.prediction.scores),
+        "evidence": [each.as_json() for each in answer.evidence],
+        **answer.details,
     }
-    if isinstance(answer, PromptedAnswer):
-        return {**told, **answer.more}
-    told["evidence"] = [line.as_json() for line in answer.evidence]
     if answer.unaided is not None:
-        told["memory"] = [one.as_json() for one in answer.corrections]
-        told["without_memory"] = dict(answer.unaided.scores)
-    return told
+        line["memory"] = [each.as_json() for each in answer.corrections]
+        line["without_memory"] = dict(answer.unaided.scores)
+    return line
 
 
-def show(answer: Shown, num_shown: int) -> str:
+def show(answer: "Answer", num_shown: int) -> str:
     """Lay out an answer for a person."""
-    from pgra.methods.kate import PromptedAnswer
-
     lines = [
         f"query: {answer.query.text}",
         f"label: {_decided(answer.prediction.label, answer.prediction.scores)}",
     ]
-    if isinstance(answer, PromptedAnswer):
-        return "\n".join([*lines, *_show_prompt(answer, num_shown)])
+    memory: Any = answer.details.get("memory", [])
+    lines += [_show_correction(line) for line in memory]
     if answer.unaided is not None:
-        lines += [_show_correction(one.as_json()) for one in answer.corrections]
+        lines += [_show_correction(each.as_json()) for each in answer.corrections]
         lines.append(f"without: {_decided(answer.unaided.label, answer.unaided.scores)}")
+    exemplars = answer.exemplars[:num_shown]
+    if exemplars:
+        number = len(answer.exemplars)
+        lines.append(f"exemplars, {len(exemplars)} of {number}, in the prompt's order:")
+        lines += [f"  {example.label}: {example.text}" for example in exemplars]
     shown = answer.evidence[:num_shown]
     if shown:
         with_share = shown[0].attention is not None
@@ -79,17 +74,6 @@ def _show_correction(told: Mapping[str, Any]) -> str:
     key, feedback = (json.dumps(told[name], ensure_ascii=False) for name in ("key", "feedback"))
     unused = "" if told.get("is_shown", True) else " (no room in the prompt)"
     return f"memory: entry {told['entry']} at {told['score']:.3f}{unused}: {key} -> {feedback}"
-
-
-def _show_prompt(answer: "PromptedAnswer", num_shown: int) -> list[str]:
-    corrections: Any = answer.more.get("memory", [])
-    lines = [_show_correction(told) for told in corrections]
-    shown = answer.examples[:num_shown]
-    if shown:
-        number = len(answer.examples)
-        lines.append(f"exemplars, {len(shown)} of {number}, in the prompt's order:")
-        lines += [f"  {example.label}: {example.text}" for example in shown]
-    return lines
 
 
 def _show_line(line: "EvidenceLine") -> str:
@@ -121,38 +105,31 @@ From Python, with evidence of your own:
 """
 
 
-def _arg(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(kw_only=True)
 class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
-    run: str | None = _arg(
-        None, "Folder of a finished run of train.py, of its reader/, or of pgra icl."
-    )
-    file: str | None = _arg(
+    run: str | None = arg(None, "Folder of a finished run; of a trained reader also its reader/.")
+    file: str | None = arg(
         None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
     )
-    json: bool = _arg(False, "One JSON object a query, as in predictions.jsonl.")
-    num_shown: int = _arg(5, "Evidence shown for a text; --json gives all.")
-    attention: bool = _arg(
+    json: bool = arg(False, "One JSON object a query, as in predictions.jsonl.")
+    num_shown: int = arg(5, "Evidence shown for a text; --json gives all.", least=0)
+    attention: bool = arg(
         False, "Say what share of the reader's cross-attention each evidence gets."
     )
-    device: str = _arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-    artifacts_dir: str | None = _arg(None, "Folder of index and bank; default: the run's.")
-    memory_weight: float = _arg(
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    artifacts_dir: str | None = arg(None, "Folder of index and bank; default: the run's.")
+    memory_weight: float = arg(
         MEMORY_WEIGHT,
         "With --memory, of a trained reader: the corrections' weight w in (1 - w) p_reader + w "
         "p_memory; above 0.5 they decide where they pass and agree.",
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse to do nothing."""
         if self.run is None:
             raise ConfigError("--run is missing: give the folder of a finished run")
-        at_least("num_shown", self.num_shown, 0)
         if not 0 <= self.memory_weight <= 1:
             raise ConfigError(f"memory_weight is {self.memory_weight}: it must be from 0 to 1")
 
@@ -173,9 +150,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     memory.check_named()
     quiet_libraries()
-    from pgra.methods.kate import is_icl_run
+    from pgra.runs import predict_run
 
-    answers = (_ask_lm if is_icl_run(Path(args.run)) else _ask_reader)(texts.text, args, memory)
+    answers = predict_run(
+        Path(args.run),
+        lambda inputs: texts.text or read_queries_file(Path(args.file), inputs),
+        device=args.device,
+        artifacts_dir=args.artifacts_dir,
+        attention=args.attention,
+        memory=memory,
+        memory_weight=args.memory_weight,
+    )
     if args.json:
         say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))
     else:
@@ -183,60 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _ask_reader(
-    texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
-) -> list[Shown]:
-    from pgra.memory.labels import LabelMemory
-    from pgra.reader.record import read_record
-    from pgra.runs import Predictor
-
-    if memory.memory_as != "exemplar":
-        raise ConfigError(
-            f"memory_as '{memory.memory_as}' is for prompts of an LM, and {args.run} has a trained "
-            "reader, which knows labels only: leave it out"
-        )
-    folder = Path(args.run or "")
-    record = read_record(folder, verify=False)
-    queries = _queries(texts, args, record.inputs)
-    with contextlib.ExitStack() as stack:
-        opened = None
-        if memory.memory is not None:  # before models are loaded: what is wrong is told at once
-            found = LabelMemory.open(
-                memory,
-                task=record.task,
-                inputs=record.inputs,
-                labels=record.labels,
-                device=args.device,
-            )
-            opened = stack.enter_context(found)
-        predictor = Predictor.open(folder, artifacts_dir=args.artifacts_dir, device=args.device)
-        answers = predictor.answer(queries, attention=args.attention)
-        if opened is None:
-            return list(answers)
-        return [answer.with_memory(opened, args.memory_weight) for answer in answers]
-
-
-def _ask_lm(
-    texts: Sequence[str], args: PredictArguments, memory: PromptMemoryArguments
-) -> list[Shown]:
-    from pgra.methods.kate import answer_queries, load_icl_run
-    from pgra.methods.kate_inputs import load_any_task
-
-    if args.attention:
-        raise ConfigError(f"attention is a trained reader's, and {args.run} has none: leave it out")
-    folder = Path(args.run or "")
-    run = load_icl_run(folder, artifacts_dir=args.artifacts_dir, device=args.device)
-    queries = _queries(texts, args, load_any_task(run.data.task or "").inputs)
-    return list(answer_queries(folder, run, queries, memory))
-
-
-def _queries(
-    texts: Sequence[str], args: PredictArguments, inputs: Sequence[str]
-) -> list[str | Mapping[str, str]]:
-    return list(texts) if texts else read_queries(Path(args.file or ""), inputs)
-
-
-def read_queries(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str]]:
+def read_queries_file(path: Path, inputs: Sequence[str]) -> list[str | Mapping[str, str]]:
     """Read queries from a file; blank lines are passed over.
 
     Args:

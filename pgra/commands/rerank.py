@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.commands.search import TextArguments, name_leading_texts
+from pgra.commands.index import TextArguments, name_leading_texts
 from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
@@ -86,15 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rerank_splits(args: "PgraArguments", context: "Context") -> str:
-    from pgra.methods.pgra import find_evidence, read_task
-    from pgra.run_folder import SPLITS
+    from pgra.methods.base import SPLITS
+    from pgra.methods.stages import Stages
 
-    found = read_task(args)
-    find_evidence(found, args, context)
+    found = Stages.read(args, context)
+    found.find()
     lines = []
     for split in SPLITS:
         reused = " (reused)" if found.evidence[split].reused else ""
-        lines.append(f"{found.task.name} {split}: {len(found.examples(split)):,} queries{reused}")
+        lines.append(
+            f"{found.data.task.name} {split}: {len(found.data.examples(split)):,} queries{reused}"
+        )
         if not args.is_exhaustive:
             lines.append(f"  candidates: {found.candidates[split].folder}")
         lines.append(f"  evidence:   {found.evidence[split].folder}")
@@ -106,18 +108,15 @@ def _show_texts(
 ) -> str:
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
     from pgra.core import Example
-    from pgra.methods.pgra import EvidenceSearch, read_task
+    from pgra.methods.stages import Stages
 
-    found = read_task(args)
-    prompt = found.prompt
+    search = Stages.read(args, context)
+    prompt = search.prompt
     queries = [
         Example(f"text-{number}", prompt.template.passage_fields(text))
         for number, text in enumerate(texts)
     ]
-    search = EvidenceSearch(
-        args, prompt, context, exemplars=found.exemplars, reference=found.reference
-    )
-    ranked = search.find(queries, depth=num_shown)
+    ranked = search.search(queries, depth=num_shown)
     models = search.reranker.models(args.rerank)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)

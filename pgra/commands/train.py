@@ -1,27 +1,33 @@
-"""Trains readers on a task: `train.py`, `pgra train`, alone or under `accelerate launch`."""
+"""Runs a method on a task: `train.py`, `pgra train`, `pgra icl`; and measures a run again.
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+`train.py` runs alone or under `accelerate launch`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
-    parse_series,
+    context_of,
+    fill_folder,
+    join_run,
+    parse_run,
     quiet_libraries,
     say,
     show_metrics,
     show_summary,
 )
+from pgra.config import Defaults, KernelArguments, SeriesArguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pgra.config import PgraArguments, SeriesArguments
-    from pgra.core import Context
+    from pgra.config import RunArguments
     from pgra.experiments.search import SearchResult
     from pgra.publish import HubTarget
-    from pgra.reader.arguments import ReaderTrainingArguments
 
-EXAMPLE = """examples:
+TRAIN_EXAMPLE = """examples:
   accelerate launch train.py --task sst2
   accelerate launch train.py --task sst2 --config configs/experiments/paper.yaml
   python train.py --task sst2 --dataset_name bundled:rotten-tomatoes \\
@@ -29,107 +35,218 @@ EXAMPLE = """examples:
       --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
   python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
   python train.py --task sst2 --seeds 0 1 2
-  python train.py --task sst2 --system fid
+  python train.py --task sst2 --method fid
+  python train.py --task sst2 --method ralm --reader_lm bundled:smollm2-135m
   python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
   python train.py --task sst2 --search grid --report_to tensorboard
   python train.py --task sst2 --model_name_or_path google-t5/t5-3b --lora_rank 16
   python train.py --task sst2 --push_to_hub --hub_model_id me/sst2-pgra
+  python train.py --method knn --help
 
---system fid trains Fusion-in-Decoder on the first stage's best, plain the reader without evidence,
-random on random passages; icl and knn train nothing. What tells them apart may be given as flags
-too (--reranker none, --num_evidence 0). A stopped run goes on when the same command is given again.
+--method fid trains Fusion-in-Decoder on the first stage's best, plain the reader without evidence,
+random on random passages; icl, kate and knn train nothing. What tells readers apart may be given as
+flags too (--reranker none, --num_evidence 0). A stopped run goes on when the same command is given
+again.
+"""
+ICL_EXAMPLE = """examples:
+  pgra icl --task sst2 --exemplars knn --num_exemplars 8 --lm bundled:smollm2-135m \\
+      --encoder bundled:minilm-l6
+  pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
+  pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \\
+      --encoder FacebookAI/roberta-large
+  pgra icl --task sst2 --query_dataset_name imdb-folder --num_exemplars 3 --prompt_format kate
+  pgra icl --task sst2 --encoder prompted --calibrate
+  pgra icl --task sst2 --decide_by vote --num_exemplars 5
+  pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
+  pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
+  accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b
+  pgra report runs/ --baseline icl-random
+
+The same as train.py --method kate. Vectors, neighbors and answers are kept in --artifacts_dir: what
+was stopped goes on, and another run asks only what is new.
+"""
+EVALUATE_EXAMPLE = """examples:
+  python evaluate.py --run runs/sst2-pgra-seed42
+  python evaluate.py --run runs/sst2-pgra-seed42 --test_file other.jsonl --output_dir runs/other
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run whatever stage is missing, train, and measure on the test set."""
-    args, series, training, context = parse_series(
+    return _run(
         argv,
         prog="train.py",
-        description="Train a reader on a task with evidence that an LM picked.",
-        epilog=EXAMPLE,
+        description="Train a reader on a task with evidence that an LM picked, or run another "
+        "--method.",
+        epilog=TRAIN_EXAMPLE,
     )
-    from pgra.runs import series_folder
+
+
+def icl(argv: Sequence[str] | None = None) -> int:
+    """Let a frozen LM decide behind labelled examples."""
+    return _run(
+        argv,
+        prog="pgra icl",
+        description="Let a frozen LM decide queries behind labelled examples (KATE).",
+        epilog=ICL_EXAMPLE,
+        under={"method": "kate", "output_dir": "runs/{task}-{method}"},
+    )
+
+
+def _run(
+    argv: Sequence[str] | None,
+    *,
+    prog: str,
+    description: str,
+    epilog: str,
+    under: Mapping[str, Any] | None = None,
+) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    joined = join_run(words)
+    args, (series,) = parse_run(
+        words,
+        [SeriesArguments],
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        under=[Defaults(prog, under or {})],
+    )
+    from pgra.experiments.search import search_runs
+    from pgra.runs import run, run_seeds, series_folder
 
     quiet_libraries()
-    pattern = _output_dir(args, training)
-    folder = series_folder(pattern, series.seed_list() or [training.seed])
-    target = _take_target(args, training, series, folder=folder, context=context)
-    # Several seeds without a search have a folder each, which the pattern tells.
-    has_pattern = series.seeds is not None and series.search == "none"
-    training.output_dir = pattern if has_pattern else str(folder)
-    run = _train(args, series, training, context)
-    if target is not None and context.worker.is_main:
+    args, context = fill_folder(args), context_of(args, joined)
+    seeds = series.seed_list()
+    folder = series_folder(str(args.folder), seeds or [args.seed])
+    target = _take_target(args, series, folder, is_main=context.is_main)
+    if series.search != "none":
+        _refuse_untrained(args, f"search '{series.search}'")
+        args = args.change("training", output_dir=str(folder))
+        found = search_runs(args, series, context)
+        shown, done = _show_search(found), found.outcome.folder
+    elif seeds:
+        summary = run_seeds(args, seeds, context)
+        shown, done = show_summary(summary), summary.folder
+    else:
+        outcome = run(args.change(args.home, output_dir=str(folder)), context)
+        shown, done = show_metrics(outcome), outcome.folder
+    if context.is_main:
+        say(shown)
+    if target is not None and context.is_main:
         from pgra.publish import push_run
 
-        say(f"pushed: {push_run(run, target)}")
+        say(f"pushed: {push_run(done, target)}")
     return 0
 
 
-def _train(
-    args: "PgraArguments",
-    series: "SeriesArguments",
-    training: "ReaderTrainingArguments",
-    context: "Context",
-) -> "Path":
-    """Train what is asked for, show what came out, and give the run that counts."""
-    from pgra.experiments.search import search_runs
-    from pgra.runs import refuse_own, run_system, train_seeds
+def _refuse_untrained(args: "RunArguments", what: str) -> None:
+    """Refuse what only a method with a reader of its own folder can do."""
+    from pgra.config import READERS
 
-    if series.search != "none":
-        refuse_own(args, f"search '{series.search}'")
-        found = search_runs(args, training, series, context)
-        told, run = _show_search(found), found.outcome.folder
-    elif series.seeds is not None:
-        summary = train_seeds(args, training, series.seed_list(), context)
-        told, run = show_summary(summary), summary.folder
-    else:
-        outcome = run_system(args, training, context)
-        told, run = show_metrics(outcome), outcome.folder
-    if context.worker.is_main:
-        say(told)
-    return run
+    if args.runtime.method not in READERS or args.runtime.method in ("knn", "lm-bff", "rag"):
+        raise ConfigError(
+            f"{what} is for trained readers (exhaustive, fid, pgra, plain, random), not for method "
+            f"'{args.runtime.method}': leave it out, or choose another --method"
+        )
 
 
 def _take_target(
-    args: "PgraArguments",
-    training: "ReaderTrainingArguments",
-    series: "SeriesArguments",
-    *,
-    folder: "Path",
-    context: "Context",
+    args: "RunArguments", series: SeriesArguments, folder: Path, *, is_main: bool
 ) -> "HubTarget | None":
     """See before any work that the reader can be pushed where it shall go."""
     from pgra.publish import open_target, take_target
-    from pgra.runs import refuse_own
 
+    training = args.sections.get("training")
+    if training is None:
+        return None
     if training.push_to_hub:
-        refuse_own(args, "push_to_hub")
-    if training.push_to_hub and series.seeds is not None:
-        raise ConfigError(
-            "push_to_hub with several seeds: which reader is meant? Leave it out, and push one "
-            "with pgra push --run DIR"
-        )
+        _refuse_untrained(args, "push_to_hub")
+        if series.seeds is not None:
+            raise ConfigError(
+                "push_to_hub with several seeds: which reader is meant? Leave it out, and push one "
+                "with pgra push --run DIR"
+            )
     target = take_target(training, folder.absolute().name)
-    if target is None or not context.worker.is_main:
-        return target
-    return open_target(target)
-
-
-def _output_dir(args: "PgraArguments", training: "ReaderTrainingArguments") -> str:
-    """Fill the default's places but for the seed, of which there may be several."""
-    task = (args.data.task or "").rpartition("/")[2].removesuffix(".yaml")
-    name = str(training.output_dir)
-    return name.replace("{task}", task).replace("{method}", args.method)
+    return open_target(target) if target is not None and is_main else target
 
 
 def _show_search(found: "SearchResult") -> str:
     lines = [f"learning rate  batch  dev {found.metric}  step"]
-    for one in sorted(found.tried, key=lambda one: one.point):
-        mark = "  <- kept" if one.point == found.winner.point else ""
+    for trial in sorted(found.tried, key=lambda trial: trial.point):
+        mark = "  <- kept" if trial.point == found.winner.point else ""
         lines.append(
-            f"{one.point.learning_rate:>13g}  {one.point.batch_size:>5}  "
-            f"{one.dev_value:>{len(found.metric) + 4}.4f}  {one.step:>4}{mark}"
+            f"{trial.point.learning_rate:>13g}  {trial.point.batch_size:>5}  "
+            f"{trial.dev_value:>{len(found.metric) + 4}.4f}  {trial.step:>4}{mark}"
         )
-    told = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
-    return "\n".join([*dict.fromkeys(lines), told])
+    shown = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
+    return "\n".join([*dict.fromkeys(lines), shown])
+
+
+@dataclass(kw_only=True)
+class EvaluateArguments(KernelArguments):
+    """Which run, and on what."""
+
+    run: str | None = arg(None, "Folder of a finished run.")
+    split: str = arg(
+        "test",
+        "test, or dev (the part a checkpoint was chosen on).",
+        choices=("dev", "test"),
+    )
+    test_file: str | None = arg(None, "Another file to measure on; needs --output_dir.")
+    output_dir: str | None = arg(None, "Where results go; default: the run (of its own test set).")
+    decode: str | None = arg(
+        None, "verbalizer or official; default: the run's. Needs --output_dir."
+    )
+    evidence_attention: bool = arg(
+        False, "Add each evidence's share of the reader's cross-attention to predictions.jsonl."
+    )
+    device: str | None = arg(None, "auto, cpu, cuda, ...; default: the run's.")
+    artifacts_dir: str | None = arg(None, "Folder of indexes and banks; default: the run's.")
+
+    def check(self) -> None:
+        """Refuse contradictions."""
+        if self.run is None:
+            raise ConfigError("--run is missing: give the folder of a finished run of train.py")
+        elsewhere = self.test_file or self.decode or self.split == "dev"
+        if elsewhere and self.output_dir is None:
+            raise ConfigError(
+                "the run's folder keeps the results of its own test set: give --output_dir"
+            )
+
+
+def evaluate(argv: Sequence[str] | None = None) -> int:
+    """Measure a run again."""
+    (args,) = parse_arguments(
+        [EvaluateArguments],
+        argv,
+        prog="evaluate.py",
+        description="Measure a finished run on its test set, or on another file.",
+        epilog=EVALUATE_EXAMPLE,
+    )
+    quiet_libraries()
+    from pgra.core import join_context
+    from pgra.runs import evaluate_run
+
+    wanted = {
+        "data": {"test_file": args.test_file},
+        "reader": {
+            "decode": args.decode,
+            "evidence_attention": True if args.evidence_attention else None,
+        },
+        "runtime": {"device": args.device, "artifacts_dir": args.artifacts_dir},
+    }
+    changes = {
+        section: {name: value for name, value in values.items() if value is not None}
+        for section, values in wanted.items()
+    }
+    context = join_context(args.device or "auto")
+    outcome = evaluate_run(
+        Path(args.run),
+        context,
+        split=args.split,
+        changes=changes,
+        output_dir=None if args.output_dir is None else Path(args.output_dir),
+    )
+    if context.is_main:
+        say(show_metrics(outcome))
+    return 0

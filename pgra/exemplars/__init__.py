@@ -78,7 +78,9 @@ class SelectionArguments(Arguments):
         "With random and balanced: a draw for each query (the paper's baseline), not one.",
         needs={"exemplars": ("random", "balanced", "official")},
     )
-    exemplar_seed: int = arg(0, "Seed of what is drawn, and of a random order.", least=0)
+    exemplar_seed: int | None = arg(
+        None, "Seed of what is drawn, and of a random order; default: the run's --seed.", least=0
+    )
     exemplar_file: str | None = arg(
         None,
         "With fixed: a file with an example a line: its row in the pool, from 0, or its id.",

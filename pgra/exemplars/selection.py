@@ -24,8 +24,8 @@ from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Ro
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.similarity import Similarity
+from pgra.retrieval.base import examples_digest, store_candidates
 from pgra.retrieval.neighbors import Counts, LeakGuard, text_key
-from pgra.retrieval.shards import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class Random(Selector):
         return rng.sample(sorted(row for rows in groups.values() for row in rows), count)
 
     def _draw(self, queries: Sequence[Example]) -> list[list[int]]:
-        rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed
+        rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
         labels = [self.pool.examples[row].label for row in rows]
         groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
         if not self.args.redraw:
@@ -337,7 +337,7 @@ class Random(Selector):
     @cached_property
     def _others(self) -> list[int]:
         rows: list[int] = self.pool.guard.distinct.tolist()
-        random.Random(f"{self.args.exemplar_seed} others").shuffle(rows)
+        random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
         return rows
 
     def _replacements(

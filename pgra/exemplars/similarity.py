@@ -106,7 +106,7 @@ class DotSimilarity:
         return self._search(self._encode(queries), rows, depth, sign=-1)
 
     def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
-        return nearest(sign * queries, [(rows, self._of(rows))], depth)
+        return nearest(sign * queries, self._of(rows), depth, rows=rows)
 
     def among(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return the similarity of rows with each other; see `Similarity`."""
@@ -144,7 +144,7 @@ class EuclideanSimilarity(DotSimilarity):
         pool = self._of(rows)
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
         wide = np.hstack([queries, np.ones((len(queries), 1), np.float32)])
-        found = nearest(sign * wide, [(rows, np.hstack([pool, halves]))], depth).rows
+        found = nearest(sign * wide, np.hstack([pool, halves]), depth, rows=rows).rows
         # The distances themselves: their squares lose digits in the product.
         distances = np.empty(found.shape, dtype=np.float32)
         step = max(1, _GATHERED // max(1, found.shape[1] * queries.shape[1]))

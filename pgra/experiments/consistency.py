@@ -32,7 +32,7 @@ from pgra.config import (
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import Study, compare_runs, load_reference
 from pgra.report.consistency import (
@@ -563,22 +563,21 @@ def compare_evidence(
     for depth in depths:
         if not 1 <= depth <= most:
             raise ConfigError(f"depth is {depth}: it must lie between 1 and num_evidence, {most}")
-    ways, common = ways_of(args), read_task(args)
-    task, labels = common.task.name, list(common.task.labels)
     lines: dict[str, list[dict[str, Any]]] = {}
-    for way, own in ways.items():
-        found = replace(common.copy(), candidates={}, evidence={})
-        find_evidence(found, own, context, splits=("test",))
-        pairs = zip(found.examples("test"), found.evidence_texts("test"), strict=True)
+    for way, own in ways_of(args).items():
+        stages = Stages.read(own, context)
+        stages.find(("test",))
+        pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
         lines[way] = [
             {
                 "id": example.id,
                 "label": example.label,
                 "prediction": None,
-                "evidence": [{"text": text} for text in texts],
+                "evidence": [{"text": line.text} for line in evidence],
             }
-            for example, texts in pairs
+            for example, evidence in pairs
         ]
+        task, labels = stages.data.task.name, list(stages.data.labels)
     if sorted(reader.record.words) != sorted(labels):
         raise ConfigError(
             f"{labeler} decides {', '.join(reader.record.words)}, and {task} has "

@@ -1,9 +1,8 @@
 """Grids: a YAML of points, their costs, and runs that share their work.
 
 title: ...              what the table is called
-command: icl            what makes a run: train (train.py, the default) or icl (pgra icl)
 extends: _base          another YAML beneath this one
-base: {...}             arguments that all points share, `profile` among them
+base: {...}             arguments that all points share, `method` and `profile` among them
 tasks: [...]            one run a task and point
 by_task: {trec: {...}}  arguments of one task
 grid: {num_candidates: [150, 50]}       axes: all combinations
@@ -12,26 +11,34 @@ baseline: {...}         the point that others are compared with
 labels: {num_candidates: k}             short names of axes; "" shows the value alone
 reference: T5           the paper's table
 demo: {...}             all of these again, for bundled models and small sizes
+
+NAME/grid.json              the points and where their runs are, written before anything runs
+NAME/POINT/seed-N/          a run each; NAME/TASK/POINT/seed-N/ with several tasks
+
+All points share one artifacts folder, so one LM with one prompt has one bank. The points with the
+most candidates run first: the candidates of fewer are the first of more, so that those runs add no
+forward of the LM; how many become evidence is a cut of one ranking.
 """
 
 import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import yaml
 
 from pgra.artifacts import write_json
 from pgra.config import (
     PROFILES,
-    READER_SYSTEMS,
     DataArguments,
     Defaults,
-    PgraArguments,
+    FolderArguments,
+    RunArguments,
+    RuntimeArguments,
     SeriesArguments,
     choose,
     config_root,
@@ -39,26 +46,21 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
-from pgra.exemplars import SelectionArguments
-from pgra.lm.base import CompleterArguments, LanguageModel
-from pgra.methods.base import check_run, prepare_runs
-from pgra.methods.kate import run_icl
-from pgra.methods.kate_arguments import IclArguments
-from pgra.methods.kate_inputs import IclRun, open_lm, read_inputs
-from pgra.methods.pgra import open_stages, read_task
-from pgra.plan import make_plan
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.record import READER_FOLDER
+from pgra.methods.base import METHODS, Forecast, find_method, open_method
 from pgra.report.results import METRICS_FILE, read_object
-from pgra.rerank.similarity import find_similarity
-from pgra.run_folder import IDENTITY_FILE, WEIGHTS_FILE, check_writable, run_identity
-from pgra.runs import Outcome, run_system, variant
+from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
+from pgra.runs import run_all, variant
 
-# The YAMLs of grids: where they are, which keys they have, and how one stands on another.
+logger = logging.getLogger(__name__)
+
+GRID_FILE = "grid.json"
+PROFILE = "profile"
+SEEDS = (0, 1, 2)
+_NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
 
 
 _KEYS = (
-    *("about", "base", "baseline", "by_task", "command", "demo", "extends", "grid", "labels"),
+    *("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels"),
     *("points", "reference", "seeds", "share", "show", "tasks", "title"),
 )
 _MERGED = ("base", "by_task", "labels")  # the other keys are replaced
@@ -70,10 +72,6 @@ def grid_names() -> list[str]:
     """Name the shipped grids."""
     paths = (config_root() / "ablations").glob("*.yaml")
     return sorted(path.stem for path in paths if not path.stem.startswith("_"))
-
-
-COMMANDS = ("train", "icl")
-"""What makes a grid's runs: `train.py`, or `pgra icl`."""
 
 
 def find_grid(name: str) -> Path:
@@ -122,8 +120,6 @@ def _read_keys(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(where: str, key: str, value: object) -> None:
-    if key == "command" and value not in COMMANDS:
-        raise ConfigError(f"{where}: {unknown_name('command', str(value), COMMANDS)}")
     if key in _MAPPINGS and not isinstance(value, dict):
         raise ConfigError(f"{where} must be a mapping of names to values")
     if key in _LISTS and not isinstance(value, list):
@@ -137,21 +133,6 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
         if key in lower and key in upper:
             merged[key] = {**lower[key], **upper[key]}
     return merged
-
-
-PROFILE = "profile"
-SEEDS = (0, 1, 2)
-_NO_AXES = {
-    "train": ("artifacts_dir", "output_dir", "seed", "task"),
-    "icl": ("artifacts_dir", "output_dir", "exemplar_seed", "seeds", "task"),
-}
-ICL_SECTIONS = {
-    "data": DataArguments,
-    "completer": CompleterArguments,
-    "selection": SelectionArguments,
-    "icl": IclArguments,
-}
-"""Arguments of `pgra icl`, by the section of `arguments.json`."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +175,6 @@ class Grid:
         baseline: Values that tell the point others are compared with; None without one.
         share: Whether points take up each other's products.
         show: "seconds" to show what each stage took.
-        command: What makes its runs, of `COMMANDS`.
         has_task_folders: Whether each task's runs have a folder of their own: of a file with
             several tasks always, so that all may follow where one was run first.
     """
@@ -214,7 +194,6 @@ class Grid:
     baseline: Mapping[str, Any] | None = None
     share: bool = True
     show: str | None = None
-    command: str = COMMANDS[0]
     has_task_folders: bool = False
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
@@ -278,7 +257,6 @@ def read_grid(
         baseline=values.get("baseline"),
         share=bool(values.get("share", True)),
         show=values.get("show"),
-        command=values.get("command", COMMANDS[0]),
     )
     _check(grid)
     return grid
@@ -309,14 +287,16 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_sections(command: str = COMMANDS[0]) -> dict[str, str]:
-    """Give the section of a command's arguments by argument; "training" for the Trainer's."""
-    if command == "icl":
-        return {f.name: name for name, cls in ICL_SECTIONS.items() for f in fields(cls)}
-    from pgra.reader.arguments import ReaderTrainingArguments
-
-    ours = {f.name: s.name for s in fields(PgraArguments) for f in fields(s.type)}  # type: ignore[arg-type]
-    return {**{f.name: "training" for f in fields(ReaderTrainingArguments)}, **ours}
+def argument_names() -> dict[str, str]:
+    """Return the section of every argument of our methods, by name; of one name the first."""
+    sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
+    names: dict[str, str] = {}
+    for method in METHODS:
+        sections = {**find_method(method).SECTIONS, **sections}
+    sections["folder"] = FolderArguments
+    for section, cls in sections.items():
+        names = {**{f.name: section for f in fields(cls)}, **names}
+    return names
 
 
 def short(value: Json) -> str:
@@ -382,124 +362,40 @@ def _check(grid: Grid) -> None:
 
 
 def _check_names(grid: Grid) -> None:
-    known = {PROFILE: "", **argument_sections(grid.command)}
+    known = [PROFILE, *argument_names()]
     for name in grid.axes:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'axis', name)}")
-        if name in _NO_AXES[grid.command]:
+            raise ConfigError(f"{grid.origin}: {_nearest('axis', name)}")
+        if name in _NO_AXES:
             raise ConfigError(
                 f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
                 "--output_dir and --artifacts_dir for all"
             )
     for name in grid.baseline or {}:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest(grid, 'argument of the baseline', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name)}")
 
 
-def _nearest(grid: Grid, kind: str, name: str) -> str:
-    known = [PROFILE, *argument_sections(grid.command)]
-    told = unknown_name(kind, name, known).split(" Known:")[0]
-    return f"{told} See pgra {grid.command} --help."
-
-
-# One run of a grid, whichever command makes it, and where it goes.
-
-
-class AnyRun(Protocol):
-    """One run of a grid."""
-
-    @property
-    def point(self) -> Point:
-        """Give its cell."""
-        ...
-
-    @property
-    def task(self) -> str | None:
-        """Give the task as the grid names it; None where the arguments do."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Give its seed."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """Say where it is."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Name it in a log."""
-        ...
-
-    @property
-    def is_finished(self) -> bool:
-        """Say whether it was measured."""
-        ...
-
-    @property
-    def width(self) -> float:
-        """Say how much it searches: those that search most come first."""
-        ...
-
-    @property
-    def task_of_arguments(self) -> str | None:
-        """Give the task as its arguments name it."""
-        ...
-
-    def value(self, name: str) -> Json:
-        """Give an argument's value by its name, as JSON."""
-        ...
-
-    def make(self, context: Context) -> Outcome:
-        """Make it, or take it up."""
-        ...
-
-    def drop_reader(self) -> None:
-        """Delete the weights it trained, once it is measured."""
-        ...
-
-
-def name_run(task: str | None, point: Point, seed: int) -> str:
-    """Name a run in a log."""
-    told = "" if task is None else f"{task}, "
-    return f"{told}{point.name}, seed {seed}"
+def _nearest(kind: str, name: str) -> str:
+    message = unknown_name(kind, name, [PROFILE, *argument_names()]).split(" Known:")[0]
+    return f"{message} See pgra train --help."
 
 
 def cells(grid: Grid, root: Path) -> Iterator[tuple[str | None, Point, Path]]:
-    """Give task, point and folder of each cell, in the order of the table.
+    """Return task, point and folder of each cell, in the order of the table.
 
     Args:
         grid: The grid.
         root: Folder of all its runs.
     """
     for task in grid.tasks or (None,):
-        parent = root / task_folder(task) if grid.has_task_folders and task else root
+        own = task and task.rpartition("/")[2].removesuffix(".yaml")  # it may be a YAML's path
+        parent = root / own if grid.has_task_folders and own else root
         for point in grid.points:
             yield task, point, parent / point.folder
 
 
-def task_folder(task: str) -> str:
-    """Give the folder's name of a task, which may be the path of a YAML."""
-    return task.rpartition("/")[2].removesuffix(".yaml")
-
-
-# Runs a grid: points that share work share it, and what is finished is taken up.
-#
-#     NAME/grid.json              the points and where their runs are, written before anything runs
-#     NAME/POINT/seed-N/          a run each; NAME/TASK/POINT/seed-N/ with several tasks
-#
-# All points of a grid share one artefacts folder, so one LM with one prompt has one bank. The
-# points with the most candidates run first: the candidates of fewer are the first of more, so
-# that those runs add no forward of the LM; how many become evidence is a cut of one ranking.
-
-
-logger = logging.getLogger(__name__)
-
-GRID_FILE = "grid.json"
-_Run = TypeVar("_Run", bound=AnyRun)
-Resolve = Callable[[str | None, Point], tuple[PgraArguments, ReaderTrainingArguments]]
+Resolve = Callable[[str | None, Point], RunArguments]
 
 
 @dataclass(frozen=True)
@@ -509,82 +405,75 @@ class GridRun:
     Attributes:
         point: Its cell.
         task: As the grid names it; None where the arguments do.
-        seed: Of the reader.
-        folder: Where it is.
-        args: Everything before the reader's training.
-        training: The Trainer's arguments.
+        args: All arguments, its folder and seed among them.
     """
 
     point: Point
     task: str | None
-    seed: int
-    folder: Path
-    args: PgraArguments
-    training: ReaderTrainingArguments
+    args: RunArguments
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self.args.folder
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.args.seed
 
     @property
     def name(self) -> str:
-        """Name it in a log."""
-        return name_run(self.task, self.point, self.seed)
+        """What a log calls it."""
+        task = "" if self.task is None else f"{self.task}, "
+        return f"{task}{self.point.name}, seed {self.seed}"
 
     @property
     def is_finished(self) -> bool:
-        """Say whether it was measured."""
+        """Whether it was measured."""
         return (self.folder / METRICS_FILE).is_file()
 
     @property
-    def is_dropped(self) -> bool:
-        """Say whether it is a reader's run that was measured, and keeps no weights."""
-        is_reader = self.args.runtime.system in READER_SYSTEMS
-        return (
-            is_reader
-            and self.is_finished
-            and (self.folder / READER_FOLDER).is_dir()
-            and not (self.folder / READER_FOLDER / WEIGHTS_FILE).is_file()
-        )
-
-    @property
     def width(self) -> float:
-        """Say how much it searches; see `AnyRun`."""
-        return width(self.args)
-
-    @property
-    def task_of_arguments(self) -> str | None:
-        """Give the task; see `AnyRun`."""
-        return self.args.data.task
+        """How many candidates a query has, infinite where the LM reads the whole corpus."""
+        if "rerank" not in self.args.sections:
+            return 0.0
+        args = self.args.pgra
+        is_whole = args.is_exhaustive or args.rerank.bank == "full"
+        return float("inf") if is_whole else args.retriever.num_candidates
 
     def value(self, name: str) -> Json:
-        """Give an argument's value; see `AnyRun`."""
+        """Return an argument's value by its name, as JSON; None where the method has none."""
         if name == PROFILE:
             return self.point.values.get(name)
-        section = argument_sections()[name]
-        if section == "training":
-            return self.training.to_dict().get(name)
-        return asdict(getattr(self.args, section))[name]
+        section = section_of(name, self.args)
+        return None if section is None else self.args.as_json()[section].get(name)
 
-    def make(self, context: Context) -> Outcome:
-        """Make it; see `run_point`."""
-        return run_point(self, context)
 
-    def drop_reader(self) -> None:
-        """Delete its weights; see `drop_reader`."""
-        drop_reader(self)
+def section_of(name: str, args: RunArguments) -> str | None:
+    """Return the section that has an argument; None if none has."""
+    for section, part in args.sections.items():
+        if part is not None and name in {f.name for f in fields(part)}:
+            return section
+    return None
 
 
 @dataclass(frozen=True)
 class Failure:
     """A run that could not be made, and why."""
 
-    run: AnyRun
+    run: GridRun
     reason: str
 
 
 def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) -> list[GridRun]:
-    """Give a grid's runs in the order of its table: by task, point and seed.
+    """Return a grid's runs in the order of its table: by task, point and seed.
+
+    A point that draws nothing has one run, whatever the number of seeds: others would be the same.
 
     Args:
         grid: The grid.
-        seeds: Of the reader.
+        seeds: One run each.
         root: Folder of all of them.
         resolve: Gives the arguments of a task and point.
 
@@ -594,17 +483,18 @@ def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) ->
     runs = []
     for task, point, folder in cells(grid, root):
         try:
-            args, training = resolve(task, point)
+            args = resolve(task, point)
+            method = find_method(args.runtime.method)
+            is_drawn = method.uses_seed(args)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-        for seed in seeds:
-            place = folder / f"seed-{seed}"
-            mine = variant(training, place, seed=seed)
-            runs.append(GridRun(point, task, seed, place, args, mine))
+        for seed in seeds if is_drawn else seeds[:1]:
+            mine = variant(args, folder / f"seed-{seed}", seed=seed)
+            runs.append(GridRun(point, task, mine))
     return runs
 
 
-def in_order(runs: Sequence[_Run]) -> list[_Run]:
+def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
     """Order runs so that later ones find what earlier ones left.
 
     The first seed of all points comes before the second, so that a grid that was stopped tells of
@@ -614,17 +504,8 @@ def in_order(runs: Sequence[_Run]) -> list[_Run]:
     return sorted(runs, key=lambda run: (seeds.index(run.seed), -run.width))
 
 
-def width(args: PgraArguments) -> float:
-    """Give how many candidates a query has, infinite where the LM reads the whole corpus."""
-    is_whole = args.is_exhaustive or args.rerank.bank == "full"
-    return float("inf") if is_whole else args.retriever.num_candidates
-
-
 def run_grid(
-    runs: Sequence[AnyRun],
-    context: Context = ALONE,
-    *,
-    drop_readers: bool = False,
+    runs: Sequence[GridRun], context: Context = ALONE, *, drop_readers: bool = False
 ) -> list[Failure]:
     """Make all runs; one that fails does not stop the others.
 
@@ -646,45 +527,25 @@ def run_grid(
     failures = []
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
+        folder = Path(run.args.runtime.artifacts_dir)
+        mine = replace(context, artifacts=folder, device=run.args.runtime.device)
         try:
-            run.make(context)
+            run_all({run.seed: run.args}, mine, may_lack_reader=True)
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
             failures.append(Failure(run, " ".join(str(error).split())))
             continue
-        if drop_readers and context.worker.is_main:
-            run.drop_reader()
+        if drop_readers and context.is_main and run.is_finished:
+            for checkpoint in run.folder.glob("checkpoint-*"):
+                shutil.rmtree(checkpoint)
+            (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
         context.barrier()
     return failures
 
 
-def run_point(run: GridRun, context: Context = ALONE) -> Outcome:
-    """Make one run, or take it up, also where its reader was dropped.
-
-    Raises:
-        PgraError: As the system says.
-    """
-    if not run.is_dropped:
-        return run_system(run.args, run.training, context)
-    prepared = prepare_runs(run.args, [run.training], context)
-    identity = run_identity(run.args, run.training, prepared.found, prepared.source)
-    check_run(run.folder, identity, run.training)
-    logger.info("run: %s is finished, without its reader (reused)", run.folder)
-    return Outcome(run.folder, read_object(run.folder / METRICS_FILE), reused=True)
-
-
-def drop_reader(run: GridRun) -> None:
-    """Delete the weights and checkpoints of a trained and measured run; all else stays."""
-    if run.args.runtime.system not in READER_SYSTEMS or not run.is_finished:
-        return
-    for folder in run.folder.glob("checkpoint-*"):
-        shutil.rmtree(folder)
-    (run.folder / READER_FOLDER / WEIGHTS_FILE).unlink(missing_ok=True)
-
-
-def write_grid(grid: Grid, runs: Sequence[AnyRun], root: Path) -> None:
+def write_grid(grid: Grid, runs: Sequence[GridRun], root: Path) -> None:
     """Say what a grid is, before it runs.
 
     Raises:
@@ -704,18 +565,21 @@ def write_grid(grid: Grid, runs: Sequence[AnyRun], root: Path) -> None:
     write_json(path, grid_record(grid, runs, root))
 
 
-def grid_record(grid: Grid, runs: Sequence[AnyRun], root: Path) -> dict[str, Json]:
-    """Give the content of `grid.json`: axes by section and name, points with every axis' value.
+def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Json]:
+    """Return the content of `grid.json`: axes by section and name, points with every axis' value.
 
     Points of several tasks stand once a task, under one name.
     """
-    sections = argument_sections(grid.command)
-    long = {name: _long(name, sections) for name in (*grid.axes, *(grid.baseline or {}))}
+    long: dict[str, str] = {}
+    for name in (*grid.axes, *(grid.baseline or {})):
+        sections = (section_of(name, run.args) for run in runs)
+        section = next((section for section in sections if section is not None), None)
+        long[name] = name if section is None else f"{section}.{name}"
     points: dict[tuple[str | None, str], dict[str, Any]] = {}
     for run in runs:
         values: dict[str, Json] = {long[name]: run.value(name) for name in grid.axes}
-        told = {"name": run.point.name, "task": run.task_of_arguments}
-        fresh = {**told, "values": values, "seeds": {}}
+        about = {"name": run.point.name, "task": run.args.data.task}
+        fresh = {**about, "values": values, "seeds": {}}
         entry = points.setdefault((run.task, run.point.name), fresh)
         entry["seeds"][str(run.seed)] = str(run.folder.relative_to(root))
     baseline = grid.baseline and {long[name]: value for name, value in grid.baseline.items()}
@@ -729,184 +593,6 @@ def grid_record(grid: Grid, runs: Sequence[AnyRun], root: Path) -> dict[str, Jso
         "baseline": baseline,
         "points": list(points.values()),
     }
-
-
-def _long(name: str, sections: Mapping[str, str]) -> str:
-    return name if name == PROFILE else f"{sections[name]}.{name}"
-
-
-# Runs of a grid that `pgra icl` makes: KATE's tables and figures, one frozen LM for all points.
-#
-# A point that draws nothing has one run, whatever the number of seeds: its others would be the
-# same.
-
-
-ResolveIcl = Callable[[str | None, Point], IclRun]
-
-
-@dataclass
-class SharedLm:
-    """The LM of the run before, which the next one takes if it asks for the same."""
-
-    _asked: Mapping[str, Json] | None = None
-    _completer: LanguageModel | None = None
-
-    def open(self, run: IclRun, context: Context) -> LanguageModel:
-        """Open a run's LM, or give the one that is open.
-
-        Raises:
-            PgraError: As `open_lm`.
-        """
-        asked: dict[str, Json] = {
-            **asdict(run.completer),
-            "artifacts_dir": str(run.artifacts),
-            "device": run.icl.device,
-        }
-        if self._completer is None or self._asked != asked:
-            self._completer = None  # so that two LMs are never in memory together
-            self._completer, self._asked = open_lm(run, context), asked
-        return self._completer
-
-
-@dataclass(frozen=True)
-class IclGridRun:
-    """One run of a grid of `pgra icl`; see `AnyRun`.
-
-    Attributes:
-        point: Its cell.
-        task: As the grid names it; None where the arguments do.
-        seed: Of the exemplars.
-        run: All arguments, its own folder and seed among them.
-        lm: Shared with the other runs.
-    """
-
-    point: Point
-    task: str | None
-    seed: int
-    run: IclRun
-    lm: SharedLm = field(repr=False, compare=False)
-
-    @property
-    def folder(self) -> Path:
-        """Say where it is."""
-        return self.run.folder
-
-    @property
-    def name(self) -> str:
-        """Name it in a log."""
-        return name_run(self.task, self.point, self.seed)
-
-    @property
-    def is_finished(self) -> bool:
-        """Say whether it was measured."""
-        return (self.folder / METRICS_FILE).is_file()
-
-    @property
-    def width(self) -> float:
-        """Say nothing of the order: neighbors and answers are kept, whichever run is first."""
-        return 0.0
-
-    @property
-    def task_of_arguments(self) -> str | None:
-        """Give the task as its arguments name it."""
-        return self.run.data.task
-
-    def value(self, name: str) -> Json:
-        """Give an argument's value by its name, as JSON."""
-        if name == PROFILE:
-            return self.point.values.get(name)
-        return asdict(getattr(self.run, argument_sections("icl")[name]))[name]
-
-    def make(self, context: Context) -> Outcome:
-        """Make it, or take it up.
-
-        Raises:
-            PgraError: As `run_icl`.
-        """
-        return run_icl(self.run, self.lm.open, context)
-
-    def drop_reader(self) -> None:
-        """Do nothing: there is none."""
-
-
-def make_icl_runs(
-    grid: Grid, seeds: Sequence[int], root: Path, resolve: ResolveIcl
-) -> list[IclGridRun]:
-    """Give a grid's runs in the order of its table: by task, point and seed.
-
-    Args:
-        grid: The grid.
-        seeds: Of the exemplars; a point that draws nothing takes the first alone.
-        root: Folder of all of them.
-        resolve: Gives the arguments of a task and point.
-
-    Raises:
-        ConfigError: If a point contradicts itself; it is named.
-    """
-    lm, runs = SharedLm(), []
-    for task, point, folder in cells(grid, root):
-        try:
-            run = resolve(task, point)
-        except ConfigError as error:
-            raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
-        for seed in seeds if run.selection.draws else seeds[:1]:
-            place = str(folder / f"seed-{seed}")
-            mine = replace(
-                run,
-                selection=replace(run.selection, exemplar_seed=seed),
-                icl=replace(run.icl, output_dir=place),
-            )
-            runs.append(IclGridRun(point, task, seed, mine, lm))
-    return runs
-
-
-@dataclass(frozen=True)
-class PointCost:
-    """What a point asks the LM.
-
-    Attributes:
-        runs: The point's, one a seed.
-        queries: Of its task; None if they cannot be read.
-        prompts: Of its unfinished runs, at most: what is kept is not asked again; None likewise.
-        note: Why it cannot be told.
-    """
-
-    runs: Sequence[IclGridRun]
-    queries: int | None
-    prompts: int | None
-    note: str = ""
-
-
-_BLANKS = 3  # prompts without content that --calibrate adds to each, at most
-
-
-def foresee_prompts(runs: Sequence[IclGridRun]) -> list[PointCost]:
-    """Tell how many prompts each point asks, in the order of the table; no model runs."""
-    points: dict[tuple[str | None, str], list[IclGridRun]] = {}
-    for run in runs:
-        points.setdefault((run.task, run.point.name), []).append(run)
-    known: dict[str, int | str] = {}
-    return [_foresee(own, known) for own in points.values()]
-
-
-def _foresee(runs: Sequence[IclGridRun], known: dict[str, int | str]) -> PointCost:
-    first = runs[0].run
-    key = str((asdict(first.data), first.icl.query_dataset_name))
-    if key not in known:
-        try:
-            known[key] = len(read_inputs(first).queries)
-        except PgraError as error:
-            known[key] = " ".join(str(error).split())
-    found = known[key]
-    if isinstance(found, str):
-        return PointCost(runs, None, None, found)
-    if first.icl.decide_by == "vote":
-        return PointCost(runs, found, 0, "no LM")
-    each = found * (1 + _BLANKS * first.icl.calibrate)
-    return PointCost(runs, found, each * sum(not run.is_finished for run in runs))
-
-
-# What a grid costs before it is run: the texts that the LM has yet to read, once a bank.
 
 
 @dataclass(frozen=True)
@@ -926,70 +612,39 @@ class Cost:
     note: str
 
 
-def foresee(runs: Sequence[GridRun]) -> list[Cost]:
+def foresee(runs: Sequence[GridRun], context: Context = ALONE) -> list[Cost]:
     """Tell what the LM has to read for each point, in the order they run; no model runs.
 
-    Points that share a bank are told of once. One that searches the same bank in another way may
-    read some texts that another does: it is counted as if it did not.
+    What points share is counted with the first of them. One that searches the same bank in another
+    way may read some texts that another does: it is counted as if it did not.
     """
     points: dict[tuple[str | None, str], list[GridRun]] = {}
     for run in in_order(runs):
         points.setdefault((run.task, run.point.name), []).append(run)
-    known: dict[str, str] = {}
-    return [_foresee_point(own, known) for own in points.values()]
+    known: dict[tuple[str, ...], str] = {}
+    return [_foresee(own, known, context) for own in points.values()]
 
 
-def _foresee_point(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
-    run = runs[0]
-    if run.args.system == "icl":
-        return Cost(runs, None, is_exact=False, note="system icl is not foreseen")
-    if run.args.rerank.num_evidence == 0 or run.args.rerank.reranker == "none":
-        return Cost(runs, 0, is_exact=True, note="the LM reads nothing")
+def _foresee(runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context: Context) -> Cost:
+    first = runs[0]
+    folder = Path(first.args.runtime.artifacts_dir)
     try:
-        return _count(runs, known)
+        method = open_method(first.args, replace(context, artifacts=folder))
+        forecast: Forecast = method.foresee()
     except PgraError as error:
         return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
-
-
-def _count(runs: Sequence[GridRun], known: dict[str, str]) -> Cost:
-    """Count what is not told of yet; `known` has points by what they read of which bank."""
-    args = runs[0].args
-    bank, stage = _bank(args), _stage(args)
-    is_fitted = find_similarity(args.rerank.similarity).is_fitted
-    read = [bank if stage == "whole" else f"{bank} {stage}"]
-    if is_fitted and stage != "whole":
-        read.append(f"{read[0]} sample")
-    other = known.get(bank) or known.get(read[0])
-    if bank in known or all(part in known for part in read):
+    if forecast.parts is None:
+        return Cost(runs, None, is_exact=False, note=forecast.note)
+    if forecast.is_each:
+        unfinished = sum(not run.is_finished for run in runs)
+        texts = sum(forecast.parts.values()) * unfinished
+        return Cost(runs, texts, forecast.is_exact, forecast.note)
+    shared = {part: known.get(part) or known.get(part[:1]) for part in forecast.parts}
+    new = {part: texts for part, texts in forecast.parts.items() if shared[part] is None}
+    for part in new:
+        known[part] = first.point.name
+    other = next((name for name in shared.values() if name is not None), None)
+    if forecast.parts and not new:
         return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")
-    plan = make_plan(args, seconds=0)
-    if plan.cost is None:
-        note = f"what reranker {args.rerank.reranker} reads is not known"
-        return Cost(runs, None, is_exact=False, note=note)
-    cost, note, to_read = plan.cost, "", plan.cost.to_read
-    if other is not None:  # only what the similarity is fitted to is new
-        plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
-        without = make_plan(plain, seconds=0).cost
-        to_read -= 0 if without is None else without.to_read
-        note = f", behind {other}"
-    if cost.reads_pairs:
-        note = f": each passage with each query, about {cost.reading.tokens:,} tokens"
-    for part in read:
-        known.setdefault(part, runs[0].point.name)
-    return Cost(runs, to_read, cost.is_exact, f"{cost.basis}{note}" if to_read else "all read")
-
-
-def _bank(args: PgraArguments) -> str:
-    """Tell banks apart by their folder, which holds the hash of all that states depend on."""
-    found = read_task(args)
-    open_stages(found, args)
-    assert found.reranker is not None
-    return found.reranker.store
-
-
-def _stage(args: PgraArguments) -> str:
-    """Tell first stages apart, but for k."""
-    if width(args) == float("inf"):
-        return "whole"
-    values = asdict(args.retriever)
-    return str({name: value for name, value in values.items() if name != "num_candidates"})
+    note = forecast.note + (f", behind {other}" if other is not None else "")
+    return Cost(runs, sum(new.values()), forecast.is_exact, note)

@@ -20,12 +20,11 @@ from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup, load_lookup
-from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run
-from pgra.methods.kate_inputs import load_any_task
+from pgra.methods.kate import load_any_task
 from pgra.reader.record import ReaderRecord, read_record
 from pgra.report.metrics import mcnemar
 from pgra.report.results import PREDICTIONS_FILE, damaged, read_lines
-from pgra.runs import Predictor
+from pgra.runs import Predictor, read_arguments
 
 # Finished runs that a study of corrections asks, with and without a memory, whatever they are.
 
@@ -120,21 +119,21 @@ class PromptedSubject:
 
     def __init__(self, folder: Path, *, task: str, inputs: tuple[str, ...], device: str) -> None:
         self.task, self.inputs, self._folder = task, inputs, folder
-        self._run = load_icl_run(folder, device=device)
+        self._device = device
 
     def decide(self, examples: Sequence[Example]) -> list[Prediction]:
         """Decide texts without a memory; see `Subject`."""
-        fields = [dict(example.fields) for example in examples]
-        told = answer_queries(self._folder, self._run, fields, PromptMemoryArguments())
-        return [one.prediction for one in told]
+        predictor = Predictor.open(self._folder, device=self._device)
+        found = predictor.answer([dict(example.fields) for example in examples])
+        return [answer.prediction for answer in found]
 
     def decide_with(
         self, texts: Texts, memory: PromptMemoryArguments
     ) -> dict[float | None, list[Told]]:
         """Put corrections into prompts; see `Subject`."""
-        fields = [dict(example.fields) for example in texts.examples]
-        told = answer_queries(self._folder, self._run, fields, memory)
-        return {None: [Told(one.prediction.label, bool(one.more["memory"])) for one in told]}
+        predictor = Predictor.open(self._folder, device=self._device, memory=memory)
+        found = predictor.answer([dict(example.fields) for example in texts.examples])
+        return {None: [Told(each.prediction.label, bool(each.details["memory"])) for each in found]}
 
 
 def open_subject(folder: Path, *, weights: Sequence[float], device: str) -> Subject:
@@ -149,10 +148,11 @@ def open_subject(folder: Path, *, weights: Sequence[float], device: str) -> Subj
         DataError: If its answers are written, not labels.
         PgraError: As `pgra predict`.
     """
-    if not is_icl_run(folder):
+    args = read_arguments(folder, {})
+    if "memory" not in args.sections:
         record = read_record(folder, verify=False)
         return TrainedSubject(folder, record, weights=weights, device=device)
-    task = load_any_task(load_icl_run(folder).data.task or "")
+    task = load_any_task(args.data.task or "")
     if not isinstance(task, Task):
         raise DataError(f"{folder} writes answers, and this is a study of labels: give another run")
     return PromptedSubject(folder, task=task.name, inputs=task.inputs, device=device)

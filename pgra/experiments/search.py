@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from pgra.artifacts import canonical_json, write_json
-from pgra.config import PgraArguments, SeriesArguments
+from pgra.config import RunArguments, SeriesArguments
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError
-from pgra.methods.base import Prepared, prepare_runs
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.runs import Outcome, Summary, check_series, run_reader, run_seeds, series_folder, variant
+from pgra.runs import Outcome, Prepared, Summary, check_series, series_folder, sum_up, variant
 
 # Optuna's part of a search: which point to try next, kept in a file of the search's folder.
 
@@ -170,56 +168,52 @@ class SearchResult:
 
 
 def search_runs(
-    args: PgraArguments,
-    training: ReaderTrainingArguments,
-    series: SeriesArguments,
-    context: Context = ALONE,
+    args: RunArguments, series: SeriesArguments, context: Context = ALONE
 ) -> SearchResult:
     """Try points with the first seed, and measure the winner on the test set, with every seed.
 
     Args:
-        args: Everything before the reader's training; it is done once.
-        training: The Trainer's arguments; `output_dir` is the folder of them all.
+        args: All arguments; the run's folder is the folder of them all.
         series: Which points and seeds.
         context: Who shares the work.
 
     Raises:
         ArtifactError: If a point's folder holds another run.
         ConfigError: If nothing would be measured on the dev set, or Optuna is not installed.
-        PgraError: As `train_run`.
+        PgraError: As a run says.
     """
-    seeds = series.seed_list() or [training.seed]
-    root = series_folder(str(training.output_dir), seeds)
-    check_series(training, root)
-    _check_search(training, series)
+    seeds = series.seed_list() or [args.seed]
+    root = series_folder(str(args.folder), seeds)
+    check_series(args, root)
+    _check_search(args, series)
     ends = _points(series) if series.search == "grid" else _corners(series)
-    known = [point_arguments(point, training, root, seeds[0]) for point in ends]
-    prepared = prepare_runs(args, known, context)
+    known = [_variant(point, args, root, seeds[0]) for point in ends]
+    prepared = Prepared(known[0], context, known)
 
     def attempt(point: Point) -> Tried:
-        return _attempt(prepared, point_arguments(point, training, root, seeds[0]), point)
+        return _attempt(prepared, _variant(point, args, root, seeds[0]), point)
 
     if series.search == "grid":
         tried = [attempt(point) for point in _points(series)]
     else:
         tried = _try_trials(series, root, seeds[0], attempt, context)
     winner = choose_winner(tried)
-    runs = {seed: point_arguments(winner.point, training, root, seed) for seed in seeds}
-    outcome = run_reader(prepared, runs[seeds[0]])  # the first look at the test set
+    runs = {seed: _variant(winner.point, args, root, seed) for seed in seeds}
+    outcome = prepared.run(runs[seeds[0]])  # the first look at the test set
     metric = str(outcome.training.get("metric"))
-    if context.worker.is_main:
+    if context.is_main:
         write_json(root / SEARCH_FILE, _record(series, tried, winner, metric, outcome))
     context.barrier()
-    summary = run_seeds(prepared, runs, root, {seeds[0]: outcome}) if len(seeds) > 1 else None
-    return SearchResult(root, tried, winner, metric, outcome, summary)
+    if len(seeds) == 1:
+        return SearchResult(root, tried, winner, metric, outcome, None)
+    outcomes = {s: outcome if s == seeds[0] else prepared.run(runs[s]) for s in seeds}
+    return SearchResult(root, tried, winner, metric, outcome, sum_up(outcomes, root, args, context))
 
 
-def point_arguments(
-    point: Point, training: ReaderTrainingArguments, root: Path, seed: int
-) -> ReaderTrainingArguments:
-    """Give the Trainer's arguments of a point with a seed."""
+def _variant(point: Point, args: RunArguments, root: Path, seed: int) -> RunArguments:
+    """Return the arguments of a point with a seed."""
     return variant(
-        training,
+        args,
         root / f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}",
         learning_rate=point.learning_rate,
         per_device_train_batch_size=point.batch_size,
@@ -232,7 +226,8 @@ def choose_winner(tried: Sequence[Tried]) -> Tried:
     return max(tried, key=lambda one: one.dev_value)  # max keeps the first of equals
 
 
-def _check_search(training: ReaderTrainingArguments, series: SeriesArguments) -> None:
+def _check_search(args: RunArguments, series: SeriesArguments) -> None:
+    training = args["training"]
     strategy = getattr(training.eval_strategy, "value", training.eval_strategy)
     if strategy == "no" or not training.load_best_model_at_end:
         raise ConfigError(
@@ -261,8 +256,8 @@ def _corners(series: SeriesArguments) -> list[Point]:
     return [Point(series.learning_rates()[0], size) for size in series.batch_sizes()]
 
 
-def _attempt(prepared: Prepared, mine: ReaderTrainingArguments, point: Point) -> Tried:
-    outcome = run_reader(prepared, mine, is_measured=False)
+def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> Tried:
+    outcome = prepared.run(args, is_measured=False)
     told = outcome.training
     if prepared.context.worker.is_main:
         # They serve to go on with, and a grid's would fill a disk: the reader itself stays.

@@ -5,26 +5,18 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 
 from pgra.errors import ModelError
-from pgra.lm.load import dtype_name
+from pgra.lm.load import ModelSource, batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder, Prompts
 
 T = TypeVar("T")
 _BATCHES_A_PIECE = 6  # of `batch_tokens`, on a CPU: few enough to read several pieces
 _PATIENCE = 6  # times the seconds given that a piece may seem to take
 _SEED = 0
-
-
-def describe_device(device: torch.device, dtype: torch.dtype) -> str:
-    """Name where a model runs, and in which dtype."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {dtype_name(dtype)}"
-    threads = torch.get_num_threads()
-    return f"{device.type}, {threads} thread{'s' if threads > 1 else ''}, {dtype_name(dtype)}"
 
 
 @dataclass(frozen=True)
@@ -285,6 +277,8 @@ class Reading:
     """What reading texts costs.
 
     Attributes:
+        model: What reads, as the user wrote it.
+        device: Where it runs, and in which dtype.
         prefix: Tokens that prompts share; with a prefix a query those of one, on average.
         num_prefixes: How many prefixes there are: none, one, several that scores are averaged
             over, or one a query.
@@ -300,6 +294,8 @@ class Reading:
         batch: Bytes on the device: one batch, estimated.
     """
 
+    model: str
+    device: str
     prefix: int
     num_prefixes: int
     own_mean: float
@@ -324,32 +320,53 @@ class Reading:
         return self.weights + self.cache + self.batch
 
 
+class Model(Protocol):
+    """What is known of a model before its weights are loaded."""
+
+    @property
+    def source(self) -> ModelSource: ...
+    @property
+    def config(self) -> Any: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def quantization(self) -> str: ...
+
+
 def estimate_reading(
-    shape: LmShape,
+    model: Model,
     kinds: Sequence[TextSample],
     *,
     prefix: int = 0,
     num_prefixes: int = 0,
     is_shared: bool = False,
     num_cut: int = 0,
-    dtype: torch.dtype,
-    quantization: str = "none",
     batch_tokens: int,
+    is_causal: bool = True,
 ) -> Reading:
     """Add up what texts cost; each sampled one stands for its share of its kind.
 
     Args:
-        shape: The model's.
+        model: What reads.
         kinds: The texts.
         prefix: Tokens that stand before each text.
         num_prefixes: How many prefixes there are.
         is_shared: Whether each prefix is read once; else it is in the samples' `own` tokens.
         num_cut: How many sampled texts were cut.
-        dtype: The model's.
-        quantization: Its `--lm_quantization`.
-        batch_tokens: Own tokens in one batch.
+        batch_tokens: Own tokens in one batch on a CPU; a GPU takes 16 times as many.
+        is_causal: Whether a token looks at those before it only.
+
+    Raises:
+        ModelError: If no model can be laid out from its configuration.
     """
-    behind, item = prefix if is_shared else 0, dtype.itemsize
+    shape, device = LmShape.of(model.config, is_causal=is_causal), model.device
+    behind, item = prefix if is_shared else 0, model.dtype.itemsize
+    threads = torch.get_num_threads()
+    place = f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
     sampled, count = sum(len(kind.own) for kind in kinds), sum(kind.count for kind in kinds)
     once = num_prefixes if is_shared and sampled else 0
     own = whole = flops = flops_whole = 0.0
@@ -360,6 +377,8 @@ def estimate_reading(
         flops += times * shape.flops(kind.own, behind=behind)
         flops_whole += times * shape.flops(kind.whole)
     return Reading(
+        model=model.source.name,
+        device=f"{place}, {dtype_name(model.dtype)}",
         prefix=prefix,
         num_prefixes=num_prefixes,
         own_mean=own / max(1, count),
@@ -369,7 +388,7 @@ def estimate_reading(
         tokens_whole=round(whole),
         flops=flops + once * shape.flops([behind]),
         flops_whole=flops_whole,
-        weights=shape.weight_bytes(item, quantization),
+        weights=shape.weight_bytes(item, model.quantization),
         cache=shape.cache_bytes(behind, item),
-        batch=shape.batch_bytes(batch_tokens, item),
+        batch=shape.batch_bytes(batch_budget(batch_tokens, device), item),
     )

@@ -25,8 +25,14 @@ import numpy.typing as npt
 from pgra.artifacts import write_json
 from pgra.core import Json, Rows
 from pgra.memory.log import FeedbackLog
-from pgra.retrieval.base import import_faiss
-from pgra.retrieval.faiss import Vectors, ask, empty_index, map_faiss, write_faiss
+from pgra.retrieval.faiss import (
+    Vectors,
+    ask,
+    empty_index,
+    import_faiss,
+    map_faiss,
+    write_faiss,
+)
 
 logger = logging.getLogger(__name__)
 

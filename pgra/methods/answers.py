@@ -1,4 +1,4 @@
-"""How an LM's answer becomes a label: by label words' chances, calibrated, or by its text.
+"""How an LM's answer becomes a label: by its label words' chances, or by what it writes.
 
 Brown et al. 2020, section 2.4, score each candidate answer. KATE (Liu et al. 2022) lets GPT-3 write
 and compares what it wrote with the label.
@@ -20,30 +20,15 @@ from pgra.prompts.fewshot import PromptFormat, answer_words
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide
 
-# Contextual calibration: what an LM would answer to nothing is taken off its answers.
-#
-# Zhao et al. 2021, "Calibrate Before Use", section 4: exemplars make an LM lean to some labels,
-# whatever is asked. Its chances for an input without content show how far; dividing by them makes
-# all labels equally likely there.
-
-
 CONTENT_FREE = ("N/A", "", "[MASK]")
 """The inputs without content of Zhao et al. 2021, section 5.2; their chances are averaged."""
 
 
-def content_free_fields(inputs: Sequence[str]) -> list[dict[str, str]]:
-    """Give the fields of queries without content, one for each of `CONTENT_FREE`.
-
-    Args:
-        inputs: The task's inputs.
-    """
-    return [dict.fromkeys(inputs, text) for text in CONTENT_FREE]
-
-
 def calibrate(scores: Scores, free: Scores) -> Scores:
-    """Divide each label's chance by its chance without content.
+    """Divide each label's chance by its chance without content (Zhao et al. 2021, section 4).
 
-    W = diag(p_cf)^-1 and b = 0, section 4 there; both chances are of the labels alone.
+    Exemplars make an LM lean to some labels, whatever is asked. W = diag(p_cf)^-1 and b = 0 there;
+    both chances are of the labels alone.
 
     Args:
         scores: Log-probabilities of the labels' words, (B, C).
@@ -68,48 +53,38 @@ def _log_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(top + np.log(np.exp(values - top).sum(axis=-1, keepdims=True)))
 
 
-STOP = "\n"
-
-
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """What an LM said of a query.
 
     Attributes:
         prediction: The label it means; of a task without labels the text that it wrote.
-        more: What else `predictions.jsonl` tells of it.
+        details: What else `predictions.jsonl` says of it.
     """
 
     prediction: Prediction
-    more: Mapping[str, Json]
+    details: Mapping[str, Json]
 
 
-class Decider(Protocol):
+class Answerer(Protocol):
     """Asks an LM for the labels of queries."""
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that decides, besides the LM, exemplars and queries."""
+        """All that decides, besides the LM, exemplars and queries."""
         ...
 
     @property
     def num_new_tokens(self) -> int:
-        """Give the room that an answer needs."""
+        """The room that an answer needs."""
         ...
 
     def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Write all prompts that are asked for a query; its own is the first."""
+        """Render all prompts that are asked for a query; its own is the first."""
         ...
 
-    def decide(
-        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
-    ) -> list[Answered]:
-        """Ask the LM.
-
-        Args:
-            queries: B queries.
-            prompts: What `prompts` wrote for each.
-        """
+    def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
+        """Ask the LM what `prompts` rendered for each of B queries."""
         ...
 
 
@@ -140,7 +115,7 @@ class WordScorer:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give format, words and what is done with their chances."""
+        """Format, words and what is done with their chances."""
         return {
             **self.format.fingerprint,
             "decide_by": "score",
@@ -157,110 +132,85 @@ class WordScorer:
 
     @property
     def num_new_tokens(self) -> int:
-        """Give the tokens of the longest word."""
+        """The tokens of the longest word."""
         return max(self._lengths)
 
     def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Write a query's prompt, and with calibration the same one for no content."""
-        free = content_free_fields(self.inputs) if self.calibrated else []
-        return [self.format.write(exemplars, fields) for fields in (query.fields, *free)]
+        """Render a query's prompt, and with calibration the same one for no content."""
+        free = [dict.fromkeys(self.inputs, text) for text in CONTENT_FREE]
+        asked = [query.fields, *(free if self.calibrated else [])]
+        return [self.format.write(exemplars, fields) for fields in asked]
 
-    def decide(
-        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
-    ) -> list[Answered]:
-        """Score the words after each prompt; see `Decider`."""
-        flat = [prompt for own in prompts for prompt in own]
+    def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
+        """Score the words after each prompt; see `Answerer`."""
+        flat = [prompt for each in prompts for prompt in each]
         with _bar(flat, progress=self.progress) as advance:
-            told = self.completer.score(flat, answer_words(self.words), advance=advance)
-        scores = np.array(told, np.float32).reshape(len(queries), -1, len(self.words))
+            logs = self.completer.score(flat, answer_words(self.words), advance=advance)
+        scores = np.array(logs, np.float32).reshape(len(queries), -1, len(self.words))
         if self.length_normalize:
             scores /= np.array(self._lengths, dtype=np.float32)
         final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
-        decided = decide([q.id for q in queries], final, list(self.words))
-        return [Answered(prediction, {}) for prediction in decided]
+        ids = [query.id for query in queries]
+        predictions = decide(ids, final, list(self.words))
+        return [Answer(prediction, {}) for prediction in predictions]
 
 
 @dataclass(frozen=True)
 class TextWriter:
-    """Lets the LM write an answer.
+    r"""Lets the LM write; the answer is the text, or the label whose word it wrote.
 
     Attributes:
         completer: The LM.
         format: How prompts are written.
         max_new_tokens: Most tokens that are written.
         stop: Where an answer ends.
+        words: Word by label; None where the text itself is the answer.
         progress: Whether to show a bar.
     """
 
     completer: LanguageModel
     format: PromptFormat
     max_new_tokens: int
-    stop: str = STOP
+    stop: str = "\n"
+    words: Mapping[str, str] | None = None
     progress: bool = False
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give format, and how much is written."""
+        """Format, words and how much is written."""
         return {
             **self.format.fingerprint,
             "decide_by": "generation",
             "max_new_tokens": self.max_new_tokens,
             "stop": self.stop,
+            **({} if self.words is None else {"words": dict(self.words)}),
         }
 
     @property
     def num_new_tokens(self) -> int:
-        """Give the most tokens that are written."""
+        """The most tokens that are written."""
         return self.max_new_tokens
 
     def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Write a query's prompt."""
+        """Render a query's prompt."""
         return [self.format.write(exemplars, query.fields)]
 
-    def decide(
-        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
-    ) -> list[Answered]:
-        """Let the LM write; see `Decider`."""
-        flat = [own[0] for own in prompts]
+    def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
+        """Let the LM write, and read labels; see `Answerer`."""
+        flat = [each[0] for each in prompts]
         with _bar(flat, progress=self.progress) as advance:
             written = self.completer.complete(
                 flat, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
             )
-        return [
-            Answered(Prediction(query.id, done.text.strip(), {}), {})
-            for query, done in zip(queries, written, strict=True)
-        ]
+        texts = [completion.text.strip() for completion in written]
+        return [self._read(query, text) for query, text in zip(queries, texts, strict=True)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class WordWriter(TextWriter):
-    """Lets the LM write, and takes the label whose word it wrote.
-
-    Attributes:
-        words: Word by label.
-    """
-
-    words: Mapping[str, str]
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Give format, words and how much is written."""
-        return {**super().fingerprint, "words": dict(self.words)}
-
-    def decide(
-        self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]
-    ) -> list[Answered]:
-        """Let the LM write, and read labels; see `Decider`."""
-        verbalizer = Verbalizer(self.words, template="")
-        answered = []
-        for done in super().decide(queries, prompts):
-            text = done.prediction.label
-            label = verbalizer.label_of_word(text)
-            scores = {name: float(name == label) for name in self.words}
-            decided = UNDECIDED if label is None else label
-            prediction = Prediction(done.prediction.example_id, decided, scores)
-            answered.append(Answered(prediction, {"written": text}))
-        return answered
+    def _read(self, query: Example, text: str) -> Answer:
+        if self.words is None:
+            return Answer(Prediction(query.id, text, {}), {})
+        label = Verbalizer(self.words, template="").label_of_word(text)
+        scores = {name: float(name == label) for name in self.words}
+        return Answer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
 
 
 @contextlib.contextmanager

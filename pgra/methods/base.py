@@ -1,335 +1,413 @@
-"""What methods with a trained reader share: stages done once, the trained reader, its notes."""
+"""The contract of a method: what decides a task's examples.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+A method is opened with its arguments, reads its task, and refuses early what cannot work. `prepare`
+does the long work that runs with other seeds share, `fit` trains, `decide` decides. Folders, locks,
+resume, seeds and results are the run's (`pgra.runs`), so that they are alike for all methods.
+"""
+
+import copy
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol, Self
 
-from pgra.config import PgraArguments, choose
-from pgra.core import ALONE, Candidates, Context, Json, Prediction, Scores
+from pgra.artifacts import digest
+from pgra.config import (
+    Arguments,
+    DataArguments,
+    FolderArguments,
+    RunArguments,
+    RuntimeArguments,
+    find_class,
+)
+from pgra.core import Context, Example, Json, Prediction
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
+from pgra.data.examples import load_splits
+from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
-from pgra.lm.load import BUNDLED, ModelSource, choose_device, find_model, load_tokenizer
-from pgra.methods.pgra import (
-    find_evidence,
-    label_decision,
-    neighbor_model,
-    open_stages,
-    read_inputs,
-    read_task,
-    segment_layout,
-    task_verbalizer,
-)
-from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
-from pgra.reader.calibrate import Calibration, decide, fit_temperature
-from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import TokenizedInputs
-from pgra.reader.module import check_adapters
-from pgra.reader.predict import Decision, T5Classifier
-from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evidence
-from pgra.reader.record import ReaderRecord
-from pgra.reader.train import check_batches, check_classes
-from pgra.report.metrics import BINS, LABEL_METRICS, measure_reliability
-from pgra.rerank import find_reranker
-from pgra.run_folder import (
-    Found,
-    check_same_checkpoint,
-    check_same_run,
-    check_writable,
-    run_identity,
-)
+from pgra.report.results import EvidenceLine
+from pgra.retrieval.base import examples_digest
 
-# A run's reader once it is trained: its temperature, its record, its decisions on a split.
+logger = logging.getLogger(__name__)
+
+METHODS: dict[str, str] = {
+    "exhaustive": "pgra.methods.pgra:Pgra",
+    "fid": "pgra.methods.pgra:Pgra",
+    "icl": "pgra.methods.kate:Icl",
+    "kate": "pgra.methods.kate:Kate",
+    "knn": "pgra.methods.knn:NearestNeighbors",
+    "lm-bff": "pgra.methods.lm_bff:LmBff",
+    "pgra": "pgra.methods.pgra:Pgra",
+    "plain": "pgra.methods.pgra:Pgra",
+    "rag": "pgra.methods.rag:Rag",
+    "random": "pgra.methods.pgra:Pgra",
+}
+"""Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
+the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells
+them apart stands in `pgra.config.READERS`."""
+
+SPLITS = ("train", "dev", "test")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A reader that can decide.
+@dataclass
+class TaskData:
+    """A task's examples.
 
     Attributes:
-        reader: The T5, on its device.
-        tokenizer: Its tokenizer.
-        verbalizer: Its words.
-        decision: How it decides.
-        seed: Of its training.
-        calibration: The temperature of its probabilities.
+        task: The task: its labels are chosen, or its answers written.
+        train: What is learned from.
+        dev: What settings and checkpoints are chosen on.
+        test: What is reported on.
+        notes: What a reader of the numbers must know of the data.
     """
 
-    reader: FusionReader
-    tokenizer: Any
-    verbalizer: Verbalizer
-    decision: Decision
-    seed: int
-    calibration: Calibration = Calibration()  # noqa: RUF009 (frozen)
+    task: Task | GenerationTask
+    train: Sequence[Example]
+    dev: Sequence[Example]
+    test: Sequence[Example]
+    notes: Mapping[str, Json] = field(default_factory=dict)
 
-    @property
-    def is_scoring(self) -> bool:
-        """Say whether it gives probabilities at all: the official decode does not."""
-        return self.decision.decode == "verbalizer"
+    @classmethod
+    def read(cls, args: RunArguments) -> Self:
+        """Read a task with labels, and its splits.
 
-    @property
-    def classifier(self) -> T5Classifier:
-        """Return what scores the labels."""
-        parts = (self.tokenizer, self.verbalizer, self.decision)
-        if isinstance(self.reader, RagReader):
-            return RagClassifier(self.reader, *parts)
-        return T5Classifier(self.reader, *parts)
-
-    @property
-    def notes(self) -> list[str]:
-        """Give what a reader of its probabilities must know."""
-        return [self.calibration.note] if self.is_scoring and self.calibration.note else []
-
-    def with_calibration(self, calibration: Calibration) -> "Trained":
-        """Let it decide at that temperature."""
-        decision = replace(self.decision, temperature=calibration.temperature)
-        return replace(self, decision=decision, calibration=calibration)
-
-    def calibrated(self, dev: TokenizedInputs, context: Context) -> "Trained":
-        """Fit the temperature on the dev examples; without probabilities leave it as it is."""
-        if not self.is_scoring:
-            return self
-        scores = self.classifier.score(dev, replace(context, progress=False))
-        return self.with_calibration(fit_temperature(scores, self._columns(dev.labels)))
-
-    def decide(self, inputs: TokenizedInputs, context: Context, *, attention: bool) -> "Decided":
-        """Decide a split's examples, which have labels.
-
-        Args:
-            inputs: The examples.
-            context: Who shares the work.
-            attention: Whether to say what the reader looked at.
+        Raises:
+            ConfigError: If no task is named, or there is none of that name.
+            DataError: If the data cannot be read.
         """
-        best = None
-        if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
-            chosen = choose_evidence(self.reader, inputs)
-            inputs, best = chosen.inputs, chosen.evidence
-        shares = None
-        if attention:
-            attended = self.classifier.attend(inputs, context)
-            scores, shares = attended.scores, attended.shares
-        else:
-            scores = self.classifier.score(inputs, context)
-        labels, temperature = self.verbalizer.labels, self.decision.temperature
-        predictions = decide(inputs.example_ids, scores, labels, temperature=temperature)
-        return Decided(predictions, self._reliability(scores, inputs), shares, best)
+        task = load_task(task_name(args))
+        splits = load_splits(task, args.data)
+        return cls(task, splits.train, splits.dev, splits.test, splits.notes)
 
-    def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
-        if not self.is_scoring:
-            return None
-        truth = self._columns(inputs.labels)
-        before = measure_reliability(scores, truth)
-        after = measure_reliability(scores, truth, temperature=self.calibration.temperature)
-        return {
-            "temperature": self.calibration.temperature,
-            "dev_examples": self.calibration.num_examples,
-            "bins": BINS,
-            "nll": {"before": before.nll, "after": after.nll},
-            "ece": {"before": before.ece, "after": after.ece},
-        }
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The task's labels; none where answers are written."""
+        return self.task.labels if isinstance(self.task, Task) else ()
 
-    def _columns(self, labels: Sequence[str | None]) -> list[int]:
-        return [self.verbalizer.labels.index(str(label)) for label in labels]
+    @property
+    def metric(self) -> str:
+        """The headline metric."""
+        return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]
+
+    def examples(self, split: str) -> list[Example]:
+        """Return a split's examples."""
+        return list({"train": self.train, "dev": self.dev, "test": self.test}[split])
+
+    def fingerprint(self, split: str) -> str:
+        """Return a digest of a split's examples and their labels."""
+        examples = self.examples(split)
+        return digest([examples_digest(examples), [example.label for example in examples]])
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A split's decisions.
+class TaskInfo:
+    """What new queries must be like.
 
     Attributes:
-        predictions: One for each example.
-        calibration: The temperature, and nll and ece without and with it; None without
-            probabilities.
-        shares: Of each example a share of attention for each segment; None if not asked for.
-        best: The evidence, where the reader itself chose it.
+        name: The task's.
+        inputs: Its fields.
+        labels: Its labels; none where answers are written.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    labels: Sequence[str]
+
+
+class Decider(Protocol):
+    """A finished run, opened to decide new examples."""
+
+    @property
+    def about(self) -> TaskInfo:
+        """The task."""
+        ...
+
+    def decide(self, examples: Sequence[Example]) -> "Decisions":
+        """Decide examples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a method says of B examples.
+
+    Attributes:
+        predictions: One for each, in order.
+        evidence: What was read beside each; empty where nothing was.
+        exemplars: What stood before each in a prompt; empty where nothing did.
+        details: Further entries of each one's line in `predictions.jsonl`; empty for none.
+        notes: What a reader of the numbers must know.
+        metrics: Further entries of `metrics.json`.
+        calibration: The temperature of the probabilities, and what it changed; None without one.
+        values: Metrics by name, where labels alone do not give them.
+        interval: Of the headline metric among `values`.
     """
 
     predictions: Sequence[Prediction]
-    calibration: Mapping[str, Json] | None
-    shares: Sequence[Sequence[float]] | None
-    best: Candidates | None = None
+    evidence: Sequence[Sequence[EvidenceLine]] = ()
+    exemplars: Sequence[Sequence[Example]] = ()
+    details: Sequence[Mapping[str, Json]] = ()
+    notes: Sequence[str] = ()
+    metrics: Mapping[str, Json] = field(default_factory=dict)
+    calibration: Mapping[str, Json] | None = None
+    values: Mapping[str, float] | None = None
+    interval: Sequence[float] | None = None
 
 
-def describe_reader(
-    trained: Trained, found: Found, args: PgraArguments, source: ModelSource
-) -> ReaderRecord:
-    """Gather what a trained reader's folder says of itself.
+class Timed:
+    """What has stages: their wall-clock times, and digests of what each is given."""
 
-    Args:
-        trained: The reader.
-        found: What it was trained on.
-        args: The run's arguments.
-        source: The T5 that it began as.
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.fingerprints: dict[str, Json] = {}
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Keep a stage's wall-clock time."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = time.perf_counter() - start
+
+
+class Method(Timed, ABC):
+    """Decides a task's examples. Knows nothing of run folders, several seeds or reports.
+
+    A method from outside needs `decide` alone: `--method my_package.methods:MyMethod`.
+
+    Attributes:
+        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`.
+        TRAINS: Whether `fit` trains weights, which a run keeps in its `reader/`.
+        SEEDS: What a seed changes, as `summary.json` says it.
+        args: All arguments.
+        context: Where it runs.
+        data: The task's examples.
+        seed: Of this run.
+        seconds: Wall-clock time by stage.
+        fingerprints: Digests of what each stage is given.
     """
-    decision = label_decision(args.reader)
-    return ReaderRecord(
-        task=found.task.name,
-        inputs=found.task.inputs,
-        metric=found.task.metric,
-        words=dict(found.task.verbalizer),
-        layout=segment_layout(found.task, args.reader),
-        decode=decision.decode,
-        length_normalize=decision.length_normalize,
-        calibration=trained.calibration,
-        num_evidence=found.depth,
-        method=args.method,
-        prompt=found.prompt if found.depth else None,
-        base_model={"name": source.name, "identity": source.identity},
-        seed=trained.seed,
-        arguments=asdict(args),
-        fingerprints=found.fingerprints,
-    )
+
+    SECTIONS: ClassVar[Mapping[str, type]] = {}
+    TRAINS: ClassVar[bool] = False
+    SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
+
+    data: TaskData
+
+    def __init__(self, args: RunArguments, context: Context) -> None:
+        super().__init__()
+        self.args, self.context, self.seed = args, context, args.seed
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:
+        """Return what runs, folders and reports call it."""
+        return args.method
+
+    def open(self) -> None:
+        """Read the task, and refuse what cannot work; load nothing heavy.
+
+        Raises:
+            PgraError: If arguments, data or models cannot be used.
+        """
+        self.data = TaskData.read(self.args)
+        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+
+    def identity(self) -> dict[str, Json]:
+        """Return what decides predictions, as far as it is known yet, besides the examples."""
+        named = self.args.deciding(self.SECTIONS)
+        return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
+
+    def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        """Do the long work that runs with other seeds share, or take up what is there."""
+
+    def with_seed(self, args: RunArguments) -> Self:
+        """Return the method of a run with another seed or training, sharing what is prepared."""
+        other = copy.copy(self)
+        other.args, other.seed = args, args.seed
+        other.seconds, other.fingerprints = dict(self.seconds), dict(self.fingerprints)
+        return other
+
+    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002 (the contract's)
+        """Learn from the training examples, in a folder that a stopped run goes on in.
+
+        Returns:
+            What the dev set said: "metric", "value", ...; None if nothing was decided on it.
+        """
+        return None
+
+    def load(self, folder: Path) -> None:
+        """Take up what `fit` left in a run's folder."""
+        self.fit(folder)
+
+    @abstractmethod
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Decide examples: a split's, or new ones."""
+
+    def finish(self, folder: Path) -> None:
+        """Complete a measured run's folder, in the main process."""
+
+    def models(self) -> Sequence[str]:
+        """Return the names of all models it uses, as the user wrote them."""
+        return ()
+
+    def sample_prompt(self) -> str | None:
+        """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
+        return None
+
+    @property
+    def about(self) -> TaskInfo:
+        """The task, for new queries."""
+        return TaskInfo(self.data.task.name, self.data.task.inputs, self.data.labels)
+
+    @classmethod
+    def restore(
+        cls,
+        folder: Path,  # noqa: ARG003 (the contract's)
+        args: RunArguments,  # noqa: ARG003
+        context: Context,  # noqa: ARG003
+    ) -> Decider | None:
+        """Open a finished run to decide new examples, where that needs less than a whole run.
+
+        Returns:
+            None where it needs no less: the run is then opened as it was made, and loaded.
+        """
+        return None
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        """Whether the seed decides anything."""
+        return True
+
+    def foresee(self) -> "Forecast":
+        """Tell what the LM has yet to read, before anything is run."""
+        return Forecast(None, f"{self.args.method} is not foreseen")
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the numbers must know of data and models."""
+        shared = self.data.notes.get("test_rows_in_train")
+        sources = [self.args.data.dataset_name or ""]
+        found = [f"{shared} test texts also stand in the training file"] if shared else []
+        return [*bundled_notes(self.models(), sources), *found]
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What runs that differ only in their training share: the stages before it, done once.
+class Forecast:
+    """What an LM has yet to read.
 
     Attributes:
-        args: Everything before the reader's training.
-        found: The examples with their evidence.
-        source: The reader that training starts from.
-        tokenizer: Its tokenizer.
-        context: Who shares the work.
+        parts: Texts or prompts by what they are of, whose first word names a bank: what another run
+            has read of the same is not read again, and ("bank",) is all of one. None if it cannot
+            be told.
+        note: Why, or of what kind they are.
+        is_exact: Whether they are counted, not estimated.
+        is_each: Whether each seed reads anew.
     """
 
-    args: PgraArguments
-    found: Found
-    source: ModelSource
-    tokenizer: Any
-    context: Context
-
-    @property
-    def verbalizer(self) -> Verbalizer:
-        """Give the reader's words and template."""
-        return task_verbalizer(self.found.task, self.args.reader)
-
-    def trained(self, reader: FusionReader, seed: int) -> Trained:
-        """Give a reader with what it needs to decide."""
-        decision = label_decision(self.args.reader)
-        return Trained(reader, self.tokenizer, self.verbalizer, decision, seed)
-
-    def open_reader(self, trained: Path | None = None) -> FusionReader:
-        """Load the reader that training starts from, or a trained one from its folder."""
-        return FusionReader.from_name(str(trained or self.args.reader.model_name_or_path))
-
-    def inputs(self, split: str) -> TokenizedInputs:
-        """Give what the reader reads of a split."""
-        return read_inputs(self.found, split, self.args, self.tokenizer, self.context)
+    parts: Mapping[tuple[str, ...], int] | None
+    note: str = ""
+    is_exact: bool = True
+    is_each: bool = False
 
 
-def prepare_runs(
-    args: PgraArguments,
-    trainings: Sequence[ReaderTrainingArguments],
-    context: Context = ALONE,
-) -> Prepared:
-    """Run the stages before the reader, once what can be refused was refused.
+def find_method(name: str) -> type[Method]:
+    """Import a method's class.
+
+    Raises:
+        ConfigError: If there is none of that name, with the nearest.
+    """
+    found: type[Method] = find_class("method", name, METHODS)
+    return found
+
+
+def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
+    """Return the argument dataclasses of a run by section, once what they depend on is known.
 
     Args:
-        args: Everything before the reader's training.
-        trainings: Of all runs that will follow, as far as they are known.
-        context: Who shares the work.
+        chosen: Values of `method`, and of `retriever` and `reranker` where they are named; a class
+            of these may have arguments of its own.
 
     Raises:
-        ArtifactError: If a run's folder holds another run.
-        PgraError: As each stage says.
+        ConfigError: If a name stands for nothing.
     """
-    for training in trainings:
-        check_writable(Path(str(training.output_dir)))
-        check_training(args, training)
-    source = find_model(args.reader.model_name_or_path)
-    check_adapters(args.reader, source)
-    prepared = Prepared(args, read_task(args), source, load_tokenizer(source), context)
-    found = prepared.found
-    prepared.verbalizer.audit(prepared.tokenizer, decode=args.reader.decode)
-    for training in trainings:
-        check_batches(len(found.splits.train), training)
-    check_classes([str(example.label) for example in found.splits.train], found.task.labels)
-    open_stages(found, args)
-    for training in trainings:
-        asked = run_identity(args, training, found, source)
-        check_run(Path(str(training.output_dir)), asked, training, is_whole=False)
-    find_evidence(found, args, context)  # long
-    return prepared
+    method = find_method(str(chosen.get("method", RuntimeArguments.method)))
+    sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
+    sections |= method.SECTIONS
+    if "training" not in sections:
+        sections["folder"] = FolderArguments
+    for kind, section, table in (
+        ("retriever", "retriever", "pgra.retrieval:RETRIEVERS"),
+        ("reranker", "rerank", "pgra.rerank:RERANKERS"),
+    ):
+        name = chosen.get(kind)
+        if section in sections and name is not None:
+            own = own_arguments(kind, str(name), table)
+            if own is not None:
+                sections[f"{section}_options"] = own
+    return sections
 
 
-def check_run(
-    folder: Path,
-    identity: Mapping[str, Json],
-    training: ReaderTrainingArguments,
-    *,
-    is_whole: bool = True,
-) -> None:
-    """Refuse another run's folder, and another run's checkpoint.
+def own_arguments(kind: str, name: str, table: str) -> type | None:
+    """Return the arguments of a retriever's or reranker's class, if it has any of its own."""
+    module, _, attribute = table.partition(":")
+    names = getattr(import_module(module), attribute)
+    if ":" not in name and not isinstance(names.get(name, ""), str):
+        return None
+    if name == "exhaustive":
+        return None
+    own: type | None = getattr(find_class(kind, name, names), "Arguments", None)
+    return own
+
+
+def arguments_from(
+    values: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
+) -> RunArguments:
+    """Make arguments of a run's record of them, with changes, by section.
 
     Raises:
-        ArtifactError: If it is; the first difference is named.
+        ConfigError: If they contradict each other.
+        KeyError: If a section is missing.
+        TypeError: If there is one that this version does not know.
     """
-    check_same_run(folder, identity, is_whole=is_whole)
-    asked = str(training.resume_from_checkpoint or "")
-    if asked.lower() not in ("", "true", "false"):
-        check_same_checkpoint(Path(asked), identity, is_whole=is_whole)
+    chosen = {**values["runtime"]}
+    chosen |= {name: values[section][name] for section, name in _CHOOSING if section in values}
+    sections = {}
+    for name, cls in find_sections(chosen).items():
+        if values.get(name) is None and name not in changes:
+            continue
+        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
+            known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
+            own = {key: value for key, value in own.items() if key in known}
+        sections[name] = cls(**own)
+    return RunArguments(sections)
 
 
-def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
-    """Refuse another device for the training, what cannot be made, and uploads of every checkpoint.
+_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"))
+
+
+def open_method(args: RunArguments, context: Context) -> Method:
+    """Make and open the method that the arguments name.
 
     Raises:
-        ConfigError: If it is asked for.
+        PgraError: As `Method.open`.
     """
-    _check_device(args.runtime.device, training)
-    check_trainer(training)
-    if training.metric_for_best_model is not None:
-        name = training.metric_for_best_model.removeprefix("eval_")
-        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
-    if training.push_to_hub:
-        raise ConfigError(
-            "push_to_hub would have the Trainer upload every checkpoint: take it out with "
-            "pgra.publish.take_target, and push the finished run with push_run"
-        )
+    method = find_method(args.runtime.method)(args, context)
+    method.open()
+    return method
 
 
-def _check_device(name: str, training: ReaderTrainingArguments) -> None:
-    """Refuse to retrieve on one device and train on another."""
-    asked = choose_device(name)
-    if (asked.type, asked.index or 0) != (training.device.type, training.device.index or 0):
-        raise ConfigError(
-            f"device is '{name}', but the Trainer uses {training.device}: choose a GPU by "
-            "CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
-        )
+def task_name(args: RunArguments) -> str:
+    """Return the task that is named.
 
-
-# What a reader of a run's numbers must know beside them: bundled models and data, leaks.
-
-
-def evidence_models(args: PgraArguments) -> list[str]:
-    """Name the models that find the reader's evidence, or its demonstrations; none without any."""
-    if args.system == "lm-bff":
-        return [args.retriever.encoder]
-    if args.rerank.num_evidence == 0:
-        return []
-    models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
-    reads = find_reranker(args.rerank.reranker).models(args.rerank)
-    if reads and args.rerank.exemplars == "knn":
-        models.append(neighbor_model(args))
-    return list(dict.fromkeys([*models, *reads]))
-
-
-def run_notes(args: PgraArguments, found: Found, models: Sequence[str]) -> list[str]:
-    """Gather what a reader of the numbers must know.
-
-    Args:
-        args: Which data and corpus.
-        found: The examples.
-        models: Names of all models that the run used, as the user wrote them.
+    Raises:
+        ConfigError: If none is.
     """
-    sources = args.corpus.sources if found.depth else ()
-    shared = found.splits.notes.get("test_rows_in_train")
-    return [
-        *bundled_notes(models, [args.data.dataset_name or "", *sources]),
-        *([f"{shared} test texts also stand in the training file"] if shared else []),
-    ]
+    if args.data.task is None:
+        raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
+    return args.data.task
 
 
 def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
@@ -340,10 +418,8 @@ def bundled_notes(models: Sequence[str], data: Sequence[str]) -> list[str]:
         data: Names of data sets and corpora.
     """
     notes = []
-    for name in models:
-        model = BUNDLED_MODELS.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {model.note}"] if model and model.note else []
-    for name in data:
-        part = BUNDLED_DATA.get(name.removeprefix(BUNDLED)) if BUNDLED in name else None
-        notes += [f"{name}: {part.note}"] if part and part.note else []
+    for names, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
+        for name in names:
+            part = table.get(name.removeprefix("bundled:")) if "bundled:" in name else None
+            notes += [f"{name}: {part.note}"] if part and part.note else []
     return notes

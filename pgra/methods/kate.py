@@ -1,210 +1,790 @@
-"""KATE whole (Liu et al. 2022, section 2.3): exemplars, prompt, a frozen LM's answer.
+"""KATE (Liu et al. 2022, section 2.3): exemplars near the query, and a frozen LM's answer.
 
     exemplars = the pool's k nearest to the query        or drawn, for the baseline
     prompt    = exemplars, nearest first + query         as many as fit the LM's window
     label     = LM(prompt)                               a label word's chance, or what it writes
 
-What is compared, found and answered is kept under the artefacts folder and made once, so a run that
+What is compared, found and answered is kept under the artifacts folder and made once, so a run that
 was stopped goes on where it was.
 """
 
+import json
 import logging
-import time
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from pgra.artifacts import check_fingerprint, lock_folder, write_json, write_text
-from pgra.config import DataArguments
-from pgra.core import ALONE, Context, Example, Json, Prediction
-from pgra.errors import ArtifactError, ConfigError
-from pgra.exemplars import SelectionArguments
-from pgra.exemplars.selection import Chosen, Selector, arrange
-from pgra.lm.base import CompleterArguments, LanguageModel
+import numpy as np
+from tqdm import tqdm
+
+from pgra.artifacts import digest
+from pgra.config import (
+    Arguments,
+    RerankArguments,
+    RunArguments,
+    arg,
+    choose,
+    read_yaml,
+)
+from pgra.core import UNDECIDED, Example, Json, Prediction
+from pgra.data.examples import check_pool_arguments, load_pool
+from pgra.data.references import Reference, load_references
+from pgra.data.tasks import (
+    GenerationTask,
+    Task,
+    generation_task_names,
+    load_generation_task,
+    load_task,
+    task_names,
+)
+from pgra.errors import ConfigError
+from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
+from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selection import (
+    Chosen,
+    ExemplarPool,
+    Selector,
+    arrange,
+    majority,
+    open_selector,
+    vote_shares,
+)
+from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
+from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
-from pgra.memory.labels import PromptMemoryArguments
-from pgra.methods.answers import Answered, Decider
-from pgra.methods.kate_arguments import IclArguments
-from pgra.methods.kate_inputs import Icl, IclRun, OpenLm, open_icl, open_lm, read_inputs
-from pgra.methods.kate_results import Shown, vote_all, write_run
+from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
+from pgra.memory.prompts import as_data, clarify
+from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
+from pgra.methods.base import Decisions, Forecast, Method, TaskData, bundled_notes, task_name
+from pgra.methods.stages import prompt_template
+from pgra.prompts.fewshot import FORMATS, FewShotPrompt, line_format, task_format
 from pgra.prompts.fitting import Fit, fit_prompts
-from pgra.reader.inputs import Query, read_queries
-from pgra.report.results import METRICS_FILE, damaged, read_object
-from pgra.run_folder import ARGUMENTS_FILE, IDENTITY_FILE, check_same_run, check_writable
-from pgra.runs import Outcome, Summary, seed_folder, series_folder, sum_up
+from pgra.prompts.template import PromptTemplate
+from pgra.report import metrics as measures
+from pgra.report.metrics import RIGHT, WRONG
+from pgra.report.text_metrics import Written, measure_written, normalize_answer
+from pgra.rerank.states import open_prompted_encoder
+from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
 logger = logging.getLogger(__name__)
 
-PROMPT_FILE = "prompt.txt"
+_WRITTEN_TOKENS = 10  # KATE's max_tokens
+_BOOTSTRAP_SEED = 0
+_DRAWS = 2000
+_EXACT = "exact_match"
 
 
-def run_icl(
-    run: IclRun,
-    lm: OpenLm = open_lm,
-    context: Context = ALONE,
-) -> Outcome:
-    """Let an LM decide a task's queries behind exemplars, or take up what is there.
+@dataclass(kw_only=True)
+class AnswerArguments(Arguments):
+    """How prompts are written and answers taken."""
 
-    Args:
-        run: Everything.
-        lm: Opens the LM, where several runs share it.
-        context: Who share the prompts out; the main one writes.
-
-    Raises:
-        ArtifactError: If the folder holds another run, or something kept is damaged.
-        ConfigError: If arguments contradict each other, the data or the LM.
-        DataError: If the data cannot be read, or a query does not fit the LM's window.
-        ModelError: If a model cannot be used.
-    """
-    check_writable(run.folder)
-    icl = open_icl(run, lm=lm, context=context)
-    return _run_once(icl, run.selection.exemplar_seed, run.folder)
-
-
-def run_icl_seeds(
-    run: IclRun,
-    seeds: Sequence[int],
-    context: Context = ALONE,
-) -> Summary:
-    """Run with each of some exemplar seeds: the paper's five draws of its baseline.
-
-    Args:
-        run: What they share; the folder may hold `{seed}`.
-        seeds: Different ones.
-        context: As of `run_icl`.
-
-    Raises:
-        ArtifactError: As `run_icl`; also if the folder of several runs is a run itself.
-        ConfigError: As `run_icl`; also if no seed decides anything.
-    """
-    if not run.selection.draws:
-        raise ConfigError(
-            f"seeds draw exemplars, and exemplars '{run.selection.exemplars}' in order "
-            f"'{run.selection.order}' draws nothing: leave --seeds out"
-        )
-    pattern = str(run.folder)
-    root = series_folder(pattern, seeds)
-    check_writable(root)
-    icl = open_icl(run, context=context)
-    outcomes: dict[int, Outcome] = {}
-    for seed in seeds:
-        logger.info("seeds: seed %d (%d of %d)", seed, len(outcomes) + 1, len(seeds))
-        outcomes[seed] = _run_once(icl, seed, seed_folder(pattern, seed))
-    meaning = "exemplar seeds: draws of the exemplars, and their order"
-    return sum_up(outcomes, root, meaning, context)
-
-
-def _run_once(icl: Icl, seed: int, folder: Path) -> Outcome:
-    selector = icl.selector(seed)
-    identity = icl.identity(selector)
-    check_writable(folder)
-    is_main = icl.context.worker.is_main
-    with lock_folder(folder) if is_main else nullcontext():
-        check_same_run(folder, identity)
-        is_finished = (folder / METRICS_FILE).is_file() and (folder / IDENTITY_FILE).is_file()
-        icl.context.barrier()  # all have looked before the main process writes
-        if is_finished:
-            logger.info("run: %s is finished (reused)", folder)
-            return Outcome(folder, read_object(folder / METRICS_FILE), reused=True)
-        shown, answered = answer(icl, selector, seed, prompt_folder=folder if is_main else None)
-        if is_main:
-            write_json(folder / IDENTITY_FILE, identity)
-            write_json(folder / ARGUMENTS_FILE, icl.run.sections())
-            write_run(
-                *(folder, icl.run, icl.inputs, shown, answered),
-                seed=seed,
-                seconds=icl.seconds,
-                made=identity,
-            )
-        icl.context.barrier()
-    return Outcome(folder, read_object(folder / METRICS_FILE), reused=False)
-
-
-def answer(
-    icl: Icl, selector: Selector, seed: int, *, prompt_folder: Path | None = None
-) -> tuple[Shown, list[Answered]]:
-    """Choose each query's exemplars, write the prompts and ask.
-
-    Args:
-        icl: All that is needed, with its queries.
-        selector: Chooses exemplars.
-        seed: Of a random order.
-        prompt_folder: Where the first query's prompt is written, before the LM is asked.
-    """
-    with _timed(icl, "exemplars"):
-        chosen = selector.choose(icl.queries)
-    _tell_leaks(chosen)
-    if icl.decider is None or icl.completer is None:
-        return Shown.whole(chosen), vote_all(icl.inputs, chosen)
-    with _timed(icl, "prompts"):
-        shown = _fit(icl, icl.completer, icl.decider, chosen, seed)
-        prompts = [
-            icl.decider.prompts(_examples(icl, rows), icl.recalled.asked(place, query))
-            for place, (rows, query) in enumerate(zip(shown.rows, icl.queries, strict=True))
-        ]
-    if prompt_folder is not None:
-        prompt_folder.mkdir(parents=True, exist_ok=True)
-        write_text(prompt_folder / PROMPT_FILE, prompts[0][0] + "\n")
-    with _timed(icl, "answers"), _told_asked(icl.completer):
-        answered = icl.decider.decide(icl.queries, prompts)
-    return shown, answered
-
-
-def _examples(icl: Icl, rows: Sequence[int]) -> list[Example]:
-    return [icl.recalled.example(row) for row in rows]
-
-
-def _fit(icl: Icl, completer: LanguageModel, decider: Decider, chosen: Chosen, seed: int) -> Shown:
-    """Leave out what does not fit, and put the others into the order of the prompt."""
-    selection, queries = icl.run.selection, icl.queries
-    wanted = [
-        icl.recalled.rows(place, chosen.of(place), selection.count) for place in range(len(queries))
-    ]
-
-    def shown(place: int, count: int) -> list[int]:
-        rows = wanted[place][:count]
-        return arrange(rows, selection.order, query=queries[place].text, seed=seed)
-
-    def write(place: int, count: int) -> Sequence[str]:
-        asked = icl.recalled.asked(place, queries[place])
-        return decider.prompts(_examples(icl, shown(place, count)), asked)
-
-    fit: Fit = fit_prompts(
-        completer.count_tokens,
-        write,
-        [len(rows) for rows in wanted],
-        names=[query.id for query in queries],
-        window=completer.window,
-        num_new_tokens=decider.num_new_tokens,
+    prompt_format: str | None = arg(
+        None,
+        "task (the template of the task's YAML, with PGRA's instruction) or kate (the paper's: "
+        "'Sentence: ... Label: Positive'); default: task, and kate where a task writes answers.",
+        choices=FORMATS,
     )
-    if fit.num_dropped.any():
-        logger.warning(
-            "%d of %d queries got fewer exemplars than the %d chosen, so that their prompts fit "
-            "the LM's %d tokens (%d left out in all)",
-            int((fit.num_dropped > 0).sum()),
-            len(queries),
-            selection.count,
-            completer.window,
-            int(fit.num_dropped.sum()),
-        )
-    rows = [shown(place, count) for place, count in enumerate(fit.counts.tolist())]
-    return Shown(chosen, rows, fit, icl.recalled)
+    decide_by: str | None = arg(
+        None,
+        "score (the likeliest label word), generation (what the LM writes), or vote (no LM: the "
+        "majority of the exemplars, of a tie the nearest); default: score, and generation where a "
+        "task has no labels.",
+        choices=("generation", "score", "vote"),
+    )
+    calibrate: bool = arg(
+        False,
+        "Divide a label's chance by the one that the same prompt gives it for an input without "
+        "content (Zhao et al. 2021): three more prompts for each set of exemplars.",
+        needs={"decide_by": ("score", None)},
+    )
+    length_normalize: bool = arg(
+        False,
+        "Divide a label word's log-probability by its tokens.",
+        needs={"decide_by": ("score", None)},
+    )
+    max_new_tokens: int | None = arg(
+        None,
+        "Most tokens that are written; default: the task's, 10 where labels are written.",
+        least=1,
+    )
+    query_dataset_name: str | None = arg(
+        None,
+        "Take the test split of another data set for queries: hub id, local folder or "
+        "bundled:NAME (the paper: SST-2 examples, IMDB queries); --test_file names a file.",
+    )
 
 
-def _tell_leaks(chosen: Chosen) -> None:
-    if chosen.num_dropped.any():
-        logger.info(
-            "leak guard: %d examples were left out, being nearly the text of one of %d queries",
-            int(chosen.num_dropped.sum()),
-            int((chosen.num_dropped > 0).sum()),
+@dataclass
+class PoolData(TaskData):
+    """A pool of examples to choose from (train), and queries (test).
+
+    Attributes:
+        references: What is right for each query, where answers are written; else none.
+    """
+
+    references: Sequence[Reference] = ()
+
+    @classmethod
+    def read(cls, args: RunArguments) -> Self:
+        """Read a task's pool and queries.
+
+        Raises:
+            ConfigError: If no task is named, or there is none of that name.
+            DataError: If the data cannot be read.
+        """
+        task, other = load_any_task(task_name(args)), args["icl"].query_dataset_name
+        if isinstance(task, Task):
+            splits = load_pool(task, args.data, query_dataset_name=other)
+            return cls(task, splits.train, [], splits.test, splits.notes)
+        check_pool_arguments(args.data, other)
+        data = args.data if other is None else replace(args.data, test_file=other)
+        found = load_references(task, data)
+        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        texts = {example.text for example in pool}
+        shared = sum(query.text in texts for query in queries)
+        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, found.queries)
+
+
+def load_any_task(name: str) -> Task | GenerationTask:
+    """Read a task by its name or YAML: one with labels, or one whose answers are written.
+
+    Raises:
+        ConfigError: If there is none, or its YAML contradicts itself.
+    """
+    if Path(name).suffix in (".yaml", ".yml"):
+        is_written = "kind" in read_yaml(Path(name))
+        return load_generation_task(name) if is_written else load_task(name)
+    if name in generation_task_names():
+        return load_generation_task(name)
+    choose("task", name, [*task_names(), *generation_task_names()])
+    return load_task(name)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What B queries are asked.
+
+    Attributes:
+        chosen: What was chosen, and what the leak guard left out.
+        rows: Each query's exemplars in the prompt's order; behind the pool's rows stand those of
+            corrections.
+        corrections: What a memory gave each.
+        fit: What did not fit; None with a vote.
+        texts: All prompts of each, its own first; none with a vote.
+    """
+
+    chosen: Chosen
+    rows: Sequence[Sequence[int]]
+    corrections: Sequence[Sequence[Correction]]
+    fit: Fit | None = None
+    texts: Sequence[Sequence[str]] = ()
+
+
+class Kate(Method):
+    """Lets a frozen LM decide queries behind labelled examples."""
+
+    SECTIONS: ClassVar[Mapping[str, type]] = {
+        "completer": CompleterArguments,
+        "selection": SelectionArguments,
+        "icl": AnswerArguments,
+        "memory": PromptMemoryArguments,
+    }
+    SEEDS = "exemplar seeds: draws of the exemplars, and their order"
+
+    data: PoolData
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:
+        """Return icl-knn, icl-farthest, ...; the vote is its own."""
+        kind = "vote" if args["icl"].decide_by == "vote" else "icl"
+        selection = args["selection"]
+        who = "farthest" if selection.farthest else selection.exemplars
+        return f"{kind}-{who}{'' if args['memory'].memory is None else '-memory'}"
+
+    @property
+    def selection(self) -> SelectionArguments:
+        """Which exemplars; the task has filled in their number."""
+        selection: SelectionArguments = self.args["selection"]
+        return selection
+
+    @property
+    def icl(self) -> AnswerArguments:
+        """How answers are taken; the task has filled in what it decides."""
+        icl: AnswerArguments = self.args["icl"]
+        return icl
+
+    def open(self) -> None:
+        """Open pool, comparison, memory and LM; weights are loaded when they are first needed."""
+        self.args["memory"].check_named()
+        self.data = self.read_data()
+        self._settle()
+        root = self.context.artifacts / "neighbors" / self.data.task.name
+        self.pool = ExemplarPool(
+            self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
         )
+        self.similarity = self._open_similarity(root)
+        self.selector = self._open_selector()  # refuses what the pool does not have
+        self._known: dict[tuple[str, ...], Prompts] = {}
+        self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
+        if self.data.references:
+            answers = [list(reference.answers) for reference in self.data.references]
+            self.fingerprints["answers"] = digest(answers)
+        self.answerer: Answerer | None = None
+        self._corrected: dict[int, Correction] = {}
+        self._memory: dict[str, Json] = {}
+        self._sizes: dict[str, Json] = {}
+        self.corrections = self._recall(self.data.test)
+        if self.icl.decide_by != "vote":
+            self.completer = self._open_lm()
+            self.answerer = self._open_answerer(self.completer)
+
+    def read_data(self) -> PoolData:
+        """Read all of train as a pool, and the queries."""
+        return PoolData.read(self.args)
+
+    def _settle(self) -> None:
+        """Fill in what the task decides where the user does not; refuse what it does not have."""
+        task, icl, count = self.data.task, self.icl, self.selection.num_exemplars
+        if isinstance(task, GenerationTask):
+            for name, value, own in (
+                ("decide_by", icl.decide_by, "score"),
+                ("exemplars", self.selection.exemplars, "balanced"),
+                ("prompt_format", icl.prompt_format, "task"),
+                ("calibrate", icl.calibrate, True),
+                ("length_normalize", icl.length_normalize, True),
+            ):
+                if value == own:
+                    raise ConfigError(
+                        f"{name} {own} is for tasks with labels, and answers of '{task.name}' are "
+                        "written: leave it out"
+                    )
+            count = task.num_exemplars if count is None else count
+            decide_by, format_ = icl.decide_by or "generation", "kate"
+        else:
+            decide_by, format_ = icl.decide_by or "score", icl.prompt_format or "task"
+        count = self.selection.count if count is None else count
+        args = self.args.change("selection", num_exemplars=count)
+        self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
+        if decide_by == "vote" and not self.selection.compares:
+            raise ConfigError(
+                f"decide_by 'vote' is the neighbors' vote, and exemplars "
+                f"'{self.selection.exemplars}' with --num_exemplars {count} are none: use "
+                "--exemplars knn"
+            )
+        if decide_by == "vote" and self.args["memory"].memory is not None:
+            raise ConfigError(
+                "decide_by 'vote' asks no LM, and --memory adds to its prompts: leave one of them "
+                "out"
+            )
+
+    def _open_selector(self) -> Selector:
+        args = replace(self.selection, exemplar_seed=self._draw_seed)
+        return open_selector(args, self.pool, self.similarity)
+
+    def _open_similarity(self, root: Path) -> Similarity | None:
+        """Open what compares queries with the pool; None where nothing is compared."""
+        args = self.selection
+        if not args.compares:
+            return None
+        is_prompted = args.encoder.partition(":")[0] == PROMPTED
+        states = self._open_states() if is_prompted else None
+        return open_similarity(
+            args,
+            self.data.train,
+            root,
+            device=self.context.device,
+            open_encoder=None if states is None else lambda: states,
+        )
+
+    def _open_states(self) -> PromptedStates:
+        """Open an LM under the task's prompt, whose states are compared."""
+        completer, name = self.args["completer"], self.selection.encoder.partition(":")[2]
+        if not name and completer.is_remote:
+            raise ConfigError(
+                f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
+                "endpoint gives none: name another LM, such as --encoder "
+                "prompted:bundled:smollm2-135m"
+            )
+        lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
+        prompt = self._encoder_prompt(self.selection.prompt_exemplars)
+        return PromptedStates(open_prompted_encoder(lm, prompt, self.context))
+
+    def _encoder_prompt(self, count: int) -> FewShotPrompt:
+        """Write the one prompt under which all examples are compared, as the reranker's."""
+        task, pool = self.data.task, self.data.train
+        if isinstance(task, Task):
+            template = prompt_template(task)
+            return build_prompt(template, pool, task.prompt_words, num_exemplars=count)
+        body, _, answer = task.frame.rpartition("}")
+        template = PromptTemplate(f"{body}}}", answer.strip(), task.inputs)
+        words = {str(example.label): str(example.label) for example in pool}
+        return build_prompt(template, pool, words, num_exemplars=count, method="random")
+
+    def _open_lm(self) -> LanguageModel:
+        """Open the LM, or take the one of the run before if it is the same.
+
+        Two LMs are never in memory together.
+        """
+        asked = json.dumps([asdict(self.args["completer"]), str(self.context.artifacts)])
+        shared = self.context.shared
+        if shared.get("lm", (None,))[0] != asked:
+            shared.pop("lm", None)
+            completer = open_lm(self.args["completer"], self.context)
+            shared["lm"] = (asked, completer)
+        found: LanguageModel = shared["lm"][1]
+        return found
+
+    def _open_answerer(self, completer: LanguageModel) -> Answerer:
+        icl, task, progress = self.icl, self.data.task, self.context.shows_progress
+        if isinstance(task, GenerationTask):
+            most = icl.max_new_tokens or task.max_new_tokens
+            frame = line_format(task.frame, task.inputs)
+            return TextWriter(completer, frame, most, stop=task.stop, progress=progress)
+        how = task_format(task, icl.prompt_format or "task")
+        if icl.decide_by == "generation":
+            most = icl.max_new_tokens or _WRITTEN_TOKENS
+            return TextWriter(completer, how, most, words=how.words, progress=progress)
+        if icl.max_new_tokens is not None:
+            raise ConfigError(
+                f"max_new_tokens is {icl.max_new_tokens}, and label words are scored, not written: "
+                "leave it out, or use --decide_by generation"
+            )
+        return WordScorer(
+            completer,
+            how,
+            how.words,
+            task.inputs,
+            calibrated=icl.calibrate,
+            length_normalize=icl.length_normalize,
+            progress=progress,
+        )
+
+    @property
+    def _draw_seed(self) -> int:
+        seed = self.selection.exemplar_seed
+        return self.seed if seed is None else seed
+
+    def identity(self) -> dict[str, Json]:
+        """Return all that decides predictions, besides the examples."""
+        named: dict[str, Json] = {
+            **self.selector.fingerprint,
+            "order": self.selection.order,
+            "leak_jaccard": self.selection.leak_jaccard,
+            "leak_rule": LEAK_RULE,
+        }
+        if self.similarity is not None:
+            named["likeness"] = dict(self.similarity.fingerprint)
+        if self.answerer is not None:
+            named["prompt"] = dict(self.answerer.fingerprint)
+            named["lm"] = dict(self.completer.fingerprint)
+            named["window"] = self.completer.window
+        if self._memory:
+            named["memory"] = self._memory
+        return named
+
+    def models(self) -> list[str]:
+        """Return the LM and what compares texts."""
+        models = [self.args["completer"].lm] if self.answerer is not None else []
+        return [*models, *([self.selection.encoder] if self.selection.compares else [])]
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the numbers must know of data and models."""
+        return [*super().notes(), *bundled_notes([], [self.icl.query_dataset_name or ""])]
+
+    def sample_prompt(self) -> str | None:
+        """Return the first query's prompt."""
+        if self.answerer is None:
+            return None
+        return f"{self._prompts(self.data.test).texts[0][0]}\n"
+
+    def with_seed(self, args: RunArguments) -> Self:
+        """Return the method of another draw, sharing pool, comparison and LM."""
+        if args["selection"].exemplar_seed is not None and args.seed != self.args.seed:
+            raise ConfigError(
+                f"exemplar_seed is {args['selection'].exemplar_seed}, and --seeds names several: "
+                "leave one of them out"
+            )
+        other = super().with_seed(args)
+        other._known = {}
+        other._settle()
+        other.selector = other._open_selector()
+        return other
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Choose exemplars, write the prompts and ask."""
+        prompts = self._prompts(examples)
+        if self.answerer is None:
+            answers = self._vote(examples, prompts.chosen)
+        else:
+            with self.timed("answers"), _counted(self.completer):
+                answers = self.answerer.answer(examples, prompts.texts)
+        predictions = [answer.prediction for answer in answers]
+        details = [
+            {**answer.details, **self._describe(prompts, i)} for i, answer in enumerate(answers)
+        ]
+        metrics: dict[str, Json] = {"exemplars": self._count(prompts)}
+        memory = self._count_memory(examples, prompts)
+        if memory:
+            metrics["memory"] = memory
+        is_test = list(examples) == list(self.data.test)
+        if is_test and self.selection.compares and self.answerer is not None:
+            metrics["knn_vote"] = self._compare_vote(prompts.chosen, predictions)
+        notes = self._prompt_notes(prompts, examples, memory, predictions)
+        exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
+        decided = Decisions(
+            predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
+        )
+        return self._with_texts(decided) if is_test and self.data.references else decided
+
+    def _prompts(self, examples: Sequence[Example]) -> Prompts:
+        """Choose exemplars, leave out what does not fit, and render; remembered for these."""
+        key = tuple(example.id for example in examples)
+        if key not in self._known:
+            self._known = {key: self._render(examples)}
+        return self._known[key]
+
+    def _render(self, examples: Sequence[Example]) -> Prompts:
+        is_test = list(examples) == list(self.data.test)
+        corrections = self.corrections if is_test else self._recall(examples)
+        with self.timed("exemplars"):
+            chosen = self.selector.choose(examples)
+        if chosen.num_dropped.any():
+            logger.info(
+                "leak guard: %d examples were left out, being nearly the text of one of %d queries",
+                int(chosen.num_dropped.sum()),
+                int((chosen.num_dropped > 0).sum()),
+            )
+        wanted = [
+            self._with_corrections(corrections[i], chosen.of(i)) for i in range(len(examples))
+        ]
+        if self.answerer is None:
+            return Prompts(chosen, wanted, corrections)
+        answerer, order = self.answerer, self.selection.order
+        asked = [self._clarified(*pair) for pair in zip(examples, corrections, strict=True)]
+
+        def shown(i: int, count: int) -> list[int]:
+            return arrange(wanted[i][:count], order, query=examples[i].text, seed=self._draw_seed)
+
+        def render(i: int, count: int) -> Sequence[str]:
+            return answerer.prompts([self._example(row) for row in shown(i, count)], asked[i])
+
+        with self.timed("prompts"):
+            fit = fit_prompts(
+                self.completer.count_tokens,
+                render,
+                [len(rows) for rows in wanted],
+                names=[example.id for example in examples],
+                window=self.completer.window,
+                num_new_tokens=answerer.num_new_tokens,
+            )
+            if fit.num_dropped.any():
+                logger.warning(
+                    "%d of %d queries got fewer exemplars than the %d chosen, so that their "
+                    "prompts fit the LM's %d tokens (%d left out in all)",
+                    int((fit.num_dropped > 0).sum()),
+                    len(examples),
+                    self.selection.count,
+                    self.completer.window,
+                    int(fit.num_dropped.sum()),
+                )
+            counts = fit.counts.tolist()
+            rows = [shown(i, count) for i, count in enumerate(counts)]
+            texts = [render(i, count) for i, count in enumerate(counts)]
+        return Prompts(chosen, rows, corrections, fit, texts)
+
+    def _example(self, row: int) -> Example:
+        """Return what a row stands for: an example of the pool, or a correction."""
+        pool = self.data.train
+        return pool[row] if row < len(pool) else self._corrected[row - len(pool)].example
+
+    # A memory of corrections in prompts. A corrected label is a labelled example whose neighborhood
+    # is known: it stands first among the exemplars of a near query, in the place of the last one.
+    # Free feedback stands behind the query, as MemPrompt's prompter writes it (Madaan et al. 2022,
+    # section 3.1).
+
+    def _recall(self, examples: Sequence[Example]) -> list[list[Correction]]:
+        """Look examples up in the memory, where one is named."""
+        args = self.args["memory"]
+        if args.memory is None:
+            return [[] for _ in examples]
+        opened = LabelMemory.open(
+            args,
+            task=self.data.task.name,
+            inputs=self.data.task.inputs,
+            labels=self.data.labels if args.memory_as == "exemplar" else (),
+            device=self.context.device,
+        )
+        with opened as memory:
+            bar = tqdm(examples, desc="memory", unit="query", delay=1)
+            found = [memory.recall(example.fields) for example in bar]
+            self._memory = {**memory.fingerprint, "use": args.memory_as}
+            others = {"entries_of_other_tasks": memory.num_others}
+            self._sizes = {"entries": memory.num_entries, **others}
+        self._corrected |= {one.entry.id: one for line in found for one in line}
+        return found
+
+    def _with_corrections(self, found: Sequence[Correction], chosen: Sequence[int]) -> list[int]:
+        """Put a query's corrections before its exemplars, of which the last make room.
+
+        Of the pool's, those of a correction's own text go: the user's word stands.
+        """
+        if not found or self.args["memory"].memory_as != "exemplar":
+            return list(chosen)
+        said = {text_key(one.example.text) for one in found}
+        others = [row for row in chosen if text_key(self.data.train[row].text) not in said]
+        own = [len(self.data.train) + one.entry.id for one in found]
+        return [*own, *others][: max(self.selection.count, len(own))]
+
+    def _clarified(self, query: Example, found: Sequence[Correction]) -> Example:
+        """Return a query as its prompt shows it: with its clarifications, if they go there."""
+        args = self.args["memory"]
+        if args.memory is None or args.memory_as != "clarification":
+            return query
+        *_, last = query.fields
+        asked = as_data(query.fields[last], is_question=True)
+        for one in found:
+            asked = clarify(asked, as_data(one.entry.feedback))
+        return replace(query, fields={**query.fields, last: asked})
+
+    def _is_shown(self, one: Correction, rows: Sequence[int]) -> bool:
+        is_behind = self.args["memory"].memory_as == "clarification"
+        return is_behind or len(self.data.train) + one.entry.id in rows
+
+    def _count_memory(self, examples: Sequence[Example], prompts: Prompts) -> dict[str, Any]:
+        """Count what the memory did; nothing where there is none."""
+        if not self._memory:
+            return {}
+        lines = enumerate(zip(prompts.corrections, prompts.rows, strict=True))
+        used = [i for i, (found, rows) in lines if any(self._is_shown(one, rows) for one in found)]
+        same = sum(
+            text_key(examples[i].text) == text_key(prompts.corrections[i][0].example.text)
+            for i in used
+        )
+        counts = {"queries_with_memory": len(used), "queries_that_were_corrected": same}
+        return {**self._sizes, **counts}
+
+    # What a run says of its prompts.
+
+    def _describe(self, prompts: Prompts, i: int) -> dict[str, Json]:
+        """Return what `predictions.jsonl` says of a query's exemplars."""
+        chosen, rows = prompts.chosen, prompts.rows[i]
+        near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
+        line: dict[str, Json] = {
+            "exemplars": [
+                {"id": self._example(row).id, "similarity": _rounded(near.get(row, math.nan))}
+                for row in rows
+            ],
+            "near_duplicates": int(chosen.num_dropped[i]),
+        }
+        if prompts.fit is not None:
+            line["over_budget"] = int(prompts.fit.num_dropped[i])
+            line["prompt_tokens"] = int(prompts.fit.num_tokens[i])
+        if self._memory:
+            line["memory"] = [
+                {**one.as_json(), "is_shown": self._is_shown(one, rows)}
+                for one in prompts.corrections[i]
+            ]
+        return line
+
+    def _count(self, prompts: Prompts) -> dict[str, Json]:
+        """Return what `metrics.json` says of all exemplars."""
+        dropped, fit = prompts.chosen.num_dropped, prompts.fit
+        counts: dict[str, Json] = {
+            "exemplars": sum(map(len, prompts.rows)),
+            "near_duplicates": int(dropped.sum()),
+            "queries_with_near_duplicates": int((dropped > 0).sum()),
+            "copies_in_pool": prompts.chosen.num_copies,
+        }
+        if fit is not None:
+            counts |= {
+                "over_budget": int(fit.num_dropped.sum()),
+                "queries_over_budget": int((fit.num_dropped > 0).sum()),
+                "mean_prompt_tokens": round(float(fit.num_tokens.mean()), 1),
+            }
+        return counts
+
+    def _prompt_notes(
+        self,
+        prompts: Prompts,
+        examples: Sequence[Example],
+        memory: Mapping[str, Json],
+        predictions: Sequence[Prediction],
+    ) -> list[str]:
+        counts, number, notes = self._count(prompts), len(examples), []
+        if counts["copies_in_pool"]:
+            notes.append(
+                f"{counts['copies_in_pool']} of {len(self.data.train)} examples of the pool are "
+                "copies of an earlier one, text and label, and were not shown"
+            )
+        if counts["near_duplicates"]:
+            notes.append(
+                f"leak guard: {counts['near_duplicates']} examples, nearly the text of "
+                f"{counts['queries_with_near_duplicates']} of {number} queries, were not shown to "
+                "them"
+            )
+        if counts.get("over_budget"):
+            notes.append(
+                f"{counts['queries_over_budget']} of {number} prompts hold fewer exemplars than "
+                f"asked for, {counts['over_budget']} in all, to fit the LM's window"
+            )
+        if memory:
+            notes.append(
+                f"memory: {memory['queries_with_memory']} of {number} queries were shown a "
+                f"correction; {memory['queries_that_were_corrected']} of these are the very text "
+                "that was corrected, for which it was meant: no leak"
+            )
+        undecided = sum(prediction.label == UNDECIDED for prediction in predictions)
+        if undecided:
+            notes.append(f"{undecided} of {number} answers are no label's word, and count as wrong")
+        if self.answerer is None:
+            return [*notes, "no LM: the majority of the exemplars; of a tie the nearest's"]
+        return [*notes, "the LM is frozen: seeds are of the exemplars"]
+
+    # The neighbors' vote, and what is measured on texts.
+
+    def _vote(self, examples: Sequence[Example], chosen: Chosen) -> list[Answer]:
+        """Let each query's exemplars vote: KATE's kNN baseline.
+
+        Written answers count as equal where exact match takes them so; the nearest's words are
+        given. A query without exemplars is undecided.
+        """
+        answers = []
+        for i, query in enumerate(examples):
+            targets = [str(self.data.train[row].label) for row in chosen.of(i)]
+            scores: dict[str, float] = {}
+            if self.data.references:
+                plain = [normalize_answer(target) for target in targets]
+                label = targets[plain.index(majority(plain))] if targets else ""
+            else:
+                labels = self.data.labels
+                shares = vote_shares(targets, labels) if targets else [0.0] * len(labels)
+                scores = dict(zip(labels, shares, strict=True))
+                label = majority(targets) if targets else UNDECIDED
+            answers.append(Answer(Prediction(query.id, label, scores), {}))
+        return answers
+
+    def _compare_vote(self, chosen: Chosen, predictions: Sequence[Prediction]) -> dict[str, Json]:
+        """Compare with the vote of the same neighbors: does the LM add anything?
+
+        Returns:
+            The vote's metric; how much better the LM is, with a 95 % interval of the paired
+            bootstrap over queries and McNemar's p, where a query is right or wrong.
+        """
+        metric, queries = self.data.metric, self.data.test
+        ours = [prediction.label for prediction in predictions]
+        votes = [answer.prediction.label for answer in self._vote(queries, chosen)]
+        truth = [str(query.label) for query in queries]
+        names = [*self.data.labels]
+        if self.data.references:
+            found, other = self._measure(ours), self._measure(votes)
+            if metric != _EXACT:
+                value = other.values[metric]
+                return {
+                    "metric": metric,
+                    "value": value,
+                    "difference": found.values[metric] - value,
+                }
+            names, truth = [RIGHT, WRONG], [RIGHT] * len(ours)
+            ours = [RIGHT if value == 1 else WRONG for value in found.each[_EXACT]]
+            votes = [RIGHT if value == 1 else WRONG for value in other.each[_EXACT]]
+        elif UNDECIDED in (*ours, *votes):
+            names.append(UNDECIDED)
+        sides = [measures.Decisions(metric, truth, side, names) for side in (ours, votes)]
+        gap = measures.compare_systems(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
+        return {
+            "metric": metric,
+            "value": sides[1].value,
+            "difference": gap.difference,
+            "interval_95": [gap.low, gap.high],
+            "mcnemar_p": measures.mcnemar(sides[0].correct, sides[1].correct),
+        }
+
+    def _measure(self, texts: Sequence[str]) -> Written:
+        assert isinstance(self.data.task, GenerationTask)
+        return measure_written(self.data.task, texts, self.data.references)
+
+    def _with_texts(self, decided: Decisions) -> Decisions:
+        """Add what is measured on texts: each query's own values, and all metrics."""
+        found = self._measure([prediction.label for prediction in decided.predictions])
+        details: list[Mapping[str, Json]] = []
+        for i, reference in enumerate(self.data.references):
+            values = {name: round(each[i], 6) for name, each in found.each.items()}
+            details.append(
+                {
+                    "answers": list(reference.answers),
+                    **({"is_right": values.pop(_EXACT) == 1} if _EXACT in values else {}),
+                    **values,
+                    **({"bleu_counts": list(found.counts[i])} if found.counts else {}),
+                    **({"is_overlap": reference.table.is_overlap} if reference.table else {}),
+                    **decided.details[i],
+                }
+            )
+        interval = None  # BLEU is of all texts together and has none
+        if self.data.metric in found.each:
+            each = np.array(found.each[self.data.metric])
+            generator = np.random.default_rng(_BOOTSTRAP_SEED)
+            rows = generator.integers(len(each), size=(_DRAWS, len(each)))
+            interval = np.percentile(each[rows].mean(axis=1), [2.5, 97.5]).tolist()
+        return replace(decided, details=details, values=found.values, interval=interval)
+
+    def foresee(self) -> Forecast:
+        """Tell how many prompts are asked, at most: what is kept is not asked again."""
+        if self.icl.decide_by == "vote":
+            return Forecast({}, "no LM")
+        each = 1 + len(CONTENT_FREE) * self.icl.calibrate
+        parts: dict[tuple[str, ...], int] = {("prompts",): len(self.data.test) * each}
+        return Forecast(parts, "prompts, at most", is_exact=False, is_each=True)
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether exemplars or their order are drawn."""
+        draws: bool = args["selection"].draws
+        return draws
+
+
+@dataclass(kw_only=True)
+class IclSelectionArguments(SelectionArguments):
+    """Which labelled examples stand before all queries: PGRA's, unless it is said otherwise."""
+
+    exemplars: str = arg(
+        "balanced", "How they are chosen: see --method kate.", choices=SELECTORS, is_open=True
+    )
+    exemplar_seed: int | None = arg(0, "Seed of what is drawn, as of PGRA's prompt.", least=0)
+
+
+class Icl(Kate):
+    """The frozen LM as PGRA's baseline: the reranker's LM, template and exemplars.
+
+    Guo et al. 2023, section 3.1, baseline 1 ("the same templates as ours in the second stage", 8
+    shots); "generate answers" is here the likeliest label word, all its tokens counted, so that
+    every query gets a label.
+    """
+
+    SECTIONS: ClassVar[Mapping[str, type]] = {**Kate.SECTIONS, "selection": IclSelectionArguments}
+    SEEDS = "of no effect here: exemplars are those of exemplar_seed, alike for all"
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:
+        """Return the method's name, whatever the exemplars."""
+        return args.runtime.method
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether the seed draws exemplars: only where none of their own is given."""
+        return super().uses_seed(args) and args["selection"].exemplar_seed is None
+
+    def read_data(self) -> PoolData:
+        """Read the splits that readers are trained on: exemplars are drawn from train."""
+        data = TaskData.read(self.args)
+        return PoolData(data.task, data.train, [], data.test, data.notes)
 
 
 @contextmanager
-def _told_asked(completer: LanguageModel) -> Iterator[None]:
-    """Say how many prompts were asked meanwhile; several runs may share an LM."""
+def _counted(completer: LanguageModel) -> Iterator[None]:
+    """Log how many prompts were asked meanwhile; several runs may share an LM."""
     if not isinstance(completer, CachedLM):
         yield
         return
@@ -217,127 +797,6 @@ def _told_asked(completer: LanguageModel) -> Iterator[None]:
     )
 
 
-@contextmanager
-def _timed(icl: Icl, stage: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    icl.seconds[stage] = time.perf_counter() - start
-
-
-# A finished run of `pgra icl` on new queries: its pool, its exemplars' choice and its LM.
-#
-# The data must be where it was, for the pool is nowhere else; that it is the run's, `run.json`
-# tells.
-
-
-_SECTIONS: Mapping[str, type] = {
-    "data": DataArguments,
-    "completer": CompleterArguments,
-    "selection": SelectionArguments,
-    "icl": IclArguments,
-}
-# Of a run's identity, what is of its queries, and of a memory, which may be another one now.
-_LEADING = ("task", "labels", "train")  # the others follow from these
-_FREE = ("answers", "memory", "method", "test")
-
-
-@dataclass(frozen=True)
-class PromptedAnswer:
-    """What an LM says of a query behind its exemplars.
-
-    Attributes:
-        query: The query.
-        prediction: The label, or the text that was written.
-        more: Its exemplars and corrections, as `predictions.jsonl` tells them.
-        examples: The exemplars, in the prompt's order.
-    """
-
-    query: Example
-    prediction: Prediction
-    more: Mapping[str, Json]
-    examples: Sequence[Example]
-
-
-def is_icl_run(folder: Path) -> bool:
-    """Say whether a folder is a finished run of `pgra icl`."""
-    names = (METRICS_FILE, IDENTITY_FILE, ARGUMENTS_FILE)
-    if not all((folder / name).is_file() for name in names):
-        return False
-    return "selection" in read_object(folder / ARGUMENTS_FILE)
-
-
-def load_icl_run(folder: Path, *, artifacts_dir: str | None = None, device: str = "auto") -> IclRun:
-    """Read the arguments of a finished run.
-
-    Args:
-        folder: The run.
-        artifacts_dir: Folder of vectors and answers; None is the run's.
-        device: What computes, whatever the run's was.
-
-    Raises:
-        ArtifactError: If its arguments are damaged, or of another version.
-        ConfigError: If they contradict each other.
-    """
-    values = read_object(folder / ARGUMENTS_FILE)
-    changes = {"device": device, "seeds": None}
-    if artifacts_dir is not None:
-        changes["artifacts_dir"] = artifacts_dir
-    try:
-        parts: dict[str, Any] = {
-            name: _section(cls, values[name], {**values["runtime"], **changes})
-            for name, cls in _SECTIONS.items()
-        }
-    except (AttributeError, KeyError, TypeError) as error:
-        raise damaged(folder / ARGUMENTS_FILE, error) from None
-    return IclRun(**parts)
-
-
-def _section(cls: type, own: Mapping[str, Any], runtime: Mapping[str, Any]) -> object:
-    names = {field.name for field in fields(cls)}
-    return cls(**{**own, **{name: value for name, value in runtime.items() if name in names}})
-
-
-def answer_queries(
-    folder: Path, run: IclRun, queries: Sequence[Query], memory: PromptMemoryArguments
-) -> list[PromptedAnswer]:
-    """Decide new queries as a finished run decided its own, with or without a memory.
-
-    Args:
-        folder: The run.
-        run: Its arguments.
-        queries: Texts, or mappings of the task's inputs to texts.
-        memory: A memory of corrections, if one is named there; the run's own is not used.
-
-    Raises:
-        ArtifactError: If pool, exemplars, prompt or LM are not the run's.
-        PgraError: As `run_icl`.
-    """
-    run = replace(run, memory=memory)
-    inputs = read_inputs(run)
-    examples = read_queries(queries, task=inputs.task.name, inputs=inputs.task.inputs)
-    icl = open_icl(run, replace(inputs, queries=examples, references=(), shared=0))
-    seed = int(str(read_object(folder / IDENTITY_FILE).get("seed", 0)))
-    selector = icl.selector(seed)
-    _check(folder, icl.identity(selector))
-    shown, answered = answer(icl, selector, seed)
-    return [
-        PromptedAnswer(
-            query,
-            told.prediction,
-            {**told.more, **shown.line(place, icl.inputs)},
-            [icl.recalled.example(row) for row in shown.rows[place]],
-        )
-        for place, (query, told) in enumerate(zip(examples, answered, strict=True))
-    ]
-
-
-def _check(folder: Path, asked: Mapping[str, Json]) -> None:
-    made = read_object(folder / IDENTITY_FILE)
-    for names in (_LEADING, {*made, *asked} - {*_LEADING, *_FREE}):
-        parts = [{k: v for k, v in one.items() if k in names} for one in (made, asked)]
-        try:
-            check_fingerprint(folder, made=parts[0], asked=parts[1])
-        except ArtifactError as error:
-            reason = str(error).removesuffix(": use another folder or build it again")
-            reason = reason.replace("this run asks for", "what is there now is")
-            raise ArtifactError(f"{reason}: restore it, or run pgra icl again") from None
+def _rounded(value: float) -> float | None:
+    """Round a likeness for JSON: None where nothing was compared."""
+    return None if math.isnan(value) else round(float(value), 6)

@@ -1,4 +1,4 @@
-"""`--system knn`: the label that most of a query's nearest training examples have.
+"""`--method knn`: the label that most of a query's nearest training examples have.
 
 Guo et al. 2023, section 3.1, baseline 3: "a majority vote based on distances between embeddings",
 those of the T5's encoder (`--neighbor_encoder reader`); neither pooling, distance nor the number of
@@ -12,21 +12,20 @@ order of the training file.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest
-from pgra.config import PgraArguments
-from pgra.core import ALONE, Context, Json, Prediction, Rows
+from pgra.config import CorpusArguments, ReaderArguments, RerankArguments, RetrieverArguments
+from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
-from pgra.methods.pgra import neighbor_model, open_neighbors, read_task
-from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.methods.base import Decisions, Forecast, Method
+from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
-from pgra.retrieval.neighbors import Neighbors
-from pgra.retrieval.shards import examples_digest, store_candidates
-from pgra.run_folder import Found, timed
-from pgra.runs import Decisions, Outcome, run_untrained
+from pgra.retrieval.base import examples_digest, store_candidates
 
 logger = logging.getLogger(__name__)
 
@@ -34,45 +33,98 @@ NUMBERS = (1, 3, 5, 9, 17, 33, 65)
 """How many neighbors are tried on the dev set; odd, so that two labels cannot tie."""
 
 
-def run(
-    args: PgraArguments,
-    training: ReaderTrainingArguments,
-    context: Context = ALONE,
-) -> Outcome:
-    """Decide the test examples by their nearest training examples, or take up what is there.
+class NearestNeighbors(Method):
+    """Lets each query's nearest training examples vote."""
 
-    Args:
-        args: Task and encoder; `num_neighbors` None tries `NUMBERS` on the dev set.
-        training: Its `output_dir` is the run.
-        context: Who waits: the main one encodes.
-
-    Raises:
-        ArtifactError: If the folder holds another run.
-        ConfigError: If more neighbors are asked for than there are training examples.
-        PgraError: As `read_task` and the encoder.
-    """
-    found = read_task(args)
-    asked, count = args.retriever.num_neighbors, len(found.splits.train)
-    if asked is not None and asked > count:
-        raise ConfigError(
-            f"num_neighbors ({asked}) exceeds the {count} training examples: lower it"
-        )
-    nearest = open_neighbors(found.task, found.splits, args)
-    numbers = [number for number in NUMBERS if number <= count] if asked is None else [asked]
-    settings: Mapping[str, Json] = {
-        "num_neighbors": numbers,
-        "encoder": dict(nearest.encoder.query_fingerprint),
+    SECTIONS: ClassVar[Mapping[str, type]] = {
+        "corpus": CorpusArguments,
+        "retriever": RetrieverArguments,
+        "rerank": RerankArguments,
+        "reader": ReaderArguments,
     }
-    neighborhood = Neighborhood(args, found, nearest, numbers[-1], context)
-    return run_untrained(
-        args,
-        training,
-        found,
-        lambda: _decide(found, neighborhood, numbers),
-        settings=settings,
-        models=[neighbor_model(args)],
-        context=context,
-    )
+
+    def open(self) -> None:
+        """Read the task; refuse more neighbors than there are training examples."""
+        stages = Stages.read(self.args.pgra, self.context)  # leaves the same examples out
+        self.data, self.fingerprints = stages.data, stages.fingerprints
+        args, train = self.args["retriever"], self.data.train
+        number = args.num_neighbors
+        if number is not None and number > len(train):
+            raise ConfigError(
+                f"num_neighbors ({number}) exceeds the {len(train)} training examples: lower it"
+            )
+        self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
+        self.neighbors = open_neighbors(self.data, self.args.pgra, self.context)
+        labels = self.data.labels
+        self._columns = np.array([labels.index(str(e.label)) for e in train], dtype=np.int64)
+
+    def identity(self) -> dict[str, Json]:
+        """Return the encoder, and which numbers of neighbors are tried."""
+        encoder = dict(self.neighbors.encoder.query_fingerprint)
+        return {"num_neighbors": self.numbers, "encoder": encoder}
+
+    def models(self) -> list[str]:
+        """Return the model that texts are compared by."""
+        return [neighbor_model(self.args.pgra)]
+
+    def foresee(self) -> Forecast:
+        """Tell that no LM reads."""
+        return Forecast({}, "the LM reads nothing")
+
+    def fit(self, folder: Path) -> Mapping[str, Json] | None:  # noqa: ARG002
+        """Choose the number of neighbors that suits the dev set; of equals the smallest."""
+        self.best, self._how = self.numbers[0], "as asked for"
+        if len(self.numbers) == 1:
+            return None
+        labels, metric, dev = list(self.data.labels), self.data.metric, self.data.examples("dev")
+        rows, truth = self._nearest(dev), [str(example.label) for example in dev]
+        values = {}
+        for number in self.numbers:
+            decided = vote(rows[:, :number], self._columns, len(labels)).decided
+            values[number] = measure(metric, truth, [labels[i] for i in decided], labels)[metric]
+        self.best = max(self.numbers, key=lambda number: values[number])
+        self._how = f"best of {', '.join(map(str, self.numbers))} on the dev set"
+        return {"metric": metric, "value": values[self.best], "num_neighbors": self.best}
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Decide by the vote of the nearest training examples."""
+        logger.info("knn: %d neighbors, %s", self.best, self._how)
+        labels = self.data.labels
+        votes = vote(self._nearest(examples)[:, : self.best], self._columns, len(labels))
+        predictions = [
+            Prediction(example.id, labels[column], dict(zip(labels, shares, strict=True)))
+            for example, column, shares in zip(
+                examples, votes.decided, votes.shares.tolist(), strict=True
+            )
+        ]
+        notes = [
+            f"{self.best} neighbors vote, {self._how}; ties go to the tied label with the nearest "
+            "neighbor",
+            f"the seed is {self.SEEDS}",
+        ]
+        return Decisions(predictions, notes=notes)
+
+    def _nearest(self, examples: Sequence[Example]) -> Rows:
+        """Return the nearest training examples of each, (B, k), nearest first; stored once."""
+        count = self.numbers[-1]
+        fields: dict[str, Json] = {
+            "encoder": dict(self.neighbors.encoder.query_fingerprint),
+            "training_examples": examples_digest(self.data.train),
+            "queries": examples_digest(examples),
+            "num_neighbors": count,
+        }
+        with self.timed("neighbors"):
+            self.neighbors.vectors(self.context)
+            stored = store_candidates(
+                self.context.artifacts / "neighbors" / self.data.task.name,
+                "queries",
+                fields,
+                lambda: self.neighbors.nearest(examples, count),
+                stage="neighbors",
+                context=self.context,
+            )
+        self.fingerprints["neighbors"] = digest(fields)
+        return stored.candidates.rows
 
 
 @dataclass(frozen=True)
@@ -103,77 +155,3 @@ def vote(rows: Rows, columns: npt.NDArray[np.int64], num_labels: int) -> Votes:
     place = np.take_along_axis(is_top, heard, axis=1).argmax(axis=1)
     decided = np.take_along_axis(heard, place[:, None], axis=1)[:, 0]
     return Votes(votes / rows.shape[1], decided)
-
-
-@dataclass(frozen=True)
-class Neighborhood:
-    """Nearest training examples of a split's, stored once for all that share them.
-
-    Attributes:
-        args: Where products go.
-        found: The task's examples.
-        nearest: The training examples, and what they are compared by.
-        num_neighbors: How many are looked up.
-        context: Who waits.
-    """
-
-    args: PgraArguments
-    found: Found
-    nearest: Neighbors
-    num_neighbors: int
-    context: Context
-
-    def of(self, split: str) -> Rows:
-        """Give the training examples next to each of a split's, (B, k), nearest first."""
-        fields = {
-            "encoder": dict(self.nearest.encoder.query_fingerprint),
-            "training_examples": examples_digest(self.found.splits.train),
-            "queries": examples_digest(self.found.examples(split)),
-            "num_neighbors": self.num_neighbors,
-        }
-        examples = self.found.examples(split)
-        with timed(self.found, f"neighbors of {split}"):
-            self.nearest.vectors(self.context)
-            stored = store_candidates(
-                self.args.artifacts / "neighbors" / self.found.task.name,
-                split,
-                fields,
-                lambda: self.nearest.nearest(examples, self.num_neighbors),
-                stage="neighbors",
-                context=self.context,
-            )
-        self.found.fingerprints[f"neighbors/{split}"] = digest(fields)
-        return stored.candidates.rows
-
-
-def _decide(found: Found, neighborhood: Neighborhood, numbers: Sequence[int]) -> Decisions:
-    labels, metric = list(found.task.labels), found.task.metric
-    columns = np.array([labels.index(str(e.label)) for e in found.splits.train], dtype=np.int64)
-    best, dev, told = numbers[0], {}, "as asked for"
-    if len(numbers) > 1:
-        rows = neighborhood.of("dev")
-        truth = [str(example.label) for example in found.splits.dev]
-        values = {}
-        for number in numbers:
-            decided = vote(rows[:, :number], columns, len(labels)).decided
-            values[number] = measure(metric, truth, [labels[i] for i in decided], labels)[metric]
-        best = max(numbers, key=lambda number: values[number])  # max keeps the first of equals
-        dev = {"metric": metric, "value": values[best], "num_neighbors": best}
-        told = f"best of {', '.join(map(str, numbers))} on the dev set"
-    logger.info("knn: %d neighbors, %s", best, told)
-    votes = vote(neighborhood.of("test")[:, :best], columns, len(labels))
-    notes = [
-        f"{best} neighbors vote, {told}; ties go to the tied label with the nearest neighbor",
-        "the seed decides nothing here: nothing is drawn, nothing is trained",
-    ]
-    return Decisions(_predictions(found, votes), notes, dev)
-
-
-def _predictions(found: Found, votes: Votes) -> list[Prediction]:
-    labels = found.task.labels
-    return [
-        Prediction(example.id, labels[column], dict(zip(labels, map(float, shares), strict=True)))
-        for example, column, shares in zip(
-            found.examples("test"), votes.decided, votes.shares, strict=True
-        )
-    ]

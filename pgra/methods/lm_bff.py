@@ -9,22 +9,20 @@ The template and the words are the task's, as for every reader here; there is no
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
+from typing import Self
 
-from pgra.artifacts import digest
-from pgra.config import PgraArguments, RetrieverArguments
-from pgra.core import ALONE, Context, Json
-from pgra.data.examples import Splits, draw_shots, load_splits, whole_train
-from pgra.data.tasks import load_task
+from pgra.config import RunArguments
+from pgra.core import Json
+from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
-from pgra.lm.load import find_model, load_tokenizer
-from pgra.methods.base import Prepared, check_run, check_training
-from pgra.methods.pgra import prompt_template, segment_layout
+from pgra.lm.load import find_model
+from pgra.methods.base import SPLITS, TaskData
+from pgra.methods.pgra import Pgra
+from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.inputs import (
     SeparateInputs,
     Support,
@@ -33,80 +31,72 @@ from pgra.reader.inputs import (
     build_demonstrated,
     repeat_sets,
 )
-from pgra.reader.module import check_adapters
 from pgra.reader.train import check_batches
-from pgra.retrieval.shards import examples_digest
-from pgra.run_folder import SPLITS, Found, check_writable, run_identity
-from pgra.runs import Outcome, run_reader
 
 logger = logging.getLogger(__name__)
 
 
-def run(
-    args: PgraArguments,
-    training: ReaderTrainingArguments,
-    context: Context = ALONE,
-) -> Outcome:
-    """Draw a few-shot split, tune a T5 on it with demonstrations, and measure it.
+class LmBff(Pgra):
+    """Tunes a T5 on a few examples with demonstrations beside each."""
 
-    Args:
-        args: The task, the reader, the encoder that says which examples are near.
-        training: The Trainer's arguments, shots and sets; `output_dir` is the run, `seed` gives the
-            split.
-        context: Who shares the work.
+    SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
 
-    Raises:
-        ArtifactError: If the folder holds another run.
-        ConfigError: If something is asked for that this method cannot do.
-        DataError: If a label has too few examples.
-    """
-    check_method(args)
-    return run_reader(_prepare(args, training, context), training)
+    def open(self) -> None:
+        """Refuse labels that are one token; then as PGRA, without evidence."""
+        if self.pgra.reader.decode != "verbalizer":
+            raise ConfigError(
+                f"decode '{self.pgra.reader.decode}' writes one token, and lm-bff averages the "
+                "scores of several inputs: leave --decode out"
+            )
+        super().open()
 
+    def with_seed(self, args: RunArguments) -> Self:
+        """Return the method of another seed, which draws another split."""
+        if args.seed == self.seed and args.folder == self.args.folder:
+            return self
+        other = type(self)(args, self.context)
+        other.open()
+        return other
 
-def check_method(args: PgraArguments) -> None:
-    """Refuse what tuning with demonstrations cannot do.
-
-    Raises:
-        ConfigError: If labels are to be decided by one token.
-    """
-    if args.reader.decode != "verbalizer":
-        raise ConfigError(
-            f"decode '{args.reader.decode}' writes one token, and lm-bff averages the scores of "
-            "several inputs: leave --decode out"
+    def read_data(self) -> None:
+        """Read the test set, and draw K and K examples a label of the training file."""
+        whole, count = TaskData.read(self.args), self.training.num_shots
+        shots = draw_shots(
+            whole_train(whole.train, whole.dev), whole.labels, count, self.training.seed
         )
+        rule = f"{count} examples of each label to train on, as many others are dev"
+        logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.training.seed)
+        notes = {**whole.notes, "rule": rule}
+        self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, notes)
+        prompt = FewShotPrompt(prompt_template(self.task))
+        self.stages = Stages(self.pgra, self.context, prompt, data=self.data)
+        self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
+        self.fingerprints["demonstrations"] = self._demonstration_fields()
 
-
-@dataclass(frozen=True)
-class Demonstrated(Prepared):
-    """A few-shot run's shared parts, with demonstrations beside every query.
-
-    Attributes:
-        training: Says how many shots and sets, and the seed of the draws.
-    """
-
-    training: ReaderTrainingArguments
+    def check_data(self) -> None:
+        """Refuse batches that the few examples do not fill."""
+        check_batches(len(self.data.train) * self.training.exemplar_sets, self.training)
 
     def inputs(self, split: str) -> TokenizedInputs:
-        """Give what the reader reads of a split: a set after the other, or all sets to average."""
-        queries = self.found.examples(split)
-        drawn = self.support.draw(queries, self._vectors(split), self.found.task.labels)
+        """Return what the reader reads of a split: a set after the other, or all to average."""
+        queries = self.data.examples(split)
+        drawn = self.support.draw(queries, self._vectors(split), self.data.labels)
         inputs = build_demonstrated(
             queries,
             drawn,
             self.support.examples,
             self.tokenizer,
             self.verbalizer,
-            layout=segment_layout(self.found.task, self.args.reader),
+            layout=self.layout,
         )
         return repeat_sets(inputs) if split == "train" else SeparateInputs.over(inputs)
 
     @cached_property
     def support(self) -> Support:
-        """Give what demonstrations are drawn from: the few training examples."""
+        """What demonstrations are drawn from: the few training examples."""
         training = self.training
         return Support(
-            self.found.splits.train,
+            self.data.examples("train"),
             self._vectors("train"),
             training.exemplar_share,
             training.exemplar_sets,
@@ -115,73 +105,30 @@ class Demonstrated(Prepared):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        retriever = replace(self.args.retriever, normalize=True)
-        return load_encoder(retriever, self.args.runtime.device)
+        return load_encoder(replace(self.pgra.retriever, normalize=True), self.context.device)
 
     def _vectors(self, split: str) -> Vectors | None:
         if self.training.exemplar_share == 1:  # all of a label's examples are near enough
             return None
-        texts = [example.text for example in self.found.examples(split)]
+        texts = [example.text for example in self.data.examples(split)]
         return self._encoder.encode(texts, is_query=True)
 
+    def models(self) -> list[str]:
+        """Return the reader, and the encoder that says which examples are near."""
+        return [self.pgra.reader.model_name_or_path, self.pgra.retriever.encoder]
 
-def _prepare(
-    args: PgraArguments, training: ReaderTrainingArguments, context: Context
-) -> Demonstrated:
-    """Draw the split, once what can be refused was refused."""
-    folder = Path(str(training.output_dir))
-    check_writable(folder)
-    check_training(args, training)
-    source = find_model(args.reader.model_name_or_path)
-    check_adapters(args.reader, source)
-    tokenizer = load_tokenizer(source)
-    found = read_shots(args, training)
-    prepared = Demonstrated(args, found, source, tokenizer, context, training)
-    prepared.verbalizer.audit(tokenizer)
-    check_batches(len(found.splits.train) * training.exemplar_sets, training)
-    check_run(folder, run_identity(args, training, found, source), training)
-    return prepared
-
-
-def read_shots(args: PgraArguments, training: ReaderTrainingArguments) -> Found:
-    """Read a task's test set, and draw K and K examples a label of its training file.
-
-    Raises:
-        ConfigError: If no task is named.
-        DataError: If the data cannot be read, or a label has too few examples.
-    """
-    if args.data.task is None:
-        raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
-    task, num_shots, seed = load_task(args.data.task), training.num_shots, training.seed
-    splits = load_splits(task, args.data)
-    shots = draw_shots(whole_train(splits.train, splits.dev), task.labels, num_shots, seed)
-    rule = f"{num_shots} examples of each label to train on, as many others are dev"
-    logger.info("%s: lm-bff takes %s (seed %d)", task.name, rule, seed)
-    few = Splits(shots.train, shots.dev, splits.test, {**splits.notes, "rule": rule})
-    found = Found(task, few, FewShotPrompt(prompt_template(task)))
-    for split in SPLITS:
-        examples = found.examples(split)
-        found.fingerprints[split] = digest(
-            [examples_digest(examples), [example.label for example in examples]]
-        )
-    found.fingerprints["demonstrations"] = _demonstration_fields(args.retriever, training)
-    return found
-
-
-def _demonstration_fields(
-    retriever: RetrieverArguments, training: ReaderTrainingArguments
-) -> dict[str, Json]:
-    """Give what decides the demonstrations, besides examples and seed."""
-    share = training.exemplar_share
-    fields: dict[str, Json] = {"sets": training.exemplar_sets, "share": share}
-    if share < 1:
-        source = find_model(retriever.encoder)
-        fields |= {
-            "encoder": source.identity,
-            "pooling": retriever.pooling,
-            "max_encoder_tokens": choose_max_tokens(source, retriever.max_encoder_tokens),
-            "encoder_dtype": retriever.encoder_dtype,
-        }
-        if retriever.query_prompt is not None:
-            fields["query_prompt"] = retriever.query_prompt
-    return fields
+    def _demonstration_fields(self) -> dict[str, Json]:
+        """Return what decides the demonstrations, besides examples and seed."""
+        retriever, share = self.pgra.retriever, self.training.exemplar_share
+        fields: dict[str, Json] = {"sets": self.training.exemplar_sets, "share": share}
+        if share < 1:
+            source = find_model(retriever.encoder)
+            fields |= {
+                "encoder": source.identity,
+                "pooling": retriever.pooling,
+                "max_encoder_tokens": choose_max_tokens(source, retriever.max_encoder_tokens),
+                "encoder_dtype": retriever.encoder_dtype,
+            }
+            if retriever.query_prompt is not None:
+                fields["query_prompt"] = retriever.query_prompt
+        return fields

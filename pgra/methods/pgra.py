@@ -1,463 +1,623 @@
-"""PGRA whole (Guo et al. 2023, section 2): candidates, evidence, reader.
+"""PGRA whole (Guo et al. 2023, section 2): evidence that an LM picked, and a T5 that reads it.
 
-    candidates = retriever(query)            k passages of a static index       (eq. 1)
-    states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
-    evidence   = top d by state product                                         (eq. 3)
-    label      = reader(query, evidence)     Fusion-in-Decoder
+    evidence = top d of k candidates, by the LM's states      (eqs. 1-3; `pgra.methods.stages`)
+    label    = reader(query, evidence)                        Fusion-in-Decoder
 
-With `--retriever exhaustive` there is no first stage: all passages have states, and evidence is the
-top d of the whole corpus. Each stage's product lies under the artefacts folder by fingerprint and
-is made once.
+Its settings are the paper's other readers: fid (the first stage's best), random, plain (no
+evidence), exhaustive (no first stage).
 """
 
-import logging
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-import numpy as np
-
-from pgra.artifacts import digest
-from pgra.config import PgraArguments, ReaderArguments
-from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json
-from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.examples import Splits, load_splits
-from pgra.data.tasks import Task, load_task
-from pgra.errors import ConfigError
-from pgra.exemplars.prompt import NearestExemplars, build_prompt
-from pgra.lm.load import tokenizer_identity
-from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate, check_template
+from pgra.artifacts import check_fingerprint
+from pgra.config import (
+    CorpusArguments,
+    PgraArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RunArguments,
+    choose,
+)
+from pgra.core import Candidates, Context, Example, Json, Prediction, Scores
+from pgra.data.tasks import Task
+from pgra.errors import ArtifactError, ConfigError
+from pgra.lm.load import choose_device, find_model, load_tokenizer, tokenizer_identity
+from pgra.methods.base import (
+    SPLITS,
+    Decisions,
+    Forecast,
+    Method,
+    TaskInfo,
+    arguments_from,
+    bundled_notes,
+)
+from pgra.methods.stages import Stages, neighbor_model
+from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
+from pgra.publish import write_card
+from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
+from pgra.reader.calibrate import Calibration, decide, fit_temperature
+from pgra.reader.fid import FusionReader
+from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
-from pgra.reader.predict import Decision
-from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
-from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
-from pgra.retrieval import Retriever, open_retriever
-from pgra.retrieval.base import check_num_candidates
-from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
-from pgra.retrieval.shards import candidates_fields, examples_digest, store_candidates
-from pgra.run_folder import SPLITS, Found, timed
+from pgra.reader.module import check_adapters
+from pgra.reader.predict import Decision, T5Classifier
+from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evidence
+from pgra.reader.record import (
+    READER_FOLDER,
+    RECORD_FILE,
+    Reader,
+    ReaderRecord,
+    find_reader,
+    read_record,
+    write_record,
+)
+from pgra.reader.train import check_batches, check_classes, train_reader
+from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
+from pgra.report.results import add_attention
+from pgra.rerank import Reference, find_reranker
+from pgra.rerank.similarity import find_similarity
+from pgra.retrieval.base import examples_digest
 
-# Which training examples stand in the LM's prompt: the same for all queries, or each its own.
 
+class Pgra(Method):
+    """Trains a fused T5 on evidence, and decides with it.
 
-def write_task_prompt(
-    template: PromptTemplate, task: Task, splits: Splits, args: PgraArguments
-) -> tuple[FewShotPrompt, NearestExemplars | None]:
-    """Write the task's prompt; with exemplars "knn" a bare one, and what chooses each query's own.
-
-    Raises:
-        ConfigError: If there are too few training examples.
+    Attributes:
+        pgra: The arguments, as the method decides them.
+        stages: Both retrieval stages, on the task.
+        trained: The reader, once it is trained or loaded.
     """
-    if args.rerank.exemplars == "knn":
-        neighbors, count = open_neighbors(task, splits, args), args.rerank.num_exemplars
-        exemplars = NearestExemplars(neighbors, template, task.prompt_words, count=count)
-        return exemplars.prompt(()), exemplars
-    prompt = build_prompt(
-        template,
-        splits.train,
-        task.prompt_words,
-        num_exemplars=args.rerank.num_exemplars,
-        method=args.rerank.exemplars,
-        seed=args.rerank.exemplar_seed,
-        num_prefixes=args.rerank.num_prefixes,
-    )
-    return prompt, None
 
-
-def open_neighbors(task: Task, splits: Splits, args: PgraArguments) -> Neighbors:
-    """Give the training examples, to be searched; the encoder is loaded when it is first needed."""
-    reader, device = args.reader.model_name_or_path, args.runtime.device
-    return Neighbors(
-        partial(open_neighbor_encoder, args.retriever, reader, device),
-        splits.train,
-        args.artifacts / "neighbors" / task.name,
-    )
-
-
-def neighbor_model(args: PgraArguments) -> str:
-    """Name the model that examples are compared by, as the user wrote it."""
-    if args.retriever.neighbor_encoder == "reader":
-        return args.reader.model_name_or_path
-    return args.retriever.encoder
-
-
-logger = logging.getLogger(__name__)
-
-
-def read_task(args: PgraArguments) -> Found:
-    """Read a task's data and write its prompt.
-
-    Raises:
-        ConfigError: If no task is named, or there are too few examples for the prompt.
-        DataError: If the data cannot be read.
-    """
-    if args.data.task is None:
-        raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
-    task = load_task(args.data.task)
-    splits = load_splits(task, args.data)
-    prompt, exemplars = write_task_prompt(prompt_template(task), task, splits, args)
-    shown = prompt.shown_ids
-    # Systems without a prompt leave the same examples out, so that all train on equal data.
-    train = [example for example in splits.train if example.id not in shown]
-    if not train:
-        raise ConfigError(
-            f"all {len(splits.train)} training examples stand in the prompt: "
-            "lower --num_exemplars, or give more examples"
-        )
-    splits = Splits(train, splits.dev, splits.test, splits.notes)
-    found = Found(task, splits, prompt, exemplars, depth=args.rerank.num_evidence)
-    for split in SPLITS:
-        found.fingerprints[split] = digest(
-            [examples_digest(found.examples(split)), [e.label for e in found.examples(split)]]
-        )
-    return found
-
-
-def find_evidence(
-    found: Found,
-    args: PgraArguments,
-    context: Context = ALONE,
-    *,
-    splits: Sequence[str] = SPLITS,
-) -> None:
-    """Run both stages (or the search without a first one), or take up what is there.
-
-    Args:
-        found: The task's examples and prompt; candidates and evidence are added to it.
-        args: What to do.
-        context: Who shares the work.
-        splits: Which splits get evidence.
-
-    Raises:
-        PgraError: As each stage says.
-    """
-    open_stages(found, args, context)
-    if found.corpus is None or found.reranker is None:
-        return
-    if args.is_exhaustive:
-        _find_in_all(found, found.reranker, args, context, splits)
-        return
-    with timed(found, "index"):
-        retriever = open_retriever(
-            args.retriever,
-            found.corpus,
-            args.artifacts,
-            device=args.runtime.device,
-            context=context,
-            progress=context.worker.is_main,
-        )
-    found.fingerprints["index"] = dict(retriever.fingerprint)
-    with timed(found, "candidates"):
-        _retrieve(found, retriever, args, context, splits)
-    del retriever  # the LM may need the memory of index and encoder
-    with timed(found, "states"):
-        _read(found, found.reranker, splits)
-    with timed(found, "evidence"):
-        _rerank(found, found.reranker, args, context, splits)
-
-
-def stage_context(args: PgraArguments, context: Context) -> Context:
-    """Return a job's context, with the device and the artifacts folder of its arguments."""
-    return replace(context, artifacts=args.artifacts, device=args.runtime.device)
-
-
-def open_stages(found: Found, args: PgraArguments, context: Context = ALONE) -> None:
-    """Open what is quick to open, so that what can be refused is refused before the long stages.
-
-    Adds the corpus, the reranker (with its prompt checked against the LM's window; the weights are
-    not loaded yet) and their fingerprints to `found`; a second call does nothing.
-
-    Raises:
-        PgraError: As `open_corpus` and `open_reranker`; also if k (with the exhaustive search: d)
-            exceeds the corpus.
-    """
-    if args.rerank.num_evidence == 0 or found.corpus is not None:
-        return
-    with timed(found, "corpus"):
-        found.corpus = open_corpus(args.corpus, args.artifacts)
-    if args.is_exhaustive:
-        check_num_evidence(args.rerank.num_evidence, len(found.corpus))
-    else:
-        check_num_candidates(args.retriever.num_candidates, len(found.corpus))
-    found.reranker = open_reranker(
-        RerankRequest(
-            args=args.rerank,
-            prompt=found.prompt,
-            corpus=found.corpus,
-            context=stage_context(args, context),
-            exemplars=found.exemplars,
-            reference=found.reference,
-        )
-    )
-    found.fingerprints["corpus"] = found.corpus.fingerprint["corpus_sha256"]
-    found.fingerprints["reranker"] = dict(found.reranker.fingerprint)
-
-
-def check_num_evidence(num_evidence: int, num_passages: int) -> None:
-    """Refuse to look for more evidence than there are passages.
-
-    Raises:
-        ConfigError: If d exceeds the corpus, with both numbers.
-    """
-    if num_evidence > num_passages:
-        raise ConfigError(
-            f"num_evidence ({num_evidence}) exceeds the corpus ({num_passages} passages): "
-            "lower it, or search a larger corpus"
-        )
-
-
-def prompt_template(task: Task) -> PromptTemplate:
-    """Give a task's template as the LM sees it."""
-    return PromptTemplate(task.prompt, task.answer, task.inputs)
-
-
-def _retrieve(
-    found: Found,
-    retriever: Retriever,
-    args: PgraArguments,
-    context: Context,
-    splits: Sequence[str],
-) -> None:
-    k = args.retriever.num_candidates
-    for split in splits:
-        examples = found.examples(split)
-        fields = candidates_fields(
-            retriever.fingerprint, args.retriever.retriever, k, examples=examples
-        )
-        queries = [example.text for example in examples]
-        found.candidates[split] = store_candidates(
-            args.artifacts / "candidates" / found.task.name,
-            split,
-            fields,
-            lambda queries=queries: retriever.retrieve(queries, k),  # type: ignore[misc]
-            stage="candidates",
-            context=context,
-        )
-        found.fingerprints[f"candidates/{split}"] = digest(fields)
-    reused = all(found.candidates[split].reused for split in splits)
-    logger.info(
-        "%s: %d candidates for each of %d queries%s",
-        args.retriever.retriever,
-        k,
-        sum(len(found.examples(split)) for split in splits),
-        " (reused)" if reused else "",
-    )
-
-
-def _read(found: Found, reranker: Reranker, splits: Sequence[str]) -> None:
-    """Let the LM read the union of all splits' candidates, each passage once.
-
-    Where each query has a prefix of its own, a passage is read once with each.
-    """
-    examples = [example for split in splits for example in found.examples(split)]
-    rows = np.concatenate([found.candidates[split].candidates.rows for split in splits])
-    work = reranker.prepare(examples, rows)
-    if work.num_passages:
-        pairs = int((rows != MISSING_ROW).sum())
-        logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
-
-
-def describe_work(work: Work) -> str:
-    """Word what the LM did: a text that it reads is one forward, whatever batch it is read in."""
-    if not work.num_new:
-        return "0 LM forwards: every state was there already (reused)"
-    return (
-        f"{work.num_new} LM forwards, one for each new text, in {work.seconds:.0f} s "
-        f"({work.num_tokens} tokens here, {work.num_cut} texts cut)"
-    )
-
-
-def _rerank(
-    found: Found,
-    reranker: Reranker,
-    args: PgraArguments,
-    context: Context,
-    splits: Sequence[str],
-) -> None:
-    for split in splits:
-        first = found.candidates[split]
-        fields = {**reranker.fingerprint, "candidates": digest(first.fingerprint)}
-        examples = found.examples(split)
-        found.evidence[split] = store_candidates(
-            args.artifacts / "evidence" / found.task.name,
-            split,
-            fields,
-            lambda examples=examples, first=first: reranker.rerank(  # type: ignore[misc]
-                examples, first.candidates
-            ),
-            stage="evidence",
-            context=context,
-        )
-        found.fingerprints[f"evidence/{split}"] = digest(fields)
-
-
-def _find_in_all(
-    found: Found,
-    reranker: Reranker,
-    args: PgraArguments,
-    context: Context,
-    splits: Sequence[str],
-) -> None:
-    """Find evidence among all passages; it stands in for the first stage's candidates too."""
-    search = open_exhaustive(
-        reranker,
-        factory=args.retriever.index_factory,
-        memory_gb=args.retriever.index_memory_gb,
-    )
-    examples = [example for split in splits for example in found.examples(split)]
-    with timed(found, "states"):
-        work = search.prepare(examples)
-        pairs = len(examples) * work.num_passages
-        logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
-    with timed(found, "evidence"):
-        for split in splits:
-            _search(found, search, args, context, split)
-    reused = all(found.evidence[split].reused for split in splits)
-    logger.info(
-        "exhaustive: the best %d of %d passages for each of %d queries%s",
-        args.rerank.num_evidence,
-        work.num_passages,
-        len(examples),
-        " (reused)" if reused else "",
-    )
-
-
-def _search(
-    found: Found, search: ExhaustiveSearch, args: PgraArguments, context: Context, split: str
-) -> None:
-    examples = found.examples(split)
-    depth = num_kept(args.rerank.num_evidence, search.num_rows)
-    fields = {
-        **search.fingerprint,
-        "num_kept": depth,
-        "queries": examples_digest(examples),
+    SECTIONS: ClassVar[Mapping[str, type]] = {
+        "corpus": CorpusArguments,
+        "retriever": RetrieverArguments,
+        "rerank": RerankArguments,
+        "reader": ReaderArguments,
+        "training": ReaderTrainingArguments,
     }
-    found.evidence[split] = store_candidates(
-        args.artifacts / "evidence" / found.task.name,
-        split,
-        fields,
-        lambda: search.search(examples, depth),
-        stage="evidence",
-        context=context,
-        measure=lambda best: {"recall": search.measure_recall(examples, best)},
-    )
-    found.candidates[split] = found.evidence[split]
-    found.fingerprints[f"evidence/{split}"] = digest(fields)
+    TRAINS = True
+    SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
+
+    trained: "TrainedReader"
+
+    def __init__(self, args: RunArguments, context: Context) -> None:
+        """See `Method`."""
+        super().__init__(args, context)
+        self.pgra = args.pgra
+
+    @property
+    def training(self) -> ReaderTrainingArguments:
+        """The Trainer's arguments."""
+        training: ReaderTrainingArguments = self.args["training"]
+        return training
+
+    def open(self) -> None:
+        """Read task and models' names, and refuse what cannot work."""
+        args = self.pgra
+        check_training(args, self.training)
+        self.source = find_model(args.reader.model_name_or_path)
+        check_adapters(args.reader, self.source)
+        self.tokenizer = load_tokenizer(self.source)
+        self.read_data()
+        self.verbalizer.audit(self.tokenizer, decode=args.reader.decode)
+        self.check_data()
+        self.stages.open()
+
+    def read_data(self) -> None:
+        """Read the task, with the LM's prompt."""
+        self.stages = Stages.read(self.pgra, self.context)
+        self.data = self.stages.data
+        self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
+
+    def check_data(self) -> None:
+        """Refuse what cannot be trained on these examples."""
+        check_batches(len(self.data.train), self.training)
+        check_classes([str(example.label) for example in self.data.train], self.data.labels)
+
+    @property
+    def task(self) -> Task:
+        """The task, which has labels."""
+        assert isinstance(self.data.task, Task)
+        return self.data.task
+
+    @property
+    def verbalizer(self) -> Verbalizer:
+        """The reader's words and template."""
+        return Verbalizer(self.task.verbalizer, reader_template(self.task, self.pgra.reader))
+
+    @property
+    def layout(self) -> SegmentLayout:
+        """How segments are put together."""
+        args = self.pgra.reader
+        template = reader_template(self.task, args)
+        return SegmentLayout(template, args.segment_order, args.max_segment_tokens)
+
+    def identity(self) -> dict[str, Json]:
+        """Return what decides the weights and predictions, besides the examples."""
+        args = self.pgra
+        return {
+            **args.reader.deciding(),
+            "verbalizer": dict(self.task.verbalizer),
+            "reader_template": args.reader.reader_template or self.task.reader_template,
+            "num_evidence": args.rerank.num_evidence,
+            "reader_weights": self.source.identity,
+            "num_processes": self.training.world_size,
+            **training_identity(self.training, self.data.metric),
+        }
+
+    def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        """Find the evidence of splits."""
+        self.stages.find(splits)
+
+    def inputs(self, split: str) -> TokenizedInputs:
+        """Return what the reader reads of a split: tokenised once, and kept."""
+        examples, depth = self.data.examples(split), self.stages.depth
+        fields: dict[str, Json] = {
+            **asdict(self.layout),
+            "tokenizer": tokenizer_identity(self.tokenizer),
+            "examples": examples_digest(examples),
+            "evidence": self.fingerprints.get(f"evidence/{split}"),
+            "corpus": self.fingerprints.get("corpus"),
+            "num_evidence": depth,
+        }
+
+        def build() -> TokenizedInputs:
+            texts = [[line.text for line in lines] for lines in self.stages.evidence_lines(split)]
+            parts = (examples, texts, self.tokenizer, self.verbalizer)
+            return build_inputs(*parts, layout=self.layout)
+
+        return store_inputs(
+            self.pgra.artifacts / "inputs" / self.data.task.name,
+            split,
+            fields,
+            build,
+            examples=examples,
+            tokenizer=self.tokenizer,
+            verbalizer=self.verbalizer,
+            context=self.context,
+        )
+
+    def open_reader(self, trained: Path | None = None) -> FusionReader:
+        """Load the reader that training starts from, or a trained one from its folder."""
+        return FusionReader.from_name(str(trained or self.pgra.reader.model_name_or_path))
+
+    def fit(self, folder: Path) -> Mapping[str, Json]:
+        """Train the reader, going on from the last whole checkpoint if the run was stopped."""
+        args, training, metric = self.pgra.reader, self.training, self.data.metric
+        splits = {split: self.inputs(split) for split in ("train", "dev")}
+        reader = self.open_reader()
+        if args.dropout_rate is not None:
+            reader.set_dropout(args.dropout_rate)
+        if args.lora_rank is not None:
+            reader.add_adapters(args, seed=self.seed)
+        self.trained = self._trained(reader)
+        result = train_reader(
+            self.trained.classifier,
+            splits["train"],
+            splits["dev"],
+            measure=lambda truth, decided: measure(metric, truth, decided, self.data.labels),
+            metric=metric,
+            arguments=training,
+        )
+        self._describe(folder)
+        return {
+            "metric": str(training.metric_for_best_model).removeprefix("eval_"),
+            "greater_is_better": bool(training.greater_is_better),
+            "value": result.best_metric,
+            "step": result.best_step,
+            "steps": result.steps,
+            "train_loss": result.train_loss,
+            "seconds": round(result.seconds, 3),
+        }
+
+    def load(self, folder: Path) -> None:
+        """Load the trained reader of a run, with its temperature where that is known."""
+        home = folder / READER_FOLDER
+        reader = self.open_reader(home).to(choose_device(self.pgra.runtime.device))
+        self.trained = self._trained(reader)
+        if (home / RECORD_FILE).is_file():
+            self.trained.calibrate(read_record(folder, verify=False).calibration)
+        else:  # the run was stopped behind its training
+            self._describe(folder)
+
+    @property
+    def _decision(self) -> Decision:
+        return Decision(self.pgra.reader.decode, self.pgra.reader.length_normalize)
+
+    def _trained(self, reader: FusionReader) -> "TrainedReader":
+        return TrainedReader(reader, self.tokenizer, self.verbalizer, self._decision, self.context)
+
+    def _describe(self, folder: Path) -> None:
+        """Fit the temperature on the dev set, and say in the reader's folder what it is."""
+        with self.timed("calibration"):
+            self.trained.fit_temperature(self.inputs("dev"))
+        if not self.context.is_main:
+            return
+        args, trained = self.pgra, self.trained
+        record = ReaderRecord(
+            task=self.data.task.name,
+            inputs=self.data.task.inputs,
+            metric=self.data.metric,
+            words=dict(self.task.verbalizer),
+            layout=self.layout,
+            decode=self._decision.decode,
+            length_normalize=self._decision.length_normalize,
+            calibration=trained.calibration,
+            num_evidence=self.stages.depth,
+            method=args.method,
+            prompt=self.stages.prompt if self.stages.depth else None,
+            base_model={"name": self.source.name, "identity": self.source.identity},
+            seed=self.seed,
+            arguments=asdict(args),
+            fingerprints=self.fingerprints,
+        )
+        write_record(folder / READER_FOLDER, record)
+
+    def finish(self, folder: Path) -> None:
+        """Write the model card."""
+        write_card(folder)
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Decide a split's examples with the evidence that was found for them."""
+        split = next(name for name in SPLITS if self.data.examples(name) == list(examples))
+        attention = self.pgra.reader.evidence_attention and self.stages.depth > 0
+        read = self.trained.decide(self.inputs(split), attention=attention)
+        lines = self.stages.evidence_lines(split)
+        if read.best is not None:
+            ranked = self.stages.ranked(split)
+            lines = self.stages.lines(replace(ranked, best=read.best))
+        if read.shares is not None:
+            lines = add_attention(lines, read.shares)
+        notes = self.trained.notes
+        return Decisions(read.predictions, lines, notes=notes, calibration=read.calibration)
+
+    def models(self) -> list[str]:
+        """Return the reader, and the models that find its evidence."""
+        return [self.pgra.reader.model_name_or_path, *evidence_models(self.pgra)]
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the numbers must know of data, corpus and models."""
+        sources = self.pgra.corpus.sources if self.stages.depth else []
+        return [*super().notes(), *bundled_notes([], sources)]
+
+    def sample_prompt(self) -> str:
+        """Return the LM's prompt of the first test query, under every prefix."""
+        query, prompt = self.data.test[0], self.stages.prompt
+        texts = self.stages.reranker.prompts(query) if self.stages.depth else []
+        if not texts:
+            texts = [each.prefix + each.suffix(query.fields) for each in (prompt, *prompt.others)]
+        return "\n\n--- the next prefix ---\n\n".join(texts)
+
+    @classmethod
+    def restore(cls, folder: Path, args: RunArguments, context: Context) -> "RestoredReader":
+        """Open a finished run to decide new examples; see `RestoredReader`."""
+        return RestoredReader(folder, context, artifacts=args.runtime.artifacts_dir)
+
+    def foresee(self) -> Forecast:
+        """Tell what the LM has yet to read: of a bank, what its candidates and its sample need."""
+        from pgra.plan import make_plan
+
+        args = self.pgra
+        if not args.rerank.num_evidence or args.rerank.reranker == "none":
+            return Forecast({}, "the LM reads nothing")
+        cost = make_plan(args, seconds=0).cost
+        if cost is None:
+            return Forecast(None, f"what reranker {args.rerank.reranker} reads is not known")
+        bank, texts = self.stages.reranker.store, cost.to_read
+        note = cost.basis if texts else "all read"
+        if texts and cost.reads_pairs:
+            note += f": each passage with each query, about {cost.reading.tokens:,} tokens"
+        if args.is_exhaustive or args.rerank.bank == "full":
+            return Forecast({(bank,): texts}, note, cost.is_exact)
+        first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
+        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts}
+        if find_similarity(args.rerank.similarity).is_fitted:
+            plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
+            without = make_plan(plain, seconds=0).cost
+            own = 0 if without is None else without.to_read
+            parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
+        return Forecast(parts, note, cost.is_exact)
 
 
-# Both retrieval stages for queries as they come: opened once, no candidates are stored.
+# The reader once it is trained.
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """What the stages found for B queries.
+class ReadSplit:
+    """What a reader says of a split.
 
     Attributes:
-        first: The first stage's candidates, (B, K); where there is none, the same as `best`.
-        best: The second stage's order of them, (B, K); of the exhaustive search, the best N.
+        predictions: One for each example.
+        calibration: The temperature, and nll and ece without and with it; None without
+            probabilities.
+        shares: Of each example a share of attention for each segment; None if not asked for.
+        best: The evidence, where the reader itself chose it.
     """
 
-    first: Candidates
-    best: Candidates
+    predictions: Sequence[Prediction]
+    calibration: Mapping[str, Json] | None
+    shares: Sequence[Sequence[float]] | None
+    best: Candidates | None
 
 
-class EvidenceSearch:
-    """Finds evidence for any query, with a task's prompt.
-
-    The states of queries and of passages that the LM has not read yet are kept in the banks, as a
-    run's are.
+class TrainedReader:
+    """A reader that can decide.
 
     Attributes:
-        args: What to search, and how.
-        corpus: What is searched.
-        reranker: The second stage; its LM's weights are loaded when they are first needed.
+        reader: The T5, on its device.
+        calibration: The temperature of its probabilities.
     """
 
     def __init__(
         self,
-        args: PgraArguments,
-        prompt: FewShotPrompt,
-        context: Context = ALONE,
-        *,
-        exemplars: NearestExemplars | None = None,
-        reference: Reference = Reference(),  # noqa: B008 (frozen)
+        reader: FusionReader,
+        tokenizer: Any,
+        verbalizer: Verbalizer,
+        decision: Decision,
+        context: Context,
     ) -> None:
-        """Open what is quick to open.
+        self.reader, self.calibration = reader, Calibration()
+        self._tokenizer, self._verbalizer = tokenizer, verbalizer
+        self._decision, self._context = decision, context
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether it gives probabilities at all: the official decode does not."""
+        return self._decision.decode == "verbalizer"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of its probabilities must know."""
+        return [self.calibration.note] if self.is_scoring and self.calibration.note else []
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Let it decide at a temperature."""
+        self.calibration = calibration
+        self._decision = replace(self._decision, temperature=calibration.temperature)
+
+    @property
+    def classifier(self) -> T5Classifier:
+        """What scores the labels."""
+        parts = (self._tokenizer, self._verbalizer, self._decision)
+        if isinstance(self.reader, RagReader):
+            return RagClassifier(self.reader, *parts)
+        return T5Classifier(self.reader, *parts)
+
+    def fit_temperature(self, dev: TokenizedInputs) -> None:
+        """Fit the temperature on the dev examples; without probabilities leave it as it is."""
+        if self.is_scoring:
+            scores = self.classifier.score(dev, replace(self._context, progress=False))
+            self.calibrate(fit_temperature(scores, self._columns(dev.labels)))
+
+    def decide(self, inputs: TokenizedInputs, *, attention: bool) -> ReadSplit:
+        """Decide a split's examples, which have labels.
 
         Args:
-            args: What to search, and how.
-            prompt: The LM's.
-            context: Who shares the work.
-            exemplars: Each query's own, where the prompt has none.
-            reference: What the task, or an earlier run, gives a similarity that is fitted.
-
-        Raises:
-            PgraError: As `open_corpus` and `open_reranker`.
+            inputs: The examples.
+            attention: Whether to say what the reader looked at.
         """
-        self.args, self._context = args, context
-        self.corpus: Corpus = open_corpus(args.corpus, args.artifacts)
-        self.reranker: Reranker = open_reranker(
-            RerankRequest(
-                args=args.rerank,
-                prompt=prompt,
-                corpus=self.corpus,
-                context=stage_context(args, context),
-                exemplars=exemplars,
-                reference=reference,
-            )
+        best, shares = None, None
+        if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
+            chosen = choose_evidence(self.reader, inputs)
+            inputs, best = chosen.inputs, chosen.evidence
+        if attention:
+            attended = self.classifier.attend(inputs, self._context)
+            scores, shares = attended.scores, attended.shares
+        else:
+            scores = self.classifier.score(inputs, self._context)
+        predictions = decide(
+            inputs.example_ids,
+            scores,
+            self._verbalizer.labels,
+            temperature=self.calibration.temperature,
         )
+        return ReadSplit(predictions, self._reliability(scores, inputs), shares, best)
 
-    @cached_property
-    def retriever(self) -> Retriever:
-        """Open the first stage; its index is built if it is not there."""
-        return open_retriever(
-            self.args.retriever,
-            self.corpus,
-            self.args.artifacts,
-            device=self.args.runtime.device,
-            context=self._context,
-            progress=self._context.worker.is_main,
-        )
+    def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
+        if not self.is_scoring:
+            return None
+        truth, temperature = self._columns(inputs.labels), self.calibration.temperature
+        before = measure_reliability(scores, truth)
+        after = measure_reliability(scores, truth, temperature=temperature)
+        return {
+            "temperature": temperature,
+            "dev_examples": self.calibration.num_examples,
+            "bins": BINS,
+            "nll": {"before": before.nll, "after": after.nll},
+            "ece": {"before": before.ece, "after": after.ece},
+        }
 
-    @cached_property
-    def exhaustive(self) -> ExhaustiveSearch:
-        """Open the search without a first stage."""
-        return open_exhaustive(
-            self.reranker,
-            factory=self.args.retriever.index_factory,
-            memory_gb=self.args.retriever.index_memory_gb,
-        )
+    def _columns(self, labels: Sequence[str | None]) -> list[int]:
+        return [self._verbalizer.labels.index(str(label)) for label in labels]
 
-    def find(self, queries: Sequence[Example], *, depth: int | None = None) -> Ranked:
-        """Take queries through both stages, or through the search without a first one.
+
+class RestoredReader:
+    """A finished run on new queries: evidence by its own index, bank and prompt, then its reader.
+
+    No training data is read: the reader's folder holds the prompt. Only with exemplars "knn" each
+    new query has neighbors to be found, and the training data must be where it was. Corpus, index
+    and LM must be those that the run was made with.
+
+    Attributes:
+        reader: Its reader.
+        stages: Both stages; None for a plain T5, which searches nothing.
+        about: The task.
+    """
+
+    def __init__(self, folder: Path, context: Context, *, artifacts: str | None = None) -> None:
+        """Load a run.
 
         Args:
-            queries: Any; ids are not looked at.
-            depth: Evidence a query of the exhaustive search; None is the run's d.
+            folder: The run, or its reader's folder, wherever that was moved.
+            context: What computes, whatever the run's was.
+            artifacts: Folder of its index and bank; None is where they were.
 
         Raises:
+            ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
+                was trained with; what differs is named.
             PgraError: As each stage says.
         """
-        if self.args.is_exhaustive:
-            search = self.exhaustive
-            wanted = self.args.rerank.num_evidence if depth is None else depth
-            search.prepare(queries)
-            best = search.search(queries, min(wanted, search.num_rows))
-            return Ranked(best, best)
-        texts = [query.text for query in queries]
-        first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
-        self.reranker.prepare(queries, first.rows)
-        return Ranked(first, self.reranker.rerank(queries, first))
+        home = find_reader(folder)
+        self.reader = Reader.load(home, device=context.device)
+        record = self.reader.record
+        self.about = TaskInfo(record.task, record.inputs, record.labels)
+        self.attention = False
+        self.stages = None
+        if record.num_evidence:
+            runtime = {"device": context.device}
+            if artifacts is not None:
+                runtime["artifacts_dir"] = artifacts
+            args = _recorded_arguments(home, record, runtime)
+            context = replace(context, artifacts=args.artifacts)
+            self.stages = _open_recorded(home, record, args, context)
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Find evidence for examples and decide them."""
+        lines: list[list[Any]] = [[] for _ in examples]
+        if self.stages is not None and examples:
+            lines = self.stages.lines(self.stages.search(examples))
+        fields = [example.fields for example in examples]
+        texts = [[line.text for line in found] for found in lines]
+        predictions = self.reader.predict(fields, texts)
+        if self.attention:
+            lines = add_attention(lines, self.reader.attention(fields, texts))
+        return Decisions(predictions, lines)
 
 
-# What the reader reads of a task: its words, its segments, as tokens that are made once.
+def _recorded_arguments(
+    home: Path, record: ReaderRecord, runtime: Mapping[str, Any]
+) -> PgraArguments:
+    """Read a run's arguments; dtypes that depend on the device stay what they were."""
+    changes: dict[str, dict[str, Any]] = {"runtime": dict(runtime)}
+    lm = record.fingerprints.get("reranker")
+    encoder = _encoder_fields(record) or _exemplar_encoder(lm)
+    if isinstance(lm, Mapping) and "dtype" in lm:
+        changes["rerank"] = {"lm_dtype": lm["dtype"]}
+    if encoder is not None:
+        changes["retriever"] = {"encoder_dtype": encoder["dtype"]}
+    try:
+        return arguments_from(record.arguments, changes).pgra
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{home / RECORD_FILE} holds arguments that this version of pgra does not know "
+            f"({error}): use the version that it names, or train again"
+        ) from None
+
+
+def _encoder_fields(record: ReaderRecord) -> Mapping[str, Json] | None:
+    """Return what a run's index says of its encoder; None if it has none."""
+    index = record.fingerprints.get("index")
+    dense = index.get("dense", index) if isinstance(index, Mapping) else None
+    return dense if isinstance(dense, Mapping) and "encoder" in dense else None
+
+
+def _exemplar_encoder(lm: Json) -> Mapping[str, Json] | None:
+    """Return what a reranker says of the first stage's encoder, where that finds exemplars."""
+    encoder = lm.get("exemplar encoder") if isinstance(lm, Mapping) else None
+    return encoder if isinstance(encoder, Mapping) and "part" not in encoder else None
+
+
+def _open_recorded(
+    home: Path, record: ReaderRecord, args: PgraArguments, context: Context
+) -> Stages:
+    """Open the stages; refuse what is not the run's before anything long is begun."""
+    assert record.prompt is not None  # it has evidence
+    if not args.artifacts.is_dir():
+        raise ArtifactError(
+            f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
+            "their folder with --artifacts_dir"
+        )
+    # A query's own neighbors are training examples, the one thing that the reader's folder does not
+    # hold. That they are the run's, the reranker's fingerprint says.
+    is_own = args.rerank.exemplars == "knn" and args.rerank.reranker == "prompted"
+    exemplars = Stages.read(args, context).exemplars if is_own else None
+    made = record.fingerprints
+    lm = made.get("reranker")
+    reference = Reference(made=lm if isinstance(lm, Mapping) else {})
+    stages = Stages(args, context, record.prompt, exemplars=exemplars, reference=reference)
+    _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
+    _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
+    stages.reranker.check()  # before an index would be built
+    if args.is_exhaustive:
+        return stages
+    encoder = _encoder_fields(record)
+    if encoder is not None:  # its folder's digest tells before an index would be built with it
+        _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
+    _check(home, "index", made.get("index"), dict(stages.retriever.fingerprint))
+    return stages
+
+
+def _check(home: Path, stage: str, made: Json, asked: Json) -> None:
+    """Refuse a stage that is not the run's; the first field that differs is named."""
+    pair = [
+        {f"{stage} {name}": field for name, field in value.items()}
+        if isinstance(value, Mapping)
+        else {stage: value}
+        for value in (made, asked)
+    ]
+    way_out = "restore it, or train again"
+    check_fingerprint(
+        home, made=pair[0], asked=pair[1], now="what is there now is", way_out=way_out
+    )
+
+
+# What is refused before anything is trained, and what decides a training.
+
+
+def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> None:
+    """Refuse another device for the training, what cannot be made, and uploads of every checkpoint.
+
+    Raises:
+        ConfigError: If it is asked for.
+    """
+    device = choose_device(args.runtime.device)
+    if (device.type, device.index or 0) != (training.device.type, training.device.index or 0):
+        raise ConfigError(
+            f"device is '{args.runtime.device}', but the Trainer uses {training.device}: choose a "
+            "GPU by CUDA_VISIBLE_DEVICES, or the CPU by --device cpu --use_cpu"
+        )
+    check_trainer(training)
+    if training.metric_for_best_model is not None:
+        name = training.metric_for_best_model.removeprefix("eval_")
+        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
+    if training.push_to_hub:
+        raise ConfigError(
+            "push_to_hub would have the Trainer upload every checkpoint: take it out with "
+            "pgra.publish.take_target, and push the finished run with push_run"
+        )
+
+
+def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:
+    """Return the Trainer's arguments that decide the weights, as they will be resolved.
+
+    Args:
+        training: All of them.
+        metric: The task's, which chooses the checkpoint where no other is named.
+    """
+    chosen = copy.copy(training)
+    chosen.choose_metric(metric)
+    return {
+        name: _plain(value) for name, value in chosen.to_dict().items() if name not in NOT_DECIDING
+    }
+
+
+def _plain(value: Any) -> Json:
+    """Write a whole number in one way: 0 is a default of `transformers`, 0.0 the command line's."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:
-    """Give how the reader sees a query: as asked for, or by a profile, else as the task says.
+    """Return how the reader sees a query: as asked for, or by a profile, else as the task says.
 
     Raises:
         ConfigError: If what was asked for has other fields than the task (`--profile official` has
@@ -475,67 +635,12 @@ def reader_template(task: Task, args: ReaderArguments) -> str:
     return args.reader_template
 
 
-def task_verbalizer(task: Task, args: ReaderArguments) -> Verbalizer:
-    """Give the reader's words and template for a task.
-
-    Raises:
-        ConfigError: If the template does not fit the task.
-    """
-    return Verbalizer(task.verbalizer, reader_template(task, args))
-
-
-def segment_layout(task: Task, args: ReaderArguments) -> SegmentLayout:
-    """Give how a task's segments are put together.
-
-    Raises:
-        ConfigError: If the template does not fit the task.
-    """
-    return SegmentLayout(reader_template(task, args), args.segment_order, args.max_segment_tokens)
-
-
-def label_decision(args: ReaderArguments) -> Decision:
-    """Give how labels are decided."""
-    return Decision(args.decode, args.length_normalize)
-
-
-def read_inputs(
-    found: Found,
-    split: str,
-    args: PgraArguments,
-    tokenizer: Any,
-    context: Context = ALONE,
-) -> TokenizedInputs:
-    """Tokenise a split with its evidence, or take up what is there.
-
-    Args:
-        found: The task's examples with their evidence.
-        split: Which of them.
-        args: Layout, depth and where products go.
-        tokenizer: The reader's.
-        context: Who waits.
-
-    Raises:
-        PgraError: As `build_inputs` and `store_inputs`.
-    """
-    examples, layout = found.examples(split), segment_layout(found.task, args.reader)
-    verbalizer = task_verbalizer(found.task, args.reader)
-    fields: dict[str, Json] = {
-        **asdict(layout),
-        "tokenizer": tokenizer_identity(tokenizer),
-        "examples": examples_digest(examples),
-        "evidence": found.fingerprints.get(f"evidence/{split}"),
-        "corpus": found.fingerprints.get("corpus"),
-        "num_evidence": found.depth,
-    }
-    return store_inputs(
-        args.artifacts / "inputs" / found.task.name,
-        split,
-        fields,
-        lambda: build_inputs(
-            examples, found.evidence_texts(split), tokenizer, verbalizer, layout=layout
-        ),
-        examples=examples,
-        tokenizer=tokenizer,
-        verbalizer=verbalizer,
-        context=context,
-    )
+def evidence_models(args: PgraArguments) -> list[str]:
+    """Return the models that find the reader's evidence; none without any."""
+    if args.rerank.num_evidence == 0:
+        return []
+    models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
+    reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
+    if reads and args.rerank.exemplars == "knn":
+        models.append(neighbor_model(args))
+    return list(dict.fromkeys([*models, *reads]))

@@ -131,6 +131,8 @@ def write_results(
     evidence: Sequence[Sequence[EvidenceLine]],
     *,
     more: Sequence[Mapping[str, Json]] | None = None,
+    values: Mapping[str, float] | None = None,
+    interval: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Write a run's predictions, then its metrics.
 
@@ -141,6 +143,8 @@ def write_results(
         predictions: One for each, in the same order.
         evidence: What the reader saw, for each; may be empty.
         more: Further entries of each one's line.
+        values: Metrics by name, where labels alone do not give them.
+        interval: Of the headline metric among `values`.
 
     Returns:
         The content of `metrics.json`.
@@ -161,10 +165,11 @@ def write_results(
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
-    labels = [example.label or "" for example in examples]
-    decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
-    values = measure(record.metric, labels, decided.predicted, record.labels)
-    interval = interval_95(bootstrap([decided], seed=_SEED)[0])
+    if values is None:
+        labels = [example.label or "" for example in examples]
+        decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
+        values = measure(record.metric, labels, decided.predicted, record.labels)
+        interval = interval_95(bootstrap([decided], seed=_SEED)[0])
     metrics = describe_run(record, values, interval, n=len(examples))
     write_json(folder / METRICS_FILE, metrics)
     return metrics

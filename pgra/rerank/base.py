@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+import numpy as np
+
 from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
 from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
@@ -111,8 +113,6 @@ class Cost:
     """What a reranker will have to read, before it does.
 
     Attributes:
-        model: What reads, as the user wrote it.
-        device: Where it runs, and in which dtype.
         basis: How `passages` was found: a basis of `pgra.retrieval.survey`, `PAIRS`, or
             `MOST_PAIRS`.
         queries: Different queries.
@@ -126,8 +126,6 @@ class Cost:
         trial: Reads for about so many seconds and says how fast that was.
     """
 
-    model: str
-    device: str
     basis: str
     queries: int
     passages: int
@@ -202,6 +200,13 @@ class Reranker(ABC):
     def prompts(self, query: Example) -> list[str]:  # noqa: ARG002
         """Return the whole prompts that a query is read in, one a prefix; none without prompts."""
         return []
+
+
+def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]:
+    """Return the texts of so many of these rows, drawn by chance; of all where there are fewer."""
+    if len(rows) > count:
+        rows = np.random.default_rng(seed).choice(rows, count, replace=False)
+    return corpus.texts(rows)
 
 
 class FirstStageOrder(Reranker):

@@ -8,8 +8,8 @@ several, the log-probability of the class named "relevant", or else of the last 
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from pgra.config import CrossEncoderArguments, RerankArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
-from pgra.lm.cost import LmShape, Speed, TextSample, describe_device, estimate_reading, time_reading
+from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, time_reading
 from pgra.lm.load import (
     batch_budget,
     choose_device,
@@ -33,14 +33,13 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import Cost, Reranker, RerankRequest
+from pgra.rerank.base import Reranker, RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
-_PAIR_BYTES = 4 + 12  # a score, a key and a norm
-_TRIAL_BATCHES = 4  # in a piece of a trial
+_TRIAL_PAIRS = 64  # in a piece of a trial
 _RELEVANT = "relevant"
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
@@ -94,7 +93,7 @@ class CrossEncoder:
                 f"the tokenizer of '{name}' has no padding token: choose another model"
             )
         self.max_tokens = max_tokens or window
-        self.batch_tokens = batch_budget(batch_tokens, self.device)
+        self.batch_tokens, self.quantization = batch_tokens, "none"
         self.num_tokens = self.num_cut = 0
 
     @property
@@ -146,8 +145,8 @@ class CrossEncoder:
     def score(self, pairs: Sequence[Mapping[str, Any]], *, advance: Advance = int) -> Tensor:
         """Score tokenised pairs, in batches of like length: (n,) float32, in their order."""
         lengths = [len(pair["input_ids"]) for pair in pairs]
-        scores = torch.empty(len(pairs))
-        for batch in token_budget_batches(lengths, self.batch_tokens):
+        scores, budget = torch.empty(len(pairs)), batch_budget(self.batch_tokens, self.device)
+        for batch in token_budget_batches(lengths, budget):
             padded = self.tokenizer.pad([pairs[i] for i in batch], return_tensors="pt")
             with torch.inference_mode():
                 logits = self.model(**padded.to(self.device)).logits.float()
@@ -233,56 +232,40 @@ class CrossEncoderReranker(PairReranker):
         """Score a shard's pairs, (n, 1)."""
         return self.model.score(shard, advance=advance)[:, None]
 
-    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
-        """Count the pairs that were not scored yet, and tokenise some pairs by chance."""
-        model, count = self.model, self.count(examples, first)
-        rng, cut = np.random.default_rng(0), model.num_cut
+    def estimate(
+        self,
+        examples: Sequence[Example],
+        first: FirstStage,
+        new_pairs: int,
+        new_queries: int,  # noqa: ARG002 (it reads pairs only)
+    ) -> tuple[Reading, Callable[[float], Speed]]:
+        """Tokenise some pairs by chance."""
+        model, rng = self.model, np.random.default_rng(0)
         rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
-        drawn = min(_SAMPLE, count.new_pairs)
-        asked = [examples[i].text for i in rng.integers(len(examples), size=drawn)]
-        pairs = model.tokenize(asked, self.corpus.texts(rng.choice(rows, drawn))) if drawn else []
+        size, cut = min(_SAMPLE, new_pairs), model.num_cut
+        asked = [examples[i].text for i in rng.integers(len(examples), size=size)]
+        pairs = model.tokenize(asked, self.corpus.texts(rng.choice(rows, size))) if size else []
         lengths = [len(pair["input_ids"]) for pair in pairs]
-        num_cut, model.num_cut = model.num_cut - cut, cut
-        return Cost(
-            model=model.source.name,
-            device=describe_device(model.device, model.dtype),
-            basis=count.basis,
-            queries=count.queries,
-            passages=count.pairs,
-            most_passages=count.pairs,
-            banked=count.pairs - count.new_pairs,
-            to_read=count.new_pairs,
-            shards=max(1, -(-count.new_pairs // self.shard_rows)),
-            bank_bytes=count.new_pairs * _PAIR_BYTES,
-            reading=estimate_reading(
-                LmShape.of(model.config, is_causal=False),
-                [TextSample(count.new_pairs, lengths, lengths)],
-                num_cut=num_cut,
-                dtype=model.dtype,
-                batch_tokens=model.batch_tokens,
-            ),
-            trial=partial(self._measure, pairs),
+        reading = estimate_reading(
+            model,
+            [TextSample(new_pairs, lengths, lengths)],
+            num_cut=model.num_cut - cut,
+            batch_tokens=model.batch_tokens,
+            is_causal=False,
         )
-
-    def _measure(self, pairs: Sequence[dict[str, Any]], seconds: float) -> Speed:
-        """Time the model on runs of these pairs, sorted by length as in a shard."""
-        order = sorted(pairs, key=lambda pair: -len(pair["input_ids"]))
-        lengths = [len(pair["input_ids"]) for pair in order]
-        batches = token_budget_batches(lengths, self.model.batch_tokens)
-        runs = [batches[i : i + _TRIAL_BATCHES] for i in range(0, len(batches), _TRIAL_BATCHES)]
-        pieces = [[order[i] for batch in run for i in batch] for run in runs]
+        model.num_cut = cut
+        pairs.sort(key=lambda pair: -len(pair["input_ids"]))  # as in a shard
+        pieces = [pairs[i : i + _TRIAL_PAIRS] for i in range(0, size, _TRIAL_PAIRS)]
         random.Random(0).shuffle(pieces)
 
         def read(piece: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
-            start = time.perf_counter()
-            self.model.score(piece)
-            tokens = sum(len(pair["input_ids"]) for pair in piece)
-            return len(piece), tokens, time.perf_counter() - start
+            start, tokens = time.perf_counter(), model.num_tokens
+            model.score(piece)
+            return len(piece), model.num_tokens - tokens, time.perf_counter() - start
 
-        def load() -> None:
-            self.model.score(pairs[:1])
-
-        return time_reading(load, iter(pieces), read, seconds=seconds)
+        return reading, lambda seconds: time_reading(
+            lambda: model.score(pairs[:1]), iter(pieces), read, seconds=seconds
+        )
 
 
 def _window(config: Any) -> float:

@@ -21,10 +21,10 @@ from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
 from pgra.rerank.similarity import Similarity
-from pgra.retrieval.base import AUTO, EXACT, choose_factory, import_faiss, memory_limit
-from pgra.retrieval.dense import load_faiss
 from pgra.retrieval.faiss import (
+    AUTO,
     DEPTHS,
+    EXACT,
     INDEX_FILE,
     SAMPLE,
     IndexPlan,
@@ -32,9 +32,13 @@ from pgra.retrieval.faiss import (
     VectorSource,
     ask,
     build_faiss,
+    choose_factory,
     empty_index,
+    import_faiss,
+    load_faiss,
+    memory_limit,
     most_hits,
-    nearest,
+    nearest_in_blocks,
 )
 
 logger = logging.getLogger(__name__)
@@ -194,11 +198,11 @@ class ExhaustiveSearch:
 
     def _nearest(self, queries: Vectors, depth: int) -> Candidates:
         try:
-            return nearest(queries, self._blocks(), depth, device=self._device)
+            return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
         except torch.OutOfMemoryError:
             logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
         self._device = "cpu"
-        return nearest(queries, self._blocks(), depth, device=self._device)
+        return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
 
     def _ask(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Ask the FAISS index, then let the reranker score what it gives."""
@@ -213,8 +217,9 @@ class ExhaustiveSearch:
         queries = self._queries(examples)
         batches = [queries[i : i + _QUERY_BATCH] for i in range(0, len(queries), _QUERY_BATCH)]
         answers = [ask(index, batch, fetched) for batch in batches]
-        scores, rows = (np.concatenate(part) for part in zip(*answers, strict=True))
-        return self.reranker.rerank(examples, Candidates.best(rows, scores, fetched)).top(depth)
+        rows = np.concatenate([answer.rows for answer in answers])
+        scores = np.concatenate([answer.scores for answer in answers])
+        return self.reranker.rerank(examples, Candidates(rows, scores)).top(depth)
 
     @cached_property
     def _index(self) -> Any:
@@ -284,7 +289,7 @@ def open_exhaustive(
     if factory == AUTO:
         width = reranker.fitting.num_columns(_state_width(reranker))
         memory = memory_limit(memory_gb)
-        factory = choose_factory(factory, len(reranker.corpus), width, memory=memory).factory
+        factory, _ = choose_factory(factory, len(reranker.corpus), width, memory=memory)
     return ExhaustiveSearch(reranker, factory=factory)
 
 

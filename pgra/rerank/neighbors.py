@@ -8,31 +8,25 @@ each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity c
 
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pgra.config import Arguments as _Arguments
+from pgra.config import RerankArguments
 from pgra.core import Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import NearestExemplars
-from pgra.lm.cost import (
-    LmShape,
-    Speed,
-    TextSample,
-    describe_device,
-    estimate_reading,
-    measure_speed,
-)
+from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, measure_speed
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, query_key
-from pgra.rerank.base import Cost, Reranker, RerankRequest
+from pgra.rerank.base import Reranker, RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
 from pgra.rerank.states import bank_name, open_prompted_encoder
 from pgra.retrieval.survey import FirstStage
@@ -42,7 +36,6 @@ KEPT = ("dot", "cosine")
 _PREFIXES = 64  # are written to see how long they are
 _TEXTS = 1000  # passages, and queries, likewise
 _SEED = 0
-_PAIR_BYTES = 4 * len(KEPT) + 12  # what is kept, a key and a norm
 
 
 @dataclass(frozen=True)
@@ -64,6 +57,7 @@ class NeighborReranker(PairReranker):
     """
 
     reads_queries = True
+    columns = len(KEPT)
 
     def __init__(
         self,
@@ -121,6 +115,11 @@ class NeighborReranker(PairReranker):
             shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
             name=bank_name(args.lm),
         )
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        """Name the LM."""
+        return [args.lm]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -188,73 +187,45 @@ class NeighborReranker(PairReranker):
             advance(len(passages))
         return found
 
-    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+    def estimate(
+        self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
+    ) -> tuple[Reading, Callable[[float], Speed]]:
         """Foresee with exemplars by chance, as long as others on average.
 
         Which are the nearest is not looked up for that, nor does the LM run.
         """
-        lm, count = self.encoder.lm, self.count(examples, first)
         queries = list({query_key(example): example for example in examples}.values())
         rng, pool = random.Random(_SEED), list(self.exemplars.neighbors.examples)
         encoders = [  # where a prefix is too long, the run leaves exemplars out
-            self.exemplars.encoder_under(self.encoder, chosen, query)
-            for chosen, query in [
-                (rng.sample(pool, self.exemplars.count), query)
-                for query in rng.sample(queries, min(_PREFIXES, len(queries)))
-            ]
+            self.exemplars.encoder_under(
+                self.encoder, rng.sample(pool, self.exemplars.count), query
+            )
+            for query in rng.sample(queries, min(_PREFIXES, len(queries)))
         ]
         encoder = encoders[0]
         prefix = round(float(np.mean([len(one.shared_ids) for one in encoders])))
-        asked = random.Random(_SEED).sample(queries, min(_TEXTS, len(queries)))
-        passages = self._draw(first, _TEXTS, _SEED)
+        asked = rng.sample(queries, min(_TEXTS, len(queries)))
+        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
+        texts = draw_texts(self.corpus, rows, _TEXTS, _SEED)
         template, cut, skip = encoder.prompt.template, encoder.num_cut, len(encoder.shared_ids)
         is_shared, kinds = self.encoder.sharing != "none", []
         for number, fields in (
-            (count.new_queries, [query.fields for query in asked]),
-            (count.new_pairs, [template.passage_fields(text) for text in passages]),
+            (new_queries, [query.fields for query in asked]),
+            (new_pairs, [template.passage_fields(text) for text in texts]),
         ):
             own = [max(1, len(ids) - skip) for ids in encoder.tokenize(fields).ids]
             whole = [prefix + length for length in own]
             kinds.append(TextSample(number, own if is_shared else whole, whole))
-        to_read = count.new_pairs + count.new_queries
-        return Cost(
-            model=lm.source.name,
-            device=describe_device(lm.device, lm.dtype),
-            basis=count.basis,
-            queries=count.queries,
-            passages=count.pairs,
-            most_passages=count.pairs,
-            banked=count.pairs + count.queries - to_read,
-            to_read=to_read,
-            shards=max(1, -(-count.new_pairs // self.shard_rows)),
-            bank_bytes=count.new_pairs * _PAIR_BYTES,
-            reading=estimate_reading(
-                LmShape.of(lm.config),
-                kinds,
-                prefix=prefix,
-                num_prefixes=count.new_queries,
-                is_shared=is_shared,
-                num_cut=encoder.num_cut - cut,
-                dtype=lm.dtype,
-                quantization=lm.quantization,
-                batch_tokens=batch_budget(encoder.batch_tokens, lm.device),
-            ),
-            trial=partial(self._measure, encoder, first, len(queries)),
+        reading = estimate_reading(
+            self.encoder.lm,
+            kinds,
+            prefix=prefix,
+            num_prefixes=new_queries,
+            is_shared=is_shared,
+            num_cut=encoder.num_cut - cut,
+            batch_tokens=encoder.batch_tokens,
         )
-
-    def _draw(self, first: FirstStage, count: int, seed: int) -> list[str]:
-        rows: Rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
-        if len(rows) > count:
-            rows = np.random.default_rng(seed).choice(rows, count, replace=False)
-        return self.corpus.texts(rows)
-
-    def _measure(
-        self, encoder: PromptedEncoder, first: FirstStage, num_queries: int, seconds: float
-    ) -> Speed:
-        """Time the LM on passages as a query meets them: k behind one prefix."""
-
-        def shards() -> Iterator[list[str]]:
-            for seed in range(1, num_queries + 1):
-                yield self._draw(first, first.num_candidates, seed)
-
-        return measure_speed(encoder, shards(), seconds=seconds)
+        # As a query meets them: k passages behind one prefix.
+        k, seeds = first.num_candidates, range(1, len(queries) + 1)
+        shards = (draw_texts(self.corpus, rows, k, seed) for seed in seeds)
+        return reading, lambda seconds: measure_speed(encoder, shards, seconds=seconds)

@@ -5,7 +5,7 @@ stopped job goes on with the queries that are missing, and fewer candidates cost
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -18,9 +18,12 @@ from torch import Tensor
 from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
+from pgra.lm.cost import Reading, Speed
 from pgra.rerank.bank import Advance, Bank
-from pgra.rerank.base import MOST_PAIRS, PAIRS, ScoringReranker
+from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, ScoringReranker
 from pgra.retrieval.survey import FirstStage
+
+_KEY_BYTES = 12  # a key and a norm
 
 
 @dataclass(frozen=True)
@@ -70,36 +73,19 @@ class Pairs:
         return shards
 
 
-@dataclass(frozen=True)
-class PairCount:
-    """How many texts there are to read.
-
-    Attributes:
-        basis: `PAIRS` where these are counts, else `MOST_PAIRS`; "stored" as in the survey.
-        pairs: Distinct pairs.
-        new_pairs: Those that were not read yet.
-        queries: Different queries.
-        new_queries: Queries with a pair that was not read yet.
-    """
-
-    basis: str
-    pairs: int
-    new_pairs: int
-    queries: int
-    new_queries: int
-
-
 class PairReranker(ScoringReranker):
     """Orders candidates by a score of query and passage read together.
 
     Attributes:
         bank: Scores of pairs, a column a kind of score.
+        columns: How many there are.
         column: Which of them decides.
         shard_rows: Pairs in one shard of the bank, about: a query's new pairs stay together.
         reads_queries: Whether each query with new pairs is a text of its own, too.
     """
 
     reads_queries = False
+    columns = 1
     column = 0
 
     def __init__(
@@ -183,14 +169,37 @@ class PairReranker(ScoringReranker):
             scores[present] = self.bank.states(keys)[:, self.column]
         return scores
 
-    def count(self, examples: Sequence[Example], first: FirstStage) -> PairCount:
-        """Count the pairs of queries with their candidates; those on disk are looked up."""
-        num_queries = len({canonical_json(dict(example.fields)) for example in examples})
+    def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
+        """Count the pairs that are yet to be read; those on disk are looked up."""
+        queries = new_queries = len({canonical_json(dict(e.fields)) for e in examples})
+        pairs = new_pairs = queries * first.num_candidates
+        # The bank may hold some of them, and words may find fewer than k.
+        basis = PAIRS if first.is_full and not len(self.bank) else MOST_PAIRS
         if first.stored is not None and len(self.bank):
             known = self.pairs(examples, first.stored)
-            new = len(self.bank.missing(known.keys))
-            return PairCount(PAIRS, len(known.keys), new, num_queries, self._count_queries(known))
-        # The bank may hold some of them, and words may find fewer than k.
-        is_exact = first.is_full and not len(self.bank)
-        pairs = num_queries * first.num_candidates
-        return PairCount(PAIRS if is_exact else MOST_PAIRS, pairs, pairs, num_queries, num_queries)
+            basis, pairs = PAIRS, len(known.keys)
+            new_pairs = len(self.bank.missing(known.keys))
+            new_queries = self._count_queries(known)
+        if not self.reads_queries:
+            new_queries = 0
+        to_read = new_pairs + new_queries
+        every = pairs + queries * self.reads_queries
+        reading, trial = self.estimate(examples, first, new_pairs, new_queries)
+        return Cost(
+            basis=basis,
+            queries=queries,
+            passages=pairs,
+            most_passages=pairs,
+            banked=every - to_read,
+            to_read=to_read,
+            shards=max(1, -(-new_pairs // self.shard_rows)),
+            bank_bytes=new_pairs * (4 * self.columns + _KEY_BYTES),
+            reading=reading,
+            trial=trial,
+        )
+
+    @abstractmethod
+    def estimate(
+        self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
+    ) -> tuple[Reading, Callable[[float], Speed]]:
+        """Return what reading so many texts costs, and what times the model; see `Cost`."""

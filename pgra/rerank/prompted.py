@@ -23,7 +23,6 @@ from pgra.lm.cost import (
     LmShape,
     Speed,
     TextSample,
-    describe_device,
     estimate_reading,
     measure_speed,
     own_lengths,
@@ -31,7 +30,15 @@ from pgra.lm.cost import (
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, query_key
-from pgra.rerank.base import Cost, Reference, Reranker, RerankRequest, ScoringReranker, Work
+from pgra.rerank.base import (
+    Cost,
+    Reference,
+    Reranker,
+    RerankRequest,
+    ScoringReranker,
+    Work,
+    draw_texts,
+)
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
 from pgra.rerank.states import bank_name, fill_queries, open_prompted_encoder, open_query_bank
@@ -235,10 +242,9 @@ class PromptedReranker(ScoringReranker):
             count = first.num_texts + round(others * len(drawn))
             to_read = round(first.num_texts * len(missing) / len(rows) + others * len(more))
             missing = np.union1d(missing, more)
-        shape, cut = LmShape.of(lm.config), encoder.num_cut
-        passages = [
-            encoder.prompt.template.passage_fields(t) for t in self._draw(missing, _SEED, _SAMPLE)
-        ]
+        width, cut = LmShape.of(lm.config).state, encoder.num_cut
+        texts = draw_texts(self.corpus, missing, _SAMPLE, _SEED)
+        passages = [encoder.prompt.template.passage_fields(text) for text in texts]
         asked = random.Random(_SEED).sample(new, min(_SAMPLE, len(new)))
         kinds = []
         for number, fields in (
@@ -247,13 +253,11 @@ class PromptedReranker(ScoringReranker):
         ):
             ids = encoder.tokenize(fields).ids
             kinds.append(TextSample(number, own_lengths(encoder, ids), [len(i) for i in ids]))
-        kept = to_read * shape.state * _STATE_BYTES.get(self._dtype, lm.dtype.itemsize)
+        kept = to_read * width * _STATE_BYTES.get(self._dtype, lm.dtype.itemsize)
         if self._dtype == "int8":
-            kept += -(-to_read // self.shard_rows) * shape.state * _SCALE_BYTES
+            kept += -(-to_read // self.shard_rows) * width * _SCALE_BYTES
         total = to_read + len(new)
         return Cost(
-            model=lm.source.name,
-            device=describe_device(lm.device, lm.dtype),
             basis=first.basis,
             queries=len(queries),
             passages=count,
@@ -261,25 +265,18 @@ class PromptedReranker(ScoringReranker):
             banked=count - to_read + len(queries) - len(new),
             to_read=total,
             shards=max(1, -(-total // self.shard_rows)),
-            bank_bytes=kept + len(new) * shape.state * lm.dtype.itemsize + total * _ROW_BYTES,
+            bank_bytes=kept + len(new) * width * lm.dtype.itemsize + total * _ROW_BYTES,
             reading=estimate_reading(
-                shape,
+                lm,
                 kinds,
                 prefix=len(encoder.shared_ids),
                 num_prefixes=1,
                 is_shared=encoder.sharing != "none",
                 num_cut=encoder.num_cut - cut,
-                dtype=lm.dtype,
-                quantization=lm.quantization,
-                batch_tokens=batch_budget(encoder.batch_tokens, lm.device),
+                batch_tokens=encoder.batch_tokens,
             ),
             trial=partial(self._measure, missing, new),
         )
-
-    def _draw(self, rows: Rows, seed: int, count: int) -> list[str]:
-        if len(rows) > count:
-            rows = np.random.default_rng(seed).choice(rows, count, replace=False)
-        return self.corpus.texts(rows)
 
     def _measure(self, rows: Rows, queries: Sequence[Example], seconds: float) -> Speed:
         """Time the LM on texts as the fill will meet them, a shard at a time."""
@@ -287,7 +284,8 @@ class PromptedReranker(ScoringReranker):
         def shards() -> Iterator[list[str]]:
             size = self.shard_rows
             for seed in range(max(1, -(-len(rows) // size))):
-                yield self._draw(rows, seed + 1, size) or [query.text for query in queries][:size]
+                texts = draw_texts(self.corpus, rows, size, seed + 1)
+                yield texts or [query.text for query in queries][:size]
 
         return measure_speed(self.encoder, shards(), seconds=seconds)
 
@@ -304,6 +302,7 @@ class AveragedReranker(Reranker):
     """
 
     open = PromptedReranker.open
+    models = PromptedReranker.models
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)

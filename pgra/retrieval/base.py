@@ -1,19 +1,32 @@
-"""The first stage's contract: texts in, candidates out; and FAISS, where it is installed."""
+"""The first stage's contract: texts in, candidates out. One class a retriever, by name in a table.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+Light: neither torch nor FAISS is imported here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from pgra.artifacts import Manifest
-from pgra.config import RetrieverArguments
-from pgra.core import ALONE, Candidates, Context, Json, machine_memory
+import numpy as np
+
+from pgra.artifacts import Manifest, artifact_dir, build_once, digest, read_array, write_array
+from pgra.config import Arguments as _Arguments
+from pgra.config import CorpusArguments, RetrieverArguments, find_class
+from pgra.core import ALONE, Candidates, Context, Example, Json
 from pgra.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
+
+RETRIEVERS: dict[str, str] = {
+    "bm25": "pgra.retrieval.bm25:BM25Retriever",
+    "dense": "pgra.retrieval.dense:DenseRetriever",
+    "hybrid": "pgra.retrieval.hybrid:HybridRetriever",
+    "random": "pgra.retrieval.random:RandomRetriever",
+}
+"""What --retriever names; `module:Class` and entry points in `pgra.retrievers` are taken too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +36,27 @@ class IndexRequest:
     Attributes:
         args: The first stage's arguments.
         corpus: What is searched.
-        artifacts: Root of all products.
-        output_dir: Where to build instead of under `artifacts`; hybrid's BM25 stays there.
-        device: What encodes.
-        context: Who shares the shards.
-        progress: Whether to show bars.
-        queries: Texts to measure a dense index's recall with; None: passages.
+        context: Where, and with whom; indexes lie under its artifacts.
+        options: The retriever's own arguments, of its class `Arguments`.
+        output_dir: Where to build instead of under the artifacts; hybrid's BM25 stays there.
+        recall_queries: Texts to measure a dense index's recall with; None: passages.
         engine: "local", or "ray" (`pgra.retrieval.ray_engine`).
         num_workers: Shards that Ray encodes at once; None: as many as its cluster can.
     """
 
     args: RetrieverArguments
     corpus: "Corpus"
-    artifacts: Path
+    context: Context
+    options: _Arguments | None = None
     output_dir: Path | None = None
-    device: str = "auto"
-    context: Context = ALONE
-    progress: bool = True
-    queries: Sequence[str] | None = None
+    recall_queries: Sequence[str] | None = None
     engine: str = "local"
     num_workers: int | None = None
+
+    @property
+    def home(self) -> Path:
+        """Where indexes are."""
+        return self.context.artifacts / "indexes"
 
 
 @dataclass(frozen=True)
@@ -60,31 +74,102 @@ class BuiltIndex:
     num_reused: int
 
 
-class Retriever(Protocol):
-    """Finds passages for texts; knows nothing of tasks, labels or prompts."""
+class Retriever(ABC):
+    """Finds passages for texts; knows nothing of tasks, labels or prompts.
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that determines the candidates of a text."""
-        ...
+    One's own is a subclass with `open`, `fingerprint` and `retrieve`, named `module:Class`.
+
+    Attributes:
+        Arguments: Its own flags, if it has any.
+        encodes: Whether it has an encoder read the corpus (`--engine ray` can).
+        fingerprint: All that determines the candidates of a text.
+    """
+
+    Arguments: ClassVar[type[_Arguments] | None] = None
+    encodes: ClassVar[bool] = False
+    fingerprint: Mapping[str, Json]
 
     @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find the finished index, or build it."""
-        ...
-
-    @classmethod
+    @abstractmethod
     def open(cls, request: IndexRequest) -> Self:
-        """Find or build the index, and load it."""
-        ...
+        """Load it; what it searches is found, or built first."""
 
+    @abstractmethod
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Give each query its k candidates: (B, k), best first, ties by row, missing = -1.
+        """Return each query's k candidates: (B, k), best first, ties by row, missing = -1.
 
         Raises:
             ConfigError: If k exceeds the corpus.
         """
-        ...
+
+    @classmethod
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where its indexes stand, or would; nothing is built.
+
+        Raises:
+            ConfigError: If it has none, as by default.
+        """
+        raise ConfigError(
+            f"retriever '{request.args.retriever}' has no index: there is nothing to build"
+        )
+
+    @classmethod
+    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
+        """Find or build its indexes without loading them.
+
+        Raises:
+            ConfigError: If it has none, as by default.
+        """
+        cls.folders(request)
+        return []
+
+
+def find_retriever(name: str) -> type[Retriever]:
+    """Import a retriever.
+
+    Raises:
+        ConfigError: If nothing has that name, or it is no retriever; or if it is the exhaustive
+            search, which needs a task's prompt.
+    """
+    if name == "exhaustive":
+        raise ConfigError(
+            "retriever 'exhaustive' is no first stage: it searches the LM's states under a task's "
+            "prompt. Use it with pgra rerank or train.py, or choose "
+            f"{', '.join(sorted(RETRIEVERS))} here"
+        )
+    cls = find_class("retriever", name, RETRIEVERS)
+    if not (isinstance(cls, type) and issubclass(cls, Retriever)):
+        raise ConfigError(f"'{name}' is no retriever: a subclass of pgra.retrieval.Retriever is")
+    return cls
+
+
+def open_retriever(
+    args: RetrieverArguments,
+    corpus: "Corpus",
+    context: Context,
+    *,
+    options: _Arguments | None = None,
+) -> Retriever:
+    """Open the first stage: find its finished index, or build it.
+
+    Args:
+        args: Which retriever; with `index_dir`, that index is used or refused, never built.
+        corpus: What is searched.
+        context: Where, and who shares the building.
+        options: The retriever's own arguments; None: their defaults.
+
+    Raises:
+        ConfigError: If more candidates are asked for than there are passages, or the index's
+            settings cannot work.
+        ArtifactError: If the index was made from something else (the field and both values are
+            named), is damaged, or unfinished.
+        ModelError: If the encoder cannot be used.
+    """
+    cls = find_retriever(args.retriever)
+    check_num_candidates(args.num_candidates, len(corpus))
+    if options is None and cls.Arguments is not None:
+        options = cls.Arguments()
+    return cls.open(IndexRequest(args=args, corpus=corpus, context=context, options=options))
 
 
 def check_num_candidates(k: int, num_passages: int) -> None:
@@ -101,7 +186,7 @@ def check_num_candidates(k: int, num_passages: int) -> None:
 
 
 def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
-    """Refuse to build in a folder that holds anything else: an artefact owns its folder.
+    """Refuse to build in a folder that holds anything else: an artifact owns its folder.
 
     Args:
         folder: Where to build; it need not exist.
@@ -118,111 +203,156 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
             )
 
 
-# FAISS itself; and which index of it suits a corpus (`--index_factory auto`) and the memory.
+# What an index was asked for, kept in its manifest, so that its folder alone is enough to go on.
+# The fingerprint tells what an index is, by checksums; the recipe tells where that came from, by
+# names. Local paths are kept whole, so that another working directory finds them too.
 
 
-AUTO = "auto"
-EXACT = "Flat"
-MOST_EXACT_ROWS = 2_000_000
-"""Up to so many passages `auto` compares a query with all of them: nothing is lost, and CPUs are
-quick enough (docs/performance.md, "The index")."""
-_LISTS = ((16_000_000, 4096), (1 << 62, 16_384))
-_LARGEST_CODE = 64  # bytes of a product quantizer's code
-_ROW_BYTES = 8  # its number, in a list
-_SHARE = 0.5  # of the machine's memory
-_GB = 1e9
-_PACKAGES = ("faiss-cpu", "faiss-gpu")  # both are the module `faiss`
-
-
-@cache
-def import_faiss() -> Any:
-    """Give the module `faiss`, which comes with the extra `cpu` or the extra `gpu`.
-
-    Raises:
-        ConfigError: If neither is installed, or both: the one has then overwritten files of the
-            other, and which of them works is chance.
-    """
-    if all(map(_is_installed, _PACKAGES)):
-        raise ConfigError(
-            f"{' and '.join(_PACKAGES)} are both installed and overwrite each other: "
-            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install 'pgra[gpu]' for a GPU or "
-            "'pgra[cpu]' for none"
-        )
-    try:
-        import faiss
-    except ImportError as error:
-        raise ConfigError(
-            f"to search vectors, FAISS is needed ({error}): pip install 'pgra[cpu]', or "
-            "'pgra[gpu]' for a GPU"
-        ) from None
-    return faiss
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        return False
-    return True
+_Section = TypeVar("_Section")
+_NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
+_SETTLED = {"encoder_dtype": "dtype", "index_factory": "factory"}  # what "auto" came to
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A factory and why.
+class Recipe:
+    """What an index was asked for.
 
     Attributes:
-        factory: FAISS factory string.
-        reason: One line; empty where the user named the factory.
+        corpus: The corpus.
+        retriever: The first stage, with the dtype and the factory that "auto" came to: the
+            same index on any device.
+        corpus_folder: Where the corpus had been read into.
     """
 
-    factory: str
-    reason: str = ""
+    corpus: CorpusArguments
+    retriever: RetrieverArguments
+    corpus_folder: Path
+
+    @classmethod
+    def read(cls, folder: Path, manifest: Manifest) -> Self:
+        """Read the recipe of a finished index.
+
+        Raises:
+            ArtifactError: If it has none: its corpus was not opened by name.
+        """
+        kept: Any = manifest.counts.get("recipe")
+        if not isinstance(kept, dict):
+            raise ArtifactError(
+                f"{folder} does not say what it was made from: build it again "
+                "(python -m index_build)"
+            )
+        made = manifest.fingerprint
+        settled = {name: made[key] for name, key in _SETTLED.items() if key in made}
+        kind = manifest.stage.removesuffix("_index")
+        values = {**kept["retriever"], "retriever": kind, "index_dir": str(folder), **settled}
+        corpus = _known(CorpusArguments, kept["corpus"])
+        return cls(corpus, _known(RetrieverArguments, values), Path(kept["corpus_folder"]))
 
 
-def choose_factory(factory: str, num_rows: int, width: int, *, memory: int) -> Choice:
-    """Give the factory, or for `auto` the one that suits the corpus, and say why.
+def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
+    """Return what a manifest keeps of a recipe; nothing where the corpus was not opened by name."""
+    if corpus.made_by is None:
+        return {}
+    sources = [whole_path(name) for name in corpus.made_by.sources]
+    kept = {name: value for name, value in asdict(args).items() if name not in _NOT_MADE_OF}
+    return {
+        "recipe": {
+            "corpus": asdict(replace(corpus.made_by, corpus=sources)),
+            "corpus_folder": str(corpus.folder.resolve()),
+            "retriever": {**kept, "encoder": whole_path(args.encoder)},
+        }
+    }
 
-    Few passages are compared exactly, whatever memory there is: vectors beyond it are searched from
-    the disk. Many are put in lists, each vector kept as exactly as memory allows: in float32, in
-    float16, in 8 bits a dimension, by a product quantizer.
+
+def whole_path(name: str) -> str:
+    """Return a local path whole; a name on the hub or a bundled one stays as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
+def _known(section: type[_Section], values: Mapping[str, Any]) -> _Section:
+    """Make a section of the values that this version knows."""
+    names = {field.name for field in fields(section)}  # type: ignore[arg-type]
+    return section(**{name: value for name, value in values.items() if name in names})
+
+
+# Candidates on disk: what a stage found for a split, made once.
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Candidates and where they lie.
+
+    Attributes:
+        candidates: (B, K).
+        folder: Where they lie.
+        fingerprint: What they were made from.
+        reused: Whether they were there already.
+    """
+
+    candidates: Candidates
+    folder: Path
+    fingerprint: Mapping[str, Json]
+    reused: bool
+
+
+def examples_digest(examples: Sequence[Example]) -> str:
+    """Return a digest of the texts of a split, in order."""
+    return digest([dict(example.fields) for example in examples])
+
+
+def candidates_fields(
+    made_of: Mapping[str, Json], retriever: str, num_candidates: int, *, examples: Sequence[Example]
+) -> Mapping[str, Json]:
+    """Return all that determines the first stage's candidates of a split.
 
     Args:
-        factory: FAISS factory string, or `auto`.
-        num_rows: P.
-        width: D.
-        memory: Bytes that the index may take.
+        made_of: The retriever's fingerprint.
+        retriever: Its name.
+        num_candidates: The paper's k.
+        examples: The split's queries.
     """
-    if factory != AUTO:
-        return Choice(factory)
-    size = f"{num_rows:,} passages x {width}"
-    choice = _exact(size, num_rows * width * 4, memory)
-    if num_rows > MOST_EXACT_ROWS:
-        choice = _lists(size, num_rows, width, memory=memory)
-    return choice
+    return {
+        **made_of,
+        "retriever": retriever,
+        "num_candidates": num_candidates,
+        "queries": examples_digest(examples),
+    }
 
 
-def memory_limit(gigabytes: float | None) -> int:
-    """Give the bytes that an index may take: those asked for, or half of what the machine has."""
-    return int(_SHARE * machine_memory() if gigabytes is None else gigabytes * _GB)
+def store_candidates(
+    root: Path,
+    split: str,
+    fingerprint: Mapping[str, Json],
+    make: Callable[[], Candidates],
+    *,
+    stage: str,
+    context: Context = ALONE,
+    measure: Callable[[Candidates], Mapping[str, Json]] | None = None,
+) -> Stored:
+    """Read a split's candidates, or make and write them.
 
+    Args:
+        root: Folder of the stage's products for a task.
+        split: Name of the split.
+        fingerprint: All that determines the candidates.
+        make: Finds them; called in the main process only.
+        stage: "candidates", "evidence" or "neighbors".
+        context: Who waits.
+        measure: Returns further counts for the manifest, where they are made.
 
-def _exact(size: str, needed: int, memory: int) -> Choice:
-    reason = f"{size} are few enough to compare with all of them"
-    if needed <= memory:
-        return Choice(EXACT, f"{reason}, and their {_gb(needed)} fit in {_gb(memory)}")
-    return Choice(EXACT, f"{reason}, from the disk, as {_gb(needed)} exceed {_gb(memory)}")
+    Raises:
+        ArtifactError: If what is there is damaged.
+    """
 
+    def build(folder: Path) -> Mapping[str, Json]:
+        found = make()
+        write_array(folder / "rows.npy", found.rows)
+        write_array(folder / "scores.npy", found.scores)
+        counts = {"queries": len(found), "candidates": found.rows.shape[1]}
+        return {**counts, **(measure(found) if measure else {})}
 
-def _lists(size: str, num_rows: int, width: int, *, memory: int) -> Choice:
-    num_lists = next(lists for most, lists in _LISTS if num_rows <= most)
-    code = max(n for n in range(1, min(_LARGEST_CODE, width) + 1) if width % n == 0)
-    kinds = {"Flat": 4 * width, "SQfp16": 2 * width, "SQ8": width, f"PQ{code}": code}
-    needed = {kind: num_rows * (length + _ROW_BYTES) for kind, length in kinds.items()}
-    kind = next((kind for kind in kinds if needed[kind] <= memory), f"PQ{code}")
-    fits = f"fit in {_gb(memory)}" if needed[kind] <= memory else f"exceed {_gb(memory)}, the least"
-    reason = f"{size} are too many to compare with all; in {kind} their {_gb(needed[kind])} {fits}"
-    return Choice(f"IVF{num_lists},{kind}", reason)
-
-
-def _gb(count: int) -> str:
-    return f"{count / _GB:.3g} GB"
+    folder = artifact_dir(root, split, fingerprint)
+    built = build_once(folder, stage=stage, fingerprint=fingerprint, build=build, context=context)
+    rows, scores = (np.asarray(read_array(folder / f"{name}.npy")) for name in ("rows", "scores"))
+    return Stored(Candidates(rows, scores), folder, dict(fingerprint), built.reused)

@@ -13,8 +13,14 @@ from tqdm import tqdm
 
 from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_manifest
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
-from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates, refuse_strangers
-from pgra.retrieval.dense import write_recipe
+from pgra.retrieval.base import (
+    BuiltIndex,
+    IndexRequest,
+    Retriever,
+    check_num_candidates,
+    refuse_strangers,
+    write_recipe,
+)
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -38,7 +44,7 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class BM25Retriever:
+class BM25Retriever(Retriever):
     """Okapi BM25 with the constants of the paper's code (k1 1.5, b 0.75), no stop words.
 
     Term weights and idf are those of `rank_bm25.BM25Okapi`, which the paper's code uses, with two
@@ -48,7 +54,7 @@ class BM25Retriever:
     Passages that share no counting word with a query are missing, not listed with score 0.
 
     Attributes:
-        removed: Rows that are never given: those of the dense half of hybrid. Words are still
+        removed: Rows that are never returned: those of the dense half of hybrid. Words are still
             weighted by all passages.
     """
 
@@ -60,34 +66,50 @@ class BM25Retriever:
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Self:
-        """Search texts that are in memory, such as a task's training examples; nothing is kept.
-
-        Args:
-            texts: The passages, in the order of their rows.
-        """
+        """Search texts that are in memory, such as a task's training examples; nothing is kept."""
         return cls(_weigh_words([texts], int), {**_SETTINGS, "texts": digest(list(texts))})
+
+    @classmethod
+    def open(cls, request: IndexRequest) -> Self:
+        """Find or build the index, and load it."""
+        (built,) = cls.prepare(request)
+        index = _quiet_bm25s().BM25.load(built.folder, mmap=True, load_vocab=True)
+        return cls(index, built.manifest.fingerprint)
+
+    @classmethod
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where the index stands; hybrid's index_dir and output_dir are the dense one's."""
+        if request.args.retriever == "bm25" and request.args.index_dir is not None:
+            return [Path(request.args.index_dir)]
+        if request.args.retriever == "bm25" and request.output_dir is not None:
+            return [request.output_dir]
+        return [artifact_dir(request.home, "bm25", bm25_fingerprint(request.corpus))]
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
         """Find the finished index, or build it.
 
         Raises:
-            ArtifactError: If the one there is foreign, damaged or in use.
+            ArtifactError: If the one there is foreign or damaged.
         """
-        return [_find_or_build(request)]
-
-    @classmethod
-    def open(cls, request: IndexRequest) -> Self:
-        """Find or build the index, and load it."""
-        built = _find_or_build(request)
-        return cls(_load(built.folder), built.manifest.fingerprint)
+        fields, num_rows = bm25_fingerprint(request.corpus), len(request.corpus)
+        (folder,) = cls.folders(request)
+        if request.args.retriever == "bm25" and request.args.index_dir is not None:
+            manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
+            return [BuiltIndex(folder, manifest, num_rows)]
+        if not is_finished(folder):
+            refuse_strangers(folder, ())
+        built = build_once(
+            folder,
+            stage=STAGE,
+            fingerprint=fields,
+            build=lambda aside: _build(request, aside),
+            context=request.context,
+        )
+        return [BuiltIndex(folder, built.manifest, num_rows if built.reused else 0)]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Give each query its best k passages.
-
-        Args:
-            queries: Texts.
-            k: Candidates a query.
+        """Return each query's best k passages.
 
         Returns:
             (B, k); scores are BM25's, above 0; lines with fewer such passages end in missing ones.
@@ -114,48 +136,19 @@ class BM25Retriever:
 
 
 def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:
-    """Give all that determines a BM25 index."""
+    """Return all that determines a BM25 index."""
     return {**corpus.fingerprint, **_SETTINGS}
 
 
-def bm25_folder(request: IndexRequest) -> Path:
-    """Give the folder where this index stands, or will."""
-    is_own = (
-        request.args.retriever == "bm25"
-    )  # hybrid's index_dir and output_dir are the dense one's
-    if is_own and request.args.index_dir is not None:
-        return Path(request.args.index_dir)
-    if is_own and request.output_dir is not None:
-        return request.output_dir
-    return artifact_dir(request.artifacts / "indexes", "bm25", bm25_fingerprint(request.corpus))
-
-
-def _find_or_build(request: IndexRequest) -> BuiltIndex:
-    fields, folder = bm25_fingerprint(request.corpus), bm25_folder(request)
-    if request.args.retriever == "bm25" and request.args.index_dir is not None:
-        manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
-        return BuiltIndex(folder, manifest, len(request.corpus))
-    if not is_finished(folder):
-        refuse_strangers(folder, ())
-    built = build_once(
-        folder,
-        stage=STAGE,
-        fingerprint=fields,
-        build=lambda aside: _build(request, aside),
-    )
-    return BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)
-
-
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
-    corpus, progress = request.corpus, request.progress and request.context.worker.is_main
-    began = time.monotonic()
-    with tqdm(total=len(corpus), desc="bm25", unit="text", disable=not progress) as bar:
+    corpus, began = request.corpus, time.monotonic()
+    is_quiet = not request.context.shows_progress
+    with tqdm(total=len(corpus), desc="bm25", unit="text", disable=is_quiet) as bar:
         index = _weigh_words(corpus.batched(_CHUNK), bar.update)
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
-    recipe = write_recipe(request.args, corpus)
     return {
-        **({} if recipe is None else {"recipe": recipe}),
+        **write_recipe(request.args, corpus),
         "rows": len(corpus),
         "words": len(index.vocab_dict),
         "bytes": sum(path.stat().st_size for path in folder.iterdir()),
@@ -173,18 +166,10 @@ def _weigh_words(batches: Iterable[Sequence[str]], advance: Callable[[int], obje
         ]
         advance(len(texts))
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    index = _quiet_bm25s().BM25(
-        k1=_SETTINGS["k1"],
-        b=_SETTINGS["b"],
-        method=_SETTINGS["tf"],
-        idf_method=_SETTINGS["idf"],
-    )
+    k1, b, tf, idf = (_SETTINGS[name] for name in ("k1", "b", "tf", "idf"))
+    index = _quiet_bm25s().BM25(k1=k1, b=b, method=tf, idf_method=idf)
     index.index((ids, vocabulary), show_progress=False)
     return index
-
-
-def _load(folder: Path) -> Any:
-    return _quiet_bm25s().BM25.load(folder, mmap=True, load_vocab=True)
 
 
 def _quiet_bm25s() -> Any:

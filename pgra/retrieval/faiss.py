@@ -1,4 +1,9 @@
-"""FAISS indexes: made from a factory string, exact search, recall, exact scores for lossy hits."""
+"""FAISS, and nowhere else: which index suits a corpus, made, searched, and measured.
+
+In memory an exact index is float32, twice the size of the float16 shards. A file of it is written
+where it fits in memory, and then mapped; beyond, queries are compared with the shards one after
+another. The hits of a lossy index are scored again by the vectors on disk.
+"""
 
 import contextlib
 import logging
@@ -7,8 +12,10 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +24,98 @@ from tqdm import tqdm
 from pgra.artifacts import load_manifest, write_aside
 from pgra.core import MISSING_ROW, Candidates, Json, Rows, machine_memory
 from pgra.errors import ConfigError
-from pgra.retrieval.base import EXACT, import_faiss
 
-# Exact search: queries against every vector of a collection, a block at a time.
-
+logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
 
+AUTO = "auto"
+EXACT = "Flat"
+MOST_EXACT_ROWS = 2_000_000
+"""Up to so many passages `auto` compares a query with all of them: nothing is lost, and CPUs are
+quick enough (docs/performance.md, "The index")."""
+_LISTS = ((16_000_000, 4096), (1 << 62, 16_384))
+_LARGEST_CODE = 64  # bytes of a product quantizer's code
+_ROW_BYTES = 8  # its number, in a list
+_SHARE = 0.5  # of the machine's memory
+_GB = 1e9
+_PACKAGES = ("faiss-cpu", "faiss-gpu")  # both are the module `faiss`
 
-class Hits(NamedTuple):
-    """What FAISS gives, in its order.
 
-    Attributes:
-        scores: (B, k) float32.
-        rows: (B, k) int64, -1 where there is none.
+@cache
+def import_faiss() -> Any:
+    """Return the module `faiss`, which comes with the extra `cpu` or the extra `gpu`.
+
+    Raises:
+        ConfigError: If neither is installed, or both: the one has then overwritten files of the
+            other, and which of them works is chance.
     """
+    installed = []
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            installed.append(distribution(package))
+    if len(installed) == len(_PACKAGES):
+        raise ConfigError(
+            f"{' and '.join(_PACKAGES)} are both installed and overwrite each other: "
+            f"pip uninstall -y {' '.join(_PACKAGES)}, then pip install 'pgra[gpu]' for a GPU or "
+            "'pgra[cpu]' for none"
+        )
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"to search vectors, FAISS is needed ({error}): pip install 'pgra[cpu]', or "
+            "'pgra[gpu]' for a GPU"
+        ) from None
+    return faiss
 
-    scores: Vectors
-    rows: Rows
+
+# Which index suits a corpus (`--index_factory auto`) and the memory.
+
+
+def memory_limit(gigabytes: float | None) -> int:
+    """Return the bytes that an index may take: as asked for, or half of what the machine has."""
+    return int(_SHARE * machine_memory() if gigabytes is None else gigabytes * _GB)
+
+
+def choose_factory(
+    factory: str, num_rows: int, width: int, *, memory: int
+) -> tuple[str, str | None]:
+    """Return the factory, or for `auto` the one that suits the corpus; and why, in a line.
+
+    Few passages are compared exactly, whatever memory there is: vectors beyond it are searched from
+    the disk. Many are put in lists, each vector kept as exactly as memory allows: in float32, in
+    float16, in 8 bits a dimension, by a product quantizer.
+
+    Args:
+        factory: FAISS factory string, or `auto`.
+        num_rows: P.
+        width: D.
+        memory: Bytes that the index may take.
+    """
+    if factory != AUTO:
+        return factory, None
+    size, room = f"{num_rows:,} passages x {width}", f"{memory / _GB:.3g} GB"
+    if num_rows <= MOST_EXACT_ROWS:
+        factory, needed = EXACT, 4 * num_rows * width
+        fits = f"and their {needed / _GB:.3g} GB fit in {room}"
+        if needed > memory:
+            fits = f"from the disk, as {needed / _GB:.3g} GB exceed {room}"
+        reason = f"{size} are few enough to compare with all of them, {fits}"
+    else:
+        num_lists = next(lists for most, lists in _LISTS if num_rows <= most)
+        code = max(n for n in range(1, min(_LARGEST_CODE, width) + 1) if width % n == 0)
+        lengths = {"Flat": 4 * width, "SQfp16": 2 * width, "SQ8": width, f"PQ{code}": code}
+        bytes_of = {kind: num_rows * (length + _ROW_BYTES) for kind, length in lengths.items()}
+        kind = next((kind for kind in bytes_of if bytes_of[kind] <= memory), f"PQ{code}")
+        factory, needed = f"IVF{num_lists},{kind}", bytes_of[kind]
+        fits = f"fit in {room}" if needed <= memory else f"exceed {room}, the least"
+        reason = f"{size} are too many to compare with all; in {kind} their {needed / _GB:.3g} GB "
+        reason += fits
+    return factory, reason
+
+
+# Exact search: queries against every vector of a collection, a block at a time.
 
 
 # FAISS 1.15 multiplies matrices only where queries times dimensions reach 128,000, and else
@@ -54,9 +135,6 @@ def quick_products(num_queries: int) -> Iterator[None]:
 
     The setting is one for the whole process, so it is put back. An IVF's choice of lists reads it
     too.
-
-    Args:
-        num_queries: Queries of one call.
     """
     settings = import_faiss().cvar
     before = settings.distance_compute_blas_threshold
@@ -68,38 +146,54 @@ def quick_products(num_queries: int) -> Iterator[None]:
         settings.distance_compute_blas_threshold = before
 
 
-def ask(index: Any, queries: Vectors, k: int) -> Hits:
+def ask(index: Any, queries: Vectors, k: int) -> Candidates:
     """Ask a FAISS index, or what is searched like one, in the quicker way.
 
     Args:
-        index: Has `search(queries, k)`, which gives scores and rows, (B, k) each.
+        index: Has `search(queries, k)`, which returns scores and rows, (B, k) each.
         queries: (B, D).
         k: Hits a query.
     """
     with quick_products(len(queries)):
         scores, rows = index.search(queries, k)
-    return Hits(scores, rows)
+    return Candidates.best(rows, scores, k)
 
 
 def most_hits(index: Any) -> int:
-    """Give the hits a query that an index can find: its rows, on a GPU no more than 2,048."""
+    """Return the hits a query that an index can find: its rows, on a GPU no more than 2,048."""
     inner = getattr(index, "index", index)  # of a wrapper
     is_on_gpu = type(inner).__name__.startswith("Gpu")
     return min(index.ntotal, GPU_MAX_K) if is_on_gpu else int(index.ntotal)
 
 
-def numbered(blocks: Iterable[Vectors]) -> Iterator[tuple[Rows, Vectors]]:
-    """Give blocks of vectors with their rows, from 0."""
-    start = 0
-    for block in blocks:
-        yield np.arange(start, start + len(block)), block
-        start += len(block)
+def nearest(queries: Vectors, vectors: Vectors, k: int, *, rows: Rows | None = None) -> Candidates:
+    """Find each query's largest inner products with vectors that are in memory, ties by row.
+
+    Looks deeper where the last hit ties with what may have been left out.
+
+    Args:
+        queries: (B, D) float32, finite.
+        vectors: (n, D) float32.
+        k: Hits a query.
+        rows: What the vectors are called, (n,); None: 0 to n - 1.
+
+    Returns:
+        (B, k), best first; missing where there are fewer vectors.
+    """
+    rows = np.arange(len(vectors)) if rows is None else rows
+    fetched = min(k + 1, len(rows))
+    while True:
+        found = nearest_in_blocks(queries, [(rows, vectors)], fetched)
+        is_whole = fetched == len(rows) or k == 0
+        if is_whole or (found.scores[:, k - 1] > found.scores[:, -1]).all():
+            return Candidates.best(found.rows, found.scores, k)
+        fetched = min(2 * fetched, len(rows))
 
 
-def nearest(
+def nearest_in_blocks(
     queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, *, device: str = "cpu"
 ) -> Candidates:
-    """Find each query's largest inner products with all vectors.
+    """Find each query's largest inner products with all vectors of a collection.
 
     Takes the memory of the queries, of one block, and of `depth` hits a query, whatever the
     collection's size.
@@ -116,15 +210,13 @@ def nearest(
     """
     # On a CPU FAISS looks at the products while they are in the cache, where torch and numpy write
     # them all out before they choose. faiss-cpu cannot use a GPU; torch can.
-    if device == "cpu":
-        rows, scores = _search_by_faiss(queries, blocks, depth)
-    else:
-        rows, scores = _search_by_torch(queries, blocks, depth, device)
+    search = _search_by_faiss if device == "cpu" else _search_by_torch
+    rows, scores = search(queries, blocks, depth, device)
     return Candidates.best(rows, scores, depth)
 
 
 def _search_by_faiss(
-    queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int
+    queries: Vectors, blocks: Iterable[tuple[Rows, Vectors]], depth: int, _device: str
 ) -> tuple[Rows, Vectors]:
     faiss = import_faiss()
     heap = faiss.ResultHeap(len(queries), depth, keep_max=True)
@@ -157,13 +249,6 @@ def _search_by_torch(
     return rows.cpu().numpy(), scores.cpu().numpy()
 
 
-# Exact indexes of a corpus: FAISS' file written a block at a time, and search without that file.
-#
-# In memory an exact index is float32, twice the shards' size. A file of it is written where it
-# fits in memory, and then mapped; beyond, queries are compared with the float16 shards one after
-# another.
-
-
 _ROWS_AT = 8  # of the number of rows: behind the kind and the width, 4 bytes each
 _NUMBER = struct.Struct("<q")
 
@@ -171,34 +256,32 @@ _NUMBER = struct.Struct("<q")
 class BlockSearch:
     """Exact search of vectors that are read anew each time, a block in memory at once.
 
-    Attributes:
-        ntotal: Rows.
+    Every search reads all vectors: ask for many queries at once.
+
+    Args:
+        blocks: Returns all vectors in the order of rows.
+        num_rows: How many there are.
+        device: What multiplies.
     """
 
     def __init__(
         self, blocks: Callable[[], Iterable[Vectors]], num_rows: int, *, device: str = "cpu"
     ) -> None:
-        """Open an index.
-
-        Args:
-            blocks: Gives all vectors in the order of rows.
-            num_rows: How many there are.
-            device: What multiplies.
-        """
         self.ntotal = num_rows
         self._blocks, self._device = blocks, device
 
-    def search(self, queries: Vectors, k: int) -> Hits:
-        """Find each query's best k, as FAISS does in memory but for float32's rounding.
+    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
+        """Search as FAISS does in memory, but for float32's rounding: scores and rows, (B, k)."""
+        best = nearest_in_blocks(queries, numbered(self._blocks()), k, device=self._device)
+        return best.scores, best.rows
 
-        Every call reads all vectors: ask for many queries at once.
 
-        Args:
-            queries: (B, D).
-            k: Hits a query.
-        """
-        best = nearest(queries, numbered(self._blocks()), k, device=self._device)
-        return Hits(best.scores, best.rows)
+def numbered(blocks: Iterable[Vectors]) -> Iterator[tuple[Rows, Vectors]]:
+    """Yield blocks of vectors with their rows, from 0."""
+    start = 0
+    for block in blocks:
+        yield np.arange(start, start + len(block)), block
+        start += len(block)
 
 
 def write_flat(blocks: Iterable[Vectors], path: Path, *, header: bytes) -> None:
@@ -207,7 +290,7 @@ def write_flat(blocks: Iterable[Vectors], path: Path, *, header: bytes) -> None:
     Args:
         blocks: All vectors, (n, D) each, in the order of rows.
         path: The file.
-        header: What `flat_header` gives for them.
+        header: What `flat_header` returns for them.
 
     Raises:
         OSError: If the disk is full.
@@ -219,14 +302,10 @@ def write_flat(blocks: Iterable[Vectors], path: Path, *, header: bytes) -> None:
 
 
 def flat_header(num_rows: int, width: int) -> bytes | None:
-    """Give what stands in FAISS' file of an exact index before the vectors.
+    """Return what stands in FAISS' file of an exact index before the vectors.
 
-    FAISS' own words for an empty index with both its counts set: of rows, and of numbers. Whether
+    FAISS' own bytes of an empty index with both its counts set: of rows, and of numbers. Whether
     that still is the form of the file is tried on one row.
-
-    Args:
-        num_rows: P.
-        width: D.
 
     Returns:
         The bytes, or None where this FAISS writes another form.
@@ -234,18 +313,16 @@ def flat_header(num_rows: int, width: int) -> bytes | None:
     faiss = import_faiss()
     index = faiss.IndexFlatIP(width)
     empty = faiss.serialize_index(index).tobytes()
+
+    def with_count(rows: int) -> bytes:
+        data = bytearray(empty)
+        _NUMBER.pack_into(data, _ROWS_AT, rows)
+        _NUMBER.pack_into(data, len(data) - _NUMBER.size, rows * width)
+        return bytes(data)
+
     index.add(np.zeros((1, width), np.float32))
-    one = faiss.serialize_index(index).tobytes()
-    if _count(empty, 1, width) + bytes(4 * width) != one:
-        return None
-    return _count(empty, num_rows, width)
-
-
-def _count(empty: bytes, num_rows: int, width: int) -> bytes:
-    words = bytearray(empty)
-    _NUMBER.pack_into(words, _ROWS_AT, num_rows)
-    _NUMBER.pack_into(words, len(words) - _NUMBER.size, num_rows * width)
-    return bytes(words)
+    is_known = with_count(1) + bytes(4 * width) == faiss.serialize_index(index).tobytes()
+    return with_count(num_rows) if is_known else None
 
 
 # How much an approximate index loses: its answers beside an exact search, on a sample.
@@ -257,14 +334,6 @@ GOOD_RECALL = 0.95
 _WORTH_IT = 0.005
 _FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
 _LAST_VALUE = 1024
-
-
-class Index(Protocol):
-    """What is searched: a FAISS index, or what scores its hits again."""
-
-    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        """Give scores and rows, (B, k) each, best first."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -281,30 +350,24 @@ class Sample:
     vectors: Vectors
     neighbours: Rows
 
-    def part(self, places: slice) -> Self:
-        """Give some of the queries."""
-        kept = self.rows[places], self.vectors[places], self.neighbours[places]
-        return type(self)(*kept)
+    def part(self, lines: slice) -> "Sample":
+        """Return some of the queries."""
+        return Sample(self.rows[lines], self.vectors[lines], self.neighbours[lines])
 
     @classmethod
-    def search(cls, rows: Rows, vectors: Vectors, blocks: Iterable[Vectors], depth: int) -> Self:
-        """Find the true neighbours by comparing with every vector.
-
-        Args:
-            rows: Which passages the queries are, -1 for none.
-            vectors: Theirs.
-            blocks: The whole corpus's vectors, in order.
-            depth: Neighbours a row.
-        """
-        best = nearest(vectors, numbered(blocks), depth + 1)
+    def search(
+        cls, rows: Rows, vectors: Vectors, blocks: Iterable[Vectors], depth: int
+    ) -> "Sample":
+        """Find the true neighbours by comparing with every vector, in the order of rows."""
+        best = nearest_in_blocks(vectors, numbered(blocks), depth + 1)
         return cls(rows, vectors, without_own(best.rows, rows)[:, :depth])
 
-
-def draw_rows(num_rows: int, size: int, *, seed: int) -> Rows:
-    """Draw up to `size` rows, rising."""
-    size = min(size, num_rows)
-    rows = np.random.default_rng(seed).choice(num_rows, size=size, replace=False)
-    return np.sort(rows).astype(np.int64)
+    def recall(self, index: Any, depth: int) -> float:
+        """Return the share of the true `depth` neighbours that an index finds among as many."""
+        found = without_own(ask(index, self.vectors, depth + 1).rows, self.rows)
+        pairs = zip(found, self.neighbours[:, :depth], strict=True)
+        hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
+        return round(float(np.mean(hits)) / depth, 4)
 
 
 def without_own(found: Rows, own: Rows) -> Rows:
@@ -316,24 +379,25 @@ def without_own(found: Rows, own: Rows) -> Rows:
     return kept
 
 
-def measure_recall(index: Index, sample: Sample, depth: int) -> float:
-    """Give the share of the true `depth` neighbours that the index finds among as many."""
-    found = ask(index, sample.vectors, depth + 1).rows
-    found, true = without_own(found, sample.rows), sample.neighbours[:, :depth]
-    hits = [len(np.intersect1d(a[a != MISSING_ROW], b)) for a, b in zip(found, true, strict=True)]
-    return round(float(np.mean(hits)) / depth, 4)
+def depths_for(num_rows: int) -> Sequence[int]:
+    """Return the depths to measure at: 10 and 150, or what a small corpus allows."""
+    return sorted({min(depth, num_rows - 1) for depth in DEPTHS} - {0})
 
 
-def measure_speed(index: Index, queries: Vectors, depth: int) -> float:
-    """Give the queries a second of one call with all of these."""
+def _draw_rows(num_rows: int, size: int) -> Rows:
+    """Draw up to so many rows, rising."""
+    rng = np.random.default_rng(_SEED)
+    return np.sort(rng.choice(num_rows, size=min(size, num_rows), replace=False)).astype(np.int64)
+
+
+def _measure_speed(index: Any, queries: Vectors, depth: int) -> float:
+    """Return the queries a second of one call with all of these."""
     start = time.perf_counter()
     ask(index, queries, depth)
     return round(len(queries) / (time.perf_counter() - start), 1)
 
 
-def tune_search(
-    index: Any, searched: Index, sample: Sample, *, depth: int, num_lists: int | None
-) -> dict[str, int]:
+def tune_search(index: Any, searched: Any, sample: Sample, *, depth: int) -> dict[str, int]:
     """Widen an approximate index's search until it finds 95 % of the true neighbours.
 
     Doubles `nprobe` (IVF) or `efSearch` (HNSW), and stops early where that no longer helps, as a
@@ -344,42 +408,25 @@ def tune_search(
         searched: What is asked: the index, or what scores its hits again.
         sample: Queries.
         depth: Neighbours that count.
-        num_lists: Of an IVF.
 
     Returns:
         The setting by name; empty where there is nothing to set.
     """
-    name = _parameter(index)
-    if name is None:
+    space = import_faiss().ParameterSpace()
+    for name, value in _FIRST_VALUES.items():
+        with contextlib.suppress(RuntimeError):  # it has no such parameter
+            space.set_index_parameter(index, name, value)
+            break
+    else:
         return {}
-    last = min(num_lists, _LAST_VALUE) if num_lists else _LAST_VALUE
-    value, recall = _FIRST_VALUES[name], 0.0
+    last, recall = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE), 0.0
     while True:
-        _set(index, name, value)
-        before, recall = recall, measure_recall(searched, sample, depth)
+        space.set_index_parameter(index, name, value)
+        before, recall = recall, sample.recall(searched, depth)
         is_stuck = recall - before < _WORTH_IT and before > 0
         if recall >= GOOD_RECALL or is_stuck or value >= last:
             return {name: value}
         value = min(2 * value, last)
-
-
-def _parameter(index: Any) -> str | None:
-    for name, value in _FIRST_VALUES.items():
-        try:
-            _set(index, name, value)
-        except RuntimeError:
-            continue
-        return name
-    return None
-
-
-def _set(index: Any, name: str, value: int) -> None:
-    import_faiss().ParameterSpace().set_index_parameter(index, name, value)
-
-
-def depths_for(num_rows: int) -> Sequence[int]:
-    """Give the depths to measure at: 10 and 150, or what a small corpus allows."""
-    return sorted({min(depth, num_rows - 1) for depth in DEPTHS} - {0})
 
 
 # Exact scores for what a lossy index finds: its hits and more are compared again, in float16.
@@ -391,7 +438,7 @@ _GROUP_BYTES = 1 << 26  # of the vectors that are read at once
 
 
 def is_lossy(factory: str) -> bool:
-    """Say whether an index keeps less of a vector than the float16 shards do.
+    """Return whether an index keeps less of a vector than the float16 shards do.
 
     What is not known to keep all of it counts as lossy: scoring again costs little.
 
@@ -404,32 +451,18 @@ def is_lossy(factory: str) -> bool:
 class Rescored:
     """A lossy index whose hits are scored again by the vectors on disk.
 
-    Attributes:
+    Args:
         index: The FAISS index.
-        ntotal: Its rows.
+        read: Returns the vectors (n, D) of n rising rows.
+        factor: Hits taken from the index for each one that is kept.
     """
 
     def __init__(self, index: Any, read: Callable[[Rows], Vectors], *, factor: int) -> None:
-        """Wrap an index.
-
-        Args:
-            index: The FAISS index.
-            read: Gives the vectors (n, D) of n rising rows.
-            factor: Hits taken from the index for each one that is kept.
-        """
         self.index, self.ntotal = index, int(index.ntotal)
         self._read, self._factor = read, factor
 
-    def search(self, queries: Vectors, k: int) -> Hits:
-        """Give each query its best k of the index's best k times `factor`.
-
-        Args:
-            queries: (B, D).
-            k: Hits a query.
-
-        Returns:
-            (B, k), best first, by the inner products with the vectors on disk.
-        """
+    def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
+        """Return scores and rows of each query's best k of the index's best k times `factor`."""
         _, rows = self.index.search(queries, min(k * self._factor, most_hits(self.index)))
         step = max(1, _GROUP_BYTES // (4 * queries.shape[1] * rows.shape[1]))
         scores = np.full(rows.shape, -np.inf, np.float32)
@@ -437,7 +470,7 @@ class Rescored:
             group = slice(start, start + step)
             scores[group] = self._score(queries[group], rows[group])
         best = Candidates.best(rows, scores, k)
-        return Hits(best.scores, best.rows)
+        return best.scores, best.rows
 
     def _score(self, queries: Vectors, rows: Rows) -> Vectors:
         distinct, places = np.unique(rows, return_inverse=True)
@@ -448,7 +481,8 @@ class Rescored:
         return (queries[:, None] @ vectors[places.reshape(rows.shape)].swapaxes(1, 2))[:, 0]
 
 
-logger = logging.getLogger(__name__)
+# An index of a corpus' vectors: made, measured, written, and opened again.
+
 
 INDEX_FILE = "index.faiss"
 MAX_TRAINING_ROWS = 262_144
@@ -467,8 +501,8 @@ class VectorSource:
     Attributes:
         num_rows: P.
         width: D.
-        read: Gives the vectors (n, D) of n rising rows.
-        blocks: Gives all vectors in the order of rows, a block at a time.
+        read: Returns the vectors (n, D) of n rising rows.
+        blocks: Yields all vectors in the order of rows, a block at a time.
     """
 
     num_rows: int
@@ -486,27 +520,29 @@ class IndexPlan:
         memory: Bytes that it may take; an exact one that takes more gets no file of its own.
         rescore_factor: Hits that a lossy one gives for each one kept, scored again exactly; 0: its
             own scores.
-        queries: Vectors (n, D) of texts from elsewhere to measure the recall with; None: passages.
     """
 
     factory: str
     memory: int | None = None
     rescore_factor: int = 0
-    queries: Vectors | None = None
-
-    @property
-    def is_exact(self) -> bool:
-        """Say whether every passage is compared."""
-        return self.factory == EXACT
 
     @property
     def is_rescored(self) -> bool:
-        """Say whether hits are scored again."""
+        """Whether hits are scored again."""
         return self.rescore_factor > 0 and is_lossy(self.factory)
+
+    def fits(self, num_rows: int, width: int) -> bool:
+        """Return whether so many vectors in float32 fit in the memory."""
+        return self.memory is None or 4 * num_rows * width <= self.memory
 
 
 def build_faiss(
-    source: VectorSource, plan: IndexPlan, path: Path, *, begun: Path | None = None
+    source: VectorSource,
+    plan: IndexPlan,
+    path: Path,
+    *,
+    queries: Vectors | None = None,
+    begun: Path | None = None,
 ) -> dict[str, Json]:
     """Write the index of a factory string, searched by inner product.
 
@@ -514,6 +550,7 @@ def build_faiss(
         source: What is indexed.
         plan: How.
         path: The file; none is written for an exact index beyond the memory.
+        queries: Vectors (n, D) of texts from elsewhere to measure the recall with; None: passages.
         begun: An index of the first rows, up to where a block begins: the others are added to it,
             and it is not trained again. An exact one is written anew, which takes no longer.
 
@@ -527,64 +564,44 @@ def build_faiss(
         OSError: If the disk is full.
     """
     counts: dict[str, Json] = {"rows": source.num_rows, "dim": source.width}
-    if plan.is_exact:
+    if plan.factory == EXACT:
         return {**counts, **_build_exact(source, plan, path)}
     index = empty_index(plan.factory, source.width, source.num_rows)
     if begun is not None:
         index = import_faiss().read_index(str(begun))
     elif not index.is_trained:
         counts |= _train(index, source, plan.factory)
-    start, num_there = 0, index.ntotal
+    num_there = index.ntotal
     # disable=None: a bar is for a terminal.
     with tqdm(total=source.num_rows, desc="index", unit="passage", disable=None) as bar:
-        for vectors in source.blocks():
-            if start >= num_there:
+        for rows, vectors in numbered(source.blocks()):
+            if rows[0] >= num_there:
                 index.add(vectors)
-            start += len(vectors)
             bar.update(len(vectors))
     assert index.ntotal == source.num_rows, "the index begun ends inside a block"
-    counts |= _measure(index, source, plan)
+    counts |= _measure(index, source, plan, queries)
     write_faiss(index, path)
     return counts
 
 
 def _build_exact(source: VectorSource, plan: IndexPlan, path: Path) -> dict[str, Json]:
     index: Any = BlockSearch(source.blocks, source.num_rows)
-    if plan.memory is None or 4 * source.num_rows * source.width <= plan.memory:
+    if plan.fits(source.num_rows, source.width):
         header = flat_header(source.num_rows, source.width)
         if header is None:
-            index = empty_index(plan.factory, source.width, source.num_rows)
+            whole = empty_index(plan.factory, source.width, source.num_rows)
             for vectors in source.blocks():
-                index.add(vectors)
-            write_faiss(index, path)
+                whole.add(vectors)
+            write_faiss(whole, path)
         else:
             write_flat(source.blocks(), path, header=header)
-            index = map_faiss(path)
+        index = map_faiss(path)
     depths = depths_for(source.num_rows)
     counts: dict[str, Json] = {"is_exact": True, "recall": {str(d): 1.0 for d in depths}}
     if depths:
-        rows = draw_rows(source.num_rows, SAMPLE, seed=_SEED)
-        counts["queries_per_second"] = measure_speed(index, source.read(rows), depths[-1])
+        queries = source.read(_draw_rows(source.num_rows, SAMPLE))
+        counts["queries_per_second"] = _measure_speed(index, queries, depths[-1])
     return counts
-
-
-def find_faiss(folder: Path) -> Path | None:
-    """Find a finished artefact's FAISS file: an index that grew has one of another name.
-
-    Returns:
-        The file, or None for an exact index that is searched from its shards.
-
-    Raises:
-        ArtifactError: If the folder is not finished.
-    """
-    files = load_manifest(folder).files
-    return next((folder / name for name in files if name.endswith(".faiss")), None)
-
-
-def map_faiss(path: Path) -> Any:
-    """Open an index on disk; an exact one is mapped, so that processes share its pages."""
-    faiss = import_faiss()
-    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
 
 
 def empty_index(factory: str, width: int, num_rows: int) -> Any:
@@ -597,13 +614,12 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        reason = str(error).rsplit(": ", 1)[-1].strip()
         raise ConfigError(
-            f"index_factory '{factory}' does not work for {width}-wide vectors: {reason}. "
+            f"index_factory '{factory}' does not work for {width}-wide vectors: {_reason(error)}. "
             "Use Flat, or another factory string of FAISS, such as IVF4096,Flat or HNSW32."
         ) from None
     num_lists = _count_lists(index)
-    if num_lists is not None and num_lists > num_rows:
+    if num_lists > num_rows:
         raise ConfigError(
             f"index_factory '{factory}' has {num_lists} lists, the corpus {num_rows} passages: "
             "use Flat, or fewer lists"
@@ -611,75 +627,65 @@ def empty_index(factory: str, width: int, num_rows: int) -> Any:
     return index
 
 
-def _count_lists(index: Any) -> int | None:
+def _reason(error: RuntimeError) -> str:
+    return str(error).rsplit(": ", 1)[-1].strip()
+
+
+def _count_lists(index: Any) -> int:
+    """Return the lists of an IVF; 0 of another index."""
     ivf = import_faiss().try_extract_index_ivf(index)
-    return None if ivf is None else int(ivf.nlist)
+    return 0 if ivf is None else int(ivf.nlist)
 
 
 def _train(index: Any, source: VectorSource, factory: str) -> dict[str, Json]:
-    """Train an index; give the number of passages, and the seconds."""
-    wanted = max(MAX_TRAINING_ROWS, _ROWS_A_LIST * (_count_lists(index) or 0))
+    wanted = max(MAX_TRAINING_ROWS, _ROWS_A_LIST * _count_lists(index))
     room = max(_TRAINING_BYTES, machine_memory() // _TRAINING_SHARE)
-    size = min(source.num_rows, wanted, room // (4 * source.width))
-    rows = np.random.default_rng(_SEED).choice(source.num_rows, size=size, replace=False)
-    logger.info("training %s on %d of %d passages", factory, size, source.num_rows)
+    rows = _draw_rows(source.num_rows, min(wanted, room // (4 * source.width)))
+    logger.info("training %s on %d of %d passages", factory, len(rows), source.num_rows)
     start = time.perf_counter()
     try:
-        index.train(source.read(np.sort(rows).astype(np.int64)))
+        index.train(source.read(rows))
     except RuntimeError as error:
-        reason = str(error).rsplit(": ", 1)[-1].strip()
         raise ConfigError(
-            f"index_factory '{factory}' cannot be trained on {size} passages: {reason}. "
-            "Use Flat, or a smaller index."
+            f"index_factory '{factory}' cannot be trained on {len(rows)} passages: "
+            f"{_reason(error)}. Use Flat, or a smaller index."
         ) from None
-    return {"trained_on": size, "training_seconds": round(time.perf_counter() - start, 1)}
+    return {"trained_on": len(rows), "training_seconds": round(time.perf_counter() - start, 1)}
 
 
-def _measure(index: Any, source: VectorSource, plan: IndexPlan) -> dict[str, Json]:
-    """Set the search by some passages; give the recall by others, or by queries."""
+def _measure(
+    index: Any, source: VectorSource, plan: IndexPlan, queries: Vectors | None
+) -> dict[str, Json]:
+    """Set the search by some passages; return the recall by others, or by queries."""
     depths = depths_for(source.num_rows)
     if not depths:
         return {"is_exact": False, "recall": {}, "search": {}}
     logger.info("measuring recall against an exact search of all %d passages", source.num_rows)
-    searched = Rescored(index, source.read, factor=plan.rescore_factor)
-    asked = searched if plan.is_rescored else index
-    rows = draw_rows(source.num_rows, 2 * SAMPLE, seed=_SEED)
-    seen, held_out = _samples(source, rows, depths[-1], queries=plan.queries)
-    setting = tune_search(index, asked, seen, depth=depths[-1], num_lists=_count_lists(index))
+    searched = index
+    if plan.is_rescored:
+        searched = Rescored(index, source.read, factor=plan.rescore_factor)
+    rows = _draw_rows(source.num_rows, 2 * SAMPLE)
+    vectors, own, kind = source.read(rows), rows[1::2], "passages not tuned on"
+    held = vectors[1::2]
+    if queries is not None:
+        held, own, kind = queries, np.full(len(queries), MISSING_ROW), "queries"
+    both = Sample.search(  # the true neighbours of both, in one pass
+        np.concatenate([rows[::2], own]),
+        np.concatenate([vectors[::2], held]),
+        source.blocks(),
+        depths[-1],
+    )
+    seen, held_out = both.part(slice(len(rows[::2]))), both.part(slice(len(rows[::2]), None))
+    setting = tune_search(index, searched, seen, depth=depths[-1])
     counts: dict[str, Json] = {"is_exact": False, "search": setting}
-    counts["recall"] = _recall(asked, held_out, depths)
-    counts["recall_of"] = f"{len(held_out.rows)} {_kind_of(plan)}"
+    counts["recall"] = {str(depth): held_out.recall(searched, depth) for depth in depths}
+    counts["recall_of"] = f"{len(own)} {kind}"
     if plan.is_rescored:
         counts["rescore_factor"] = plan.rescore_factor
-        counts["recall_without_rescoring"] = _recall(index, held_out, depths)
-    counts["queries_per_second"] = measure_speed(asked, held_out.vectors, depths[-1])
+        without = {str(depth): held_out.recall(index, depth) for depth in depths}
+        counts["recall_without_rescoring"] = without
+    counts["queries_per_second"] = _measure_speed(searched, held_out.vectors, depths[-1])
     return counts
-
-
-def _kind_of(plan: IndexPlan) -> str:
-    return "passages not tuned on" if plan.queries is None else "queries"
-
-
-def _recall(index: Any, sample: Sample, depths: Sequence[int]) -> dict[str, Json]:
-    return {str(depth): measure_recall(index, sample, depth) for depth in depths}
-
-
-def _samples(
-    source: VectorSource, rows: Rows, depth: int, *, queries: Vectors | None
-) -> tuple[Sample, Sample]:
-    """Find the true neighbours of two samples in one pass: to set the search by, and to measure."""
-    vectors = source.read(rows)
-    if queries is None:
-        both = Sample.search(rows, vectors, source.blocks(), depth)
-        return both.part(slice(0, None, 2)), both.part(slice(1, None, 2))
-    both = Sample.search(
-        np.concatenate([rows[::2], np.full(len(queries), MISSING_ROW)]),
-        np.concatenate([vectors[::2], queries]),
-        source.blocks(),
-        depth,
-    )
-    cut = len(rows[::2])
-    return both.part(slice(0, cut)), both.part(slice(cut, None))
 
 
 def write_faiss(index: Any, path: Path) -> None:
@@ -701,11 +707,55 @@ def write_faiss(index: Any, path: Path) -> None:
                 return 0
 
         try:
-            sink = faiss.PyCallbackIOWriter(write, _WRITE_BYTES)
-            faiss.write_index(index, sink)
+            faiss.write_index(index, faiss.PyCallbackIOWriter(write, _WRITE_BYTES))
         except RuntimeError:
-            if failures:
-                raise failures[0] from None
-            raise
+            if not failures:
+                raise
         if failures:
             raise failures[0]
+
+
+def find_faiss(folder: Path) -> Path | None:
+    """Find a finished artifact's FAISS file: an index that grew has one of another name.
+
+    Returns:
+        The file, or None for an exact index that is searched from its shards.
+
+    Raises:
+        ArtifactError: If the folder is not finished.
+    """
+    files = load_manifest(folder).files
+    return next((folder / name for name in files if name.endswith(".faiss")), None)
+
+
+def map_faiss(path: Path) -> Any:
+    """Open an index on disk; an exact one is mapped, so that processes share its pages."""
+    faiss = import_faiss()
+    return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+
+
+def load_faiss(folder: Path, device: str) -> Any:
+    """Load a finished index, onto the GPU where FAISS has one and the index fits.
+
+    On a CPU an exact index is memory-mapped: processes on one machine share its pages.
+    """
+    import torch
+
+    from pgra.lm.load import choose_device
+
+    path = find_faiss(folder)
+    assert path is not None, "an index without a FAISS file is searched from its shards"
+    faiss, index, where = import_faiss(), map_faiss(path), choose_device(device)
+    if where.type != "cuda" or getattr(faiss, "get_num_gpus", int)() == 0:
+        return index
+    number = torch.cuda.current_device() if where.index is None else where.index
+    needed = 1.2 * path.stat().st_size
+    free, _ = torch.cuda.mem_get_info(number)
+    if needed > free:
+        logger.warning("an index of %.1f GB does not fit on the GPU: using the CPU", needed / 1e9)
+        return index
+    try:
+        return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), number, index)
+    except RuntimeError as error:  # HNSW and some others have no GPU kind
+        logger.warning("FAISS cannot put this index on the GPU (%s): searching on the CPU", error)
+        return index

@@ -1,12 +1,13 @@
 """First stage by meaning and by words: dense and BM25, fused by reciprocal rank."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from pgra.core import MISSING_ROW, Candidates, Json
-from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
+from pgra.retrieval.base import BuiltIndex, IndexRequest, Retriever, check_num_candidates
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.dense import DenseRetriever
 
@@ -15,17 +16,18 @@ MIN_DEPTH = 100
 
 
 def hybrid_fingerprint(dense: Mapping[str, Json], bm25: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Give all that determines fused candidates, from the fingerprints of both parts."""
-    return {
-        "dense": dense,
-        "bm25": bm25,
-        "fusion_constant": FUSION_CONSTANT,
-        "min_depth": MIN_DEPTH,
-    }
+    """Return all that determines fused candidates, from the fingerprints of both parts."""
+    settings: dict[str, Json] = {"fusion_constant": FUSION_CONSTANT, "min_depth": MIN_DEPTH}
+    return {"dense": dense, "bm25": bm25, **settings}
 
 
-class HybridRetriever:
-    """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`."""
+class HybridRetriever(Retriever):
+    """Dense and BM25, each asked for max(k, 100) candidates, fused by `fuse_by_rank`.
+
+    `index_dir` and `output_dir` are the dense one's.
+    """
+
+    encodes = True
 
     def __init__(self, dense: DenseRetriever, bm25: BM25Retriever, num_passages: int) -> None:
         self.fingerprint = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
@@ -33,8 +35,13 @@ class HybridRetriever:
         self._num_passages = num_passages
 
     @classmethod
+    def folders(cls, request: IndexRequest) -> list[Path]:
+        """Return where both indexes stand, or would."""
+        return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
+
+    @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Find or build both indexes; `index_dir` and `output_dir` are the dense one's."""
+        """Find or build both indexes."""
         return [*DenseRetriever.prepare(request), *BM25Retriever.prepare(request)]
 
     @classmethod
@@ -45,7 +52,7 @@ class HybridRetriever:
         return cls(dense, bm25, len(request.corpus) - len(dense.removed))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Give each query its best k passages; scores are sums of reciprocal ranks.
+        """Return each query's best k passages; scores are sums of reciprocal ranks.
 
         Raises:
             ConfigError: If k exceeds the corpus.
@@ -75,16 +82,13 @@ def fuse_by_rank(
     gains = np.concatenate(
         [1.0 / (constant + 1 + np.arange(ranking.rows.shape[1])) for ranking in rankings]
     )
-    # Equal rows side by side, each run summed at its first entry, the others made missing.
+    # Equal rows side by side: each run's gains are summed at its first entry, in the order of the
+    # rankings, and the others made missing. A run is no longer than there are rankings.
     order = np.argsort(rows, axis=1, kind="stable")
-    rows, sums = np.take_along_axis(rows, order, 1), gains[order]
-    is_repeat = np.zeros_like(rows, dtype=bool)
-    is_repeat[:, 1:] = rows[:, 1:] == rows[:, :-1]
+    rows, gains = np.take_along_axis(rows, order, 1), gains[order]
+    sums = gains.copy()
     for shift in range(1, len(rankings)):
-        follows = np.zeros_like(is_repeat)
-        follows[:, :-shift] = rows[:, shift:] == rows[:, :-shift]
-        extra = np.zeros_like(sums)
-        extra[:, :-shift] = gains[order][:, shift:]
-        sums = sums + np.where(follows, extra, 0)
-    rows = np.where(is_repeat, MISSING_ROW, rows)
+        is_same = rows[:, shift:] == rows[:, :-shift]
+        sums[:, :-shift] += np.where(is_same, gains[:, shift:], 0)
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = MISSING_ROW
     return Candidates.best(rows, sums.astype(np.float32), k)

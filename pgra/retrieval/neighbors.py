@@ -30,8 +30,8 @@ from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
+from pgra.retrieval.base import examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
-from pgra.retrieval.shards import examples_digest
 
 # The leak guard: a query, and what is nearly the same text, is never its own exemplar.
 #
@@ -81,12 +81,12 @@ _MARKS = _Marks()
 
 
 def copy_key(text: str) -> str:
-    """Give a text as copies are found: case, spaces and the way accents are coded do not count."""
+    """Return a text as copies are found: case, spaces and how accents are coded do not count."""
     return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
 
 
 def text_key(text: str) -> str:
-    """Give the words of a text, case and punctuation aside.
+    """Return the words of a text, case and punctuation aside.
 
     Symbols count, "#", "%", a minus sign and smileys among them: C++ is not C#.
     """
@@ -150,7 +150,7 @@ class LeakGuard:
 
     @cached_property
     def distinct(self) -> Rows:
-        """Give the first row of each text and label, in order: a prompt shows no copies."""
+        """Return the first row of each text and label, in order: a prompt shows no copies."""
         firsts: dict[tuple[str, str | None], int] = {}
         for row, (text, label) in enumerate(zip(self._texts, self._labels, strict=True)):
             firsts.setdefault((copy_key(text), label), row)
@@ -166,11 +166,11 @@ class LeakGuard:
 
     @property
     def num_copies(self) -> int:
-        """Give how many rows are copies of an earlier one."""
+        """Return how many rows are copies of an earlier one."""
         return len(self._texts) - len(self.distinct)
 
     def leaks(self, query: str) -> Callable[[int], bool]:
-        """Give what says of a row whether it is the query's text, or nearly.
+        """Return what says of a row whether it is the query's text, or nearly.
 
         Args:
             query: The query's text.
@@ -202,7 +202,7 @@ class LeakGuard:
         return Counter(word for row in rows for word in frozenset(self._words_of(row)))
 
     def _is_respelt(self, own: Sequence[str], other: Sequence[str]) -> bool:
-        """Say whether two texts differ in spaces, or in one misspelt word alone."""
+        """Return whether two texts differ in spaces, or in one misspelt word alone."""
         if "".join(own) == "".join(other):
             return True
         if len(own) != len(other):
@@ -238,7 +238,7 @@ class LeakGuard:
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
     ) -> Allowed:
-        """Give each query its nearest that may be shown with it, looking deeper where some fall.
+        """Return each query its nearest that may be shown with it, looking deeper where some fall.
 
         Args:
             search: Finds among the `distinct` rows.
@@ -279,11 +279,11 @@ class ExampleEncoder(Protocol):
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """Give all that determines an example's vector, besides the example."""
+        """Return all that determines an example's vector, besides the example."""
         ...
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Give the vectors of examples, (B, D) float32, in their order."""
+        """Return the vectors of examples, (B, D) float32, in their order."""
         ...
 
 
@@ -340,7 +340,7 @@ class Neighbors:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Give all that decides who is near whom, and under which label."""
+        """Return all that decides who is near whom, and under which label."""
         return {
             "encoder": dict(self.encoder.query_fingerprint),
             "training_examples": examples_digest(self.examples),
@@ -356,25 +356,21 @@ class Neighbors:
         Raises:
             ArtifactError: If what is there is damaged.
         """
-        if self._vectors is None:
-            self._vectors = self._read_or_encode(context)
-        return self._vectors
-
-    def _read_or_encode(self, context: Context) -> Vectors:
-        fields: dict[str, Json] = {
-            name: value for name, value in self.fingerprint.items() if name != "labels"
-        }
+        if self._vectors is not None:
+            return self._vectors
+        made_of = {name: value for name, value in self.fingerprint.items() if name != "labels"}
 
         def build(folder: Path) -> Mapping[str, Json]:
             write_array(folder / "vectors.npy", self.encode(self.examples))
             return {"examples": len(self.examples)}
 
-        folder = artifact_dir(self._root, "vectors", fields)
-        build_once(folder, stage=_STAGE, fingerprint=fields, build=build, context=context)
-        return np.asarray(read_array(folder / "vectors.npy"))
+        folder = artifact_dir(self._root, "vectors", made_of)
+        build_once(folder, stage=_STAGE, fingerprint=made_of, build=build, context=context)
+        self._vectors = np.asarray(read_array(folder / "vectors.npy"))
+        return self._vectors
 
     def encode(self, examples: Sequence[Example]) -> Vectors:
-        """Give the vectors of any examples, (B, D): all are queries, being texts of one kind."""
+        """Return the vectors of any examples, (B, D): all are queries, being texts of one kind."""
         return self.encoder.encode_examples(examples)
 
     def nearest(
@@ -383,10 +379,8 @@ class Neighbors:
         count: int,
         context: Context = ALONE,
     ) -> Candidates:
-        """Give each query's nearest of the collection, (B, count), nearest first.
+        """Return each query's nearest of the collection, (B, count), nearest first.
 
         A query that stands in the collection is its own nearest: `LeakGuard` leaves it out.
         """
-        vectors = self.vectors(context)
-        rows = np.arange(len(vectors), dtype=np.int64)
-        return nearest(self.encode(queries), [(rows, vectors)], count)
+        return nearest(self.encode(queries), self.vectors(context), count)

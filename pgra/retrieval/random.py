@@ -11,8 +11,7 @@ import numpy as np
 import xxhash
 
 from pgra.core import Candidates, Json, Rows
-from pgra.errors import ConfigError
-from pgra.retrieval.base import BuiltIndex, IndexRequest, check_num_candidates
+from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -22,7 +21,7 @@ _BLOCK = 256  # rows drawn at a time: a fixed number, so that a larger k begins 
 _SMALL = 1 << 15  # a corpus of at most so many rows is shuffled whole: it may be drawn to its end
 
 
-class RandomRetriever:
+class RandomRetriever(Retriever):
     """Draws passages uniformly without repeats, seeded by the query's text alone."""
 
     def __init__(self, num_passages: int, fingerprint: Mapping[str, Json]) -> None:
@@ -30,28 +29,12 @@ class RandomRetriever:
         self._num_passages = num_passages
 
     @classmethod
-    def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
-        """Refuse to build an index: there is none.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            f"retriever '{request.args.retriever}' draws passages by chance and has no index: "
-            "there is nothing to build"
-        )
-
-    @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Take the size of the corpus; nothing is built or loaded."""
         return cls(len(request.corpus), random_fingerprint(request.corpus))
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
-        """Give each query k passages by chance.
-
-        Args:
-            queries: Texts; equal ones get equal passages.
-            k: Candidates a query.
+        """Draw k passages for each query; equal texts get equal ones.
 
         Returns:
             (B, k) in the order drawn; scores are 0, -1, -2, ..., the place in that order. The first
@@ -78,5 +61,5 @@ class RandomRetriever:
 
 
 def random_fingerprint(corpus: "Corpus") -> dict[str, Json]:
-    """Give all that determines what is drawn for a text."""
+    """Return all that determines what is drawn for a text."""
     return {**corpus.fingerprint, "drawn": "uniformly, by the query's text", "seed": _SEED}

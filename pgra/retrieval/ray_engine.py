@@ -20,14 +20,13 @@ from tqdm import tqdm
 
 from pgra.config import RetrieverArguments
 from pgra.data.corpus import load_corpus
-from pgra.encoders.encoder import Encoder
+from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ArtifactError, ConfigError, PgraError
+from pgra.retrieval.base import IndexRequest, find_retriever, whole_path
 from pgra.retrieval.shards import Shard, encode_shards, vectors_digest
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
-
-logger = logging.getLogger(__name__)
 
 _MAX_LOST = 5
 """Workers that one shard may cost before it is taken for the shard's own fault."""
@@ -50,32 +49,21 @@ class RayEngine:
     num_workers: int | None
 
     @classmethod
-    def plan(
-        cls,
-        args: RetrieverArguments,
-        corpus: "Corpus",
-        encoder: Encoder,
-        *,
-        device: str,
-        num_workers: int | None,
-    ) -> "RayEngine":
+    def plan(cls, request: IndexRequest, encoder: Encoder) -> "RayEngine":
         """Say what workers are to do, so that their vectors are this process's.
 
         Args:
-            args: The first stage's arguments.
-            corpus: What is encoded.
+            request: Which index.
             encoder: The encoder as it is loaded here.
-            device: As the user names it.
-            num_workers: Shards at once, or None.
         """
-        folder = Path(args.encoder).expanduser()
-        told = replace(
-            args,
-            encoder=str(folder.resolve()) if folder.is_dir() else args.encoder,
+        args = replace(
+            request.args,
+            encoder=whole_path(request.args.encoder),
             encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
         )
-        kind = "cpu" if device == "cpu" else "cuda"
-        return cls(str(corpus.folder.resolve()), json.dumps(asdict(told)), kind, num_workers)
+        kind = "cpu" if request.context.device == "cpu" else "cuda"
+        corpus = str(request.corpus.folder.resolve())
+        return cls(corpus, json.dumps(asdict(args)), kind, request.num_workers)
 
     def encode(self, shards: Sequence[Shard], made_of: str, *, progress: bool) -> None:
         """Encode these shards; returns when all are written.
@@ -95,30 +83,26 @@ class RayEngine:
         import ray
 
         waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
-        total = sum(shard.stop - shard.start for shard in shards)
+        total = sum(map(len, shards))
         with (
             _cluster(),
             tqdm(total=total, desc="encode", unit="text", disable=not progress) as bar,
         ):
             has_gpus = self.device == "cuda" and ray.cluster_resources().get("GPU", 0) > 0
-            told = self if has_gpus else replace(self, device="cpu")
+            engine = self if has_gpus else replace(self, device="cpu")
             task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
             running: list[Any] = []
             while waiting or running:
-                while waiting and len(running) < self._most(ray, has_gpus=has_gpus):
-                    running.append(task.remote(told, waiting.pop(), made_of))
+                resources = ray.cluster_resources()  # a cluster may grow meanwhile
+                slots = int(resources.get("GPU" if has_gpus else "CPU", 1))
+                while waiting and len(running) < (self.num_workers or max(1, slots)):
+                    running.append(task.remote(engine, waiting.pop(), made_of))
                 done, running = ray.wait(running, num_returns=1)
                 bar.update(sum(_result(reference) for reference in done))
 
-    def _most(self, ray: Any, *, has_gpus: bool) -> int:
-        """Give how many shards may be under way; a cluster may grow meanwhile."""
-        if self.num_workers is not None:
-            return self.num_workers
-        return max(1, int(ray.cluster_resources().get("GPU" if has_gpus else "CPU", 1)))
-
 
 def encode_one(engine: RayEngine, shard: Shard, made_of: str) -> int:
-    """Encode a shard, in a worker; gives the number of its passages.
+    """Encode a shard, in a worker; return the number of its passages.
 
     Raises:
         ArtifactError: If vectors made here would be others, as of another version of the model.
@@ -131,17 +115,14 @@ def encode_one(engine: RayEngine, shard: Shard, made_of: str) -> int:
                 f"process that asks ({dict(encoder.fingerprint)}): give all machines the same"
             )
         encode_shards([shard], corpus, encoder, made_of=made_of, progress=False)
-    return shard.stop - shard.start
+    return len(shard)
 
 
 @lru_cache(maxsize=1)
 def _load(folder: str, encoder: str, device: str) -> "tuple[Corpus, Encoder]":
     """Load what a worker needs, once in its life."""
-    from pgra.encoders.encoder import load_encoder
-
-    return load_corpus(Path(folder)), load_encoder(
-        RetrieverArguments(**json.loads(encoder)), device
-    )
+    args = RetrieverArguments(**json.loads(encoder))
+    return load_corpus(Path(folder)), load_encoder(args, device)
 
 
 def _result(reference: Any) -> int:
@@ -180,15 +161,13 @@ def _cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def check_engine(engine: str, *, retriever: str, num_processes: int) -> None:
-    """Refuse an engine that cannot work, before anything is read.
+def check_engine(retriever: str, *, num_processes: int) -> None:
+    """Refuse to encode by Ray where that cannot work, before anything is read.
 
     Raises:
         ConfigError: If Ray is not installed, a launcher started several processes, or there is
             nothing to encode.
     """
-    if engine != "ray":
-        return
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine 'ray' needs Ray, which is not installed: pip install 'pgra[ray]'")
     if num_processes > 1:
@@ -196,5 +175,5 @@ def check_engine(engine: str, *, retriever: str, num_processes: int) -> None:
             f"engine 'ray' shares the work itself, and a launcher started {num_processes} "
             "processes: start one, with python -m index_build"
         )
-    if retriever not in ("dense", "hybrid"):
+    if not find_retriever(retriever).encodes:
         raise ConfigError(f"retriever '{retriever}' encodes nothing: leave --engine ray out")

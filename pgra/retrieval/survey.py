@@ -18,16 +18,27 @@ import numpy as np
 
 from pgra.artifacts import artifact_dir, is_finished, read_array
 from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import MISSING_ROW, Example, Json, Rows
+from pgra.core import MISSING_ROW, Context, Example, Json, Rows
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
-from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, open_retriever
+from pgra.retrieval import (
+    RETRIEVERS,
+    IndexRequest,
+    Retriever,
+    find_retriever,
+    open_retriever,
+)
+from pgra.retrieval.base import candidates_fields
 from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import dense_fingerprint, search_fields, settle_factory
+from pgra.retrieval.dense import (
+    dense_fingerprint,
+    search_fields,
+    settle_factory,
+    with_history,
+)
 from pgra.retrieval.faiss import empty_index
 from pgra.retrieval.hybrid import hybrid_fingerprint
 from pgra.retrieval.random import random_fingerprint
-from pgra.retrieval.shards import candidates_fields, with_history
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +120,7 @@ class Survey:
         if self.args.retriever == "exhaustive":  # there is no first stage: all are read
             rows = np.arange(len(self.corpus))
             return FirstStage(rows, len(rows), WHOLE, len(rows))
-        has_encoder = self.args.retriever in ("dense", "hybrid")
+        has_encoder = find_retriever(self.args.retriever).encodes
         encoder = load_encoder(self.args, self.device) if has_encoder else None
         if encoder is None:
             return self._run(None)
@@ -161,6 +172,10 @@ class Survey:
         return parts
 
     @property
+    def _context(self) -> Context:
+        return Context(artifacts=self.artifacts, device=self.device, progress=False)
+
+    @property
     def _queries(self) -> list[str]:
         """Give all queries, shuffled, so that any first part is a fair sample."""
         texts = [example.text for split in self.splits.values() for example in split]
@@ -169,10 +184,8 @@ class Survey:
     def _find_index(self, part: str, fields: Mapping[str, Json]) -> Path | None:
         if self.args.index_dir is not None and part in (self.args.retriever, "dense"):
             args = replace(self.args, retriever=part)  # hybrid's own is its dense one
-            request = IndexRequest(
-                args=args, corpus=self.corpus, artifacts=self.artifacts, device=self.device
-            )
-            return RETRIEVERS[part].prepare(request)[0].folder  # checks it, and builds nothing
+            request = IndexRequest(args=args, corpus=self.corpus, context=self._context)
+            return find_retriever(part).prepare(request)[0].folder  # checks it, and builds nothing
         # The name before the digest is the encoder's, and says nothing more.
         digest = artifact_dir(self.artifacts, "x", fields).name.removeprefix("x-")
         found = (self.artifacts / "indexes").glob(f"*-{digest}")
@@ -180,6 +193,8 @@ class Survey:
 
     def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
         """Read the candidates of all splits, (B, K), if all are there."""
+        if self.args.retriever not in RETRIEVERS:  # only opening it tells what it depends on
+            return None
         made_of = self._made_of(parts)
         found = []
         for split, examples in self.splits.items():
@@ -205,9 +220,7 @@ class Survey:
         return parts[self.args.retriever]
 
     def _search(self, base: FirstStage) -> FirstStage:
-        retriever = open_retriever(
-            self.args, self.corpus, self.artifacts, device=self.device, progress=False
-        )
+        retriever = open_retriever(self.args, self.corpus, self._context)
         return self._count(base, retriever, self.args.num_candidates, len(self.corpus))
 
     def _count(self, base: FirstStage, retriever: Retriever, k: int, num_rows: int) -> FirstStage:
@@ -252,9 +265,8 @@ class Survey:
             aside = CorpusArguments(corpus=str(source), drop_duplicates=False)
             args = replace(self.args, index_factory="Flat", index_dir=None, num_candidates=depth)
             corpus = open_corpus(aside, Path(folder), is_told=False)
-            retriever = open_retriever(
-                args, corpus, Path(folder), device=self.device, progress=False
-            )
+            where = replace(self._context, artifacts=Path(folder))
+            retriever = open_retriever(args, corpus, where)
             found = self._count(base, retriever, depth, size)
         share = min(1.0, found.num_texts / size)
         is_whole = size == num_rows and found.basis == SEARCHED

@@ -5,10 +5,10 @@ import re
 import pytest
 import yaml
 from conftest import write_jsonl
+from pgra.commands.icl import main
 from scripted import call, finish, review_rows, run_apart
 
 from pgra.artifacts import lock_folder
-from pgra.commands.icl import main
 from pgra.report.results import read_lines
 
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pgra"]

@@ -122,17 +122,17 @@ def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench
     index("add", folder, "--corpus", tmp_path / "more.txt", *where)
     stale = bench.train("stale", index_dir=folder).error
     assert "was made with corpus_sha256" in stale
-    made = set(bench.artifacts.glob("candidates/sst2/*-*"))
+    made = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
     both = [*bench.argv("after", index_dir=folder, corpus=None), "--corpus", bench.corpus]
     both.append(tmp_path / "more.txt")
     assert call(train_main, [str(word) for word in both]).code == 0
-    grown = set(bench.artifacts.glob("candidates/sst2/*-*"))
+    grown = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
     assert len(grown) == 2 * len(made)
     assert made < grown
     index("remove", folder, "--rows", 1, 5)
     both[both.index(str(bench.run("after")))] = bench.run("removed")
     assert call(train_main, [str(word) for word in both]).code == 0
-    every = set(bench.artifacts.glob("candidates/sst2/*-*"))
+    every = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
     assert len(every) == 3 * len(made)
     for folders, has_removed in ((grown, True), (every - grown, False)):
         rows = np.concatenate([np.load(folder / "rows.npy").ravel() for folder in folders])

@@ -25,23 +25,25 @@ from itertools import pairwise
 from pathlib import Path
 import torch
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
-from pgra.retrieval import IndexRequest, prepare_index
+from pgra.retrieval import IndexRequest, find_retriever
 from pgra.retrieval.maintain import add_passages
 from pgra.artifacts import check_files, load_manifest
 
 torch.set_num_threads(1)
 encoder, one, two, root, first, last, kills = sys.argv[1:]
 root, first, last, draw = Path(root), int(first), int(last), random.Random(0)
+context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
 
 def build(folder):
     args = RetrieverArguments(encoder=encoder, shard_rows=2)
-    corpus = open_corpus(CorpusArguments(corpus=one), root / "artifacts")
-    prepare_index(IndexRequest(args=args, corpus=corpus, artifacts=root / "artifacts",
-                               output_dir=folder, device="cpu", progress=False))
+    corpus = open_corpus(CorpusArguments(corpus=one), context.artifacts)
+    request = IndexRequest(args=args, corpus=corpus, context=context, output_dir=folder)
+    find_retriever("dense").prepare(request)
 
 def add(folder):
-    add_passages(folder, [two], root / "artifacts", device="cpu", progress=False)
+    add_passages(folder, [two], context)
 
 def fork(job, folder):
     process = os.fork()

@@ -7,7 +7,6 @@ from conftest import with_rerank, with_retriever
 from pgra.errors import ConfigError
 from pgra.experiments.consistency import ways_of
 from pgra.methods.pgra import find_evidence, read_task
-from pgra.plan import make_plan
 
 
 def evidence(args):
@@ -36,21 +35,6 @@ def test_scores_are_the_mean_over_the_prefixes(args):
     np.testing.assert_allclose(by_row(both), means, rtol=1e-5)
     assert np.abs(by_row(both) - alone[0]).max() > 1e-3
     assert (np.diff(both.scores, axis=1) <= 0).all()
-
-
-def test_the_run_reads_what_was_planned_and_a_prefix_that_was_read_is_not_read_again(args):
-    args = with_retriever(args, retriever="bm25")
-    several = with_rerank(args, num_prefixes=3)
-    plan = make_plan(several, seconds=0.1)
-    assert plan.cost.is_exact
-    found = read_task(several)
-    find_evidence(found, several)
-    banked = make_plan(several, seconds=0).cost.banked
-    assert plan.cost.to_read == banked > 0
-    assert plan.cost.reading.num_prefixes == 3
-    two = make_plan(with_rerank(args, num_prefixes=2), seconds=0)
-    # Other examples are left out of training with fewer draws, and those alone are new.
-    assert two.cost.to_read < two.cost.banked
 
 
 def test_all_similarities_and_the_whole_corpus_are_compared_but_not_exhaustively(args):

@@ -1,65 +1,169 @@
-"""The bank: each state once, the same bytes however often the job was stopped."""
+"""The bank: each state once, the same bytes however often it was stopped, no byte unchecked."""
 
+import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pgra.artifacts import lock_folder
-from pgra.core import Context, Worker
-from pgra.errors import ArtifactError, ModelError
-from pgra.rerank.bank import Bank
+from pgra.core import Context, Example, Worker
+from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.rerank.bank import Bank, query_key, read_shard, run_overlapped, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
+QUIET = Context(progress=False)
+PATIENCE = 10  # seconds; only a failing test waits so long
 
 
 def same(keys):
     return keys
 
 
-def slopes(keys, advance):
+def slopes(keys, advance=int):
     """A state that tells its key: (key, 2 key, 1)."""
     advance(len(keys))
-    column = torch.from_numpy(keys.astype(np.float32))
+    column = torch.from_numpy(np.asarray(keys).astype(np.float32))
     return torch.stack([column, 2 * column, torch.ones(len(keys))], dim=1)
+
+
+def fill(folder, keys, *, shard_rows, context=QUIET, encode=slopes):
+    bank = Bank(folder, FIELDS)
+    bank.fill(keys, same, encode, shard_rows=shard_rows, context=context)
+    return bank
 
 
 def contents(folder):
     return {p.name: p.read_bytes() for p in folder.glob("*") if p.suffix == ".npy"}
 
 
-def test_states_come_back_in_the_order_asked(tmp_path):
-    bank = Bank(tmp_path, FIELDS)
-    assert bank.fill([9, 4, 7, 4], same, slopes, shard_rows=2) == 3
-    np.testing.assert_array_equal(bank.states([7, 4, 7])[:, 0], [7, 4, 7])
-    np.testing.assert_allclose(bank.norms([4]), np.sqrt([16 + 64 + 1]), rtol=1e-6)
+def flip(path, at=-1):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    with path.open("r+b") as file:  # a disk takes its time over a file that is written anew
+        file.write(data)
 
 
-def test_only_missing_keys_are_computed(tmp_path):
-    Bank(tmp_path, FIELDS).fill([1, 2, 3], same, slopes, shard_rows=2)
-    asked = []
-
-    def watch(keys, advance):
-        asked.extend(keys.tolist())
-        return slopes(keys, advance)
-
-    bank = Bank(tmp_path, FIELDS)
-    assert bank.fill([3, 5, 1], same, watch, shard_rows=2) == 1
-    assert asked == [5]
-    assert bank.fill([3, 5, 1], same, watch, shard_rows=2) == 0
-    assert len(bank) == 4
+KEYS = st.lists(st.integers(-30, 30), min_size=1, max_size=12)
 
 
-def test_shards_of_another_bank_are_refused(tmp_path):
+PARTS = st.sampled_from(["json", "keys.npy", "norms.npy", "states.npy"])
+
+
+class FilledKilledDamaged(RuleBasedStateMachine):
+    """A bank against a set of keys, however it is filled, stopped, damaged and opened again."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
+        self.known = set()
+        self.reopen()
+
+    def teardown(self):
+        shutil.rmtree(self.root)
+
+    @rule()
+    def reopen(self):
+        self.bank = Bank(self.root, FIELDS)
+
+    @rule(keys=KEYS, shard_rows=st.integers(1, 5))
+    def fill(self, keys, shard_rows):
+        asked = []
+
+        def encode(part, advance):
+            asked.extend(part.tolist())
+            return slopes(part, advance)
+
+        new = set(keys) - self.known
+        count = self.bank.fill(keys, same, encode, shard_rows=shard_rows, context=QUIET)
+        assert (count, sorted(asked)) == (len(new), sorted(new))
+        self.known |= new
+
+    @rule(keys=KEYS, shard_rows=st.integers(1, 3), nth=st.integers(0, 3), half=st.booleans())
+    def kill(self, keys, shard_rows, nth, half):
+        """Stop in the nth shard, with the bank dropped as it is, and parts of a shard left."""
+        begun = []
+
+        def encode(part, advance):
+            if len(begun) == nth:
+                raise KeyboardInterrupt
+            begun.append(part)
+            return slopes(part, advance)
+
+        try:
+            self.bank.fill(keys, same, encode, shard_rows=shard_rows, context=QUIET)
+        except KeyboardInterrupt:
+            (self.root / ".0123.partial.npy").write_bytes(b"half")
+        self.reopen()
+        kept = {int(key) for part in begun for key in part}
+        records = [path for path in self.root.glob("[!.]*.json") if path.stem != "manifest"]
+        if half and kept:  # killed before the last record was written
+            last = next(p for p in records if set(np.load(p.with_suffix(".keys.npy"))) <= kept)
+            kept -= {int(key) for key in np.load(last.with_suffix(".keys.npy"))}
+            last.unlink()
+            self.reopen()
+        self.known |= kept
+
+    @precondition(lambda self: self.known)
+    @rule(pick=st.integers(0, 99), part=PARTS)
+    def damage(self, pick, part):
+        """Change a byte: it is refused before it is used, and deleting what is named mends it."""
+        records = sorted(p for p in self.root.glob("[!.]*.json") if p.stem != "manifest")
+        record = records[pick % len(records)]
+        path = record.with_suffix(f".{part}")
+        lost = {int(key) for key in np.load(record.with_suffix(".keys.npy"))}
+        flip(path)
+        with pytest.raises(ArtifactError, match=rf"{path.name} is damaged.*delete {record}"):
+            Bank(self.root, FIELDS).states(sorted(lost))
+        record.unlink()
+        self.known -= lost
+        self.reopen()
+
+    @invariant()
+    def holds_what_is_known(self):
+        keys = sorted(self.known, reverse=True)
+        assert len(self.bank) == len(keys)
+        if keys:
+            states = slopes(keys).numpy()
+            np.testing.assert_array_equal(self.bank.states(keys), states)
+            np.testing.assert_allclose(self.bank.norms(keys), np.linalg.norm(states, axis=1))
+        wanted = range(-31, 32)
+        assert self.bank.missing(wanted).tolist() == sorted(set(wanted) - self.known)
+        with pytest.raises(KeyError):
+            self.bank.states([*keys, 31])
+        blocks = list(self.bank.blocks(rows=3))
+        assert sorted(key for block in blocks for key in block.keys.tolist()) == sorted(self.known)
+
+
+FilledKilledDamaged.TestCase.settings = settings(
+    max_examples=20,
+    stateful_step_count=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestFilledKilledDamaged = FilledKilledDamaged.TestCase
+
+
+def test_shards_of_another_bank_and_a_bank_of_another_model_are_refused(tmp_path):
     for name in ("ours", "theirs"):
-        fields = {**FIELDS, "model": name}
-        Bank(tmp_path / name, fields).fill([1, 2], same, slopes, shard_rows=2)
+        bank = Bank(tmp_path / name, {**FIELDS, "model": name})
+        bank.fill([1, 2], same, slopes, shard_rows=2)
+    with pytest.raises(ArtifactError, match='made with model "theirs", this run asks for "ours"'):
+        Bank(tmp_path / "theirs", {**FIELDS, "model": "ours"})
     for path in (tmp_path / "theirs").glob("[0-9a-f]*.*"):
         shutil.copy(path, tmp_path / "ours")
     with pytest.raises(ArtifactError, match=r"json belongs to another bank: delete"):
@@ -68,153 +172,53 @@ def test_shards_of_another_bank_are_refused(tmp_path):
 
 def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
     """One fills between the other's look and its lock, in shards that are cut otherwise."""
-
-    def meanwhile():
-        Bank(tmp_path, FIELDS).fill(range(2, 8), same, slopes, shard_rows=3)
-
-    barriers = iter([meanwhile])
-    bank = Bank(tmp_path, FIELDS)
-    context = Context(barrier=lambda: next(barriers, lambda: None)())
-    bank.fill(range(12), same, slopes, shard_rows=4, context=context)
+    barriers = iter([lambda: fill(tmp_path, range(2, 8), shard_rows=3)])
+    context = Context(barrier=lambda: next(barriers, lambda: None)(), progress=False)
+    bank = fill(tmp_path, range(12), shard_rows=4, context=context)
     assert len(bank) == len(Bank(tmp_path, FIELDS)) == 12
     keys = np.concatenate([block.keys for block in bank.blocks(rows=5)])
     assert sorted(keys.tolist()) == list(range(12))
     np.testing.assert_array_equal(bank.states(range(12))[:, 0], range(12))
 
 
-def test_a_key_without_state_is_an_error(tmp_path):
-    bank = Bank(tmp_path, FIELDS)
-    with pytest.raises(KeyError):
-        bank.states([1])
-    bank.fill([1], same, slopes, shard_rows=2)
-    with pytest.raises(KeyError):
-        bank.states([1, 2])
-
-
-def test_bfloat16_states_keep_their_bits(tmp_path):
-    states = torch.randn(5, 8, dtype=torch.bfloat16)
-    bank = Bank(tmp_path, FIELDS)
-    bank.fill(range(5), same, lambda keys, _: states[torch.from_numpy(keys)], shard_rows=2)
-    np.testing.assert_array_equal(bank.states(range(5)), states.float().numpy())
-
-
 def test_two_workers_leave_what_one_leaves(tmp_path):
-    Bank(tmp_path / "one", FIELDS).fill(range(11), same, slopes, shard_rows=3)
+    fill(tmp_path / "one", range(11), shard_rows=3)
     for rank in (1, 0):  # in turn: the second sees none of the first's in its list of missing keys
-        bank = Bank(tmp_path / f"two-{rank}", FIELDS)
-        bank.fill(range(11), same, slopes, shard_rows=3, context=Context(Worker(rank, 2)))
-    both = contents(tmp_path / "two-0") | contents(tmp_path / "two-1")
-    assert both == contents(tmp_path / "one")
-    assert not contents(tmp_path / "two-0").keys() & contents(tmp_path / "two-1").keys()
+        fill(tmp_path / f"two-{rank}", range(11), shard_rows=3, context=Context(Worker(rank, 2)))
+    parts = [contents(tmp_path / f"two-{rank}") for rank in (0, 1)]
+    assert parts[0] | parts[1] == contents(tmp_path / "one")
+    assert not parts[0].keys() & parts[1].keys()
 
 
-def test_a_bank_of_another_model_is_refused(tmp_path):
-    Bank(tmp_path, FIELDS).fill([1], same, slopes, shard_rows=2)
-    with pytest.raises(ArtifactError, match='made with model "m", this run asks for "n"'):
-        Bank(tmp_path, {**FIELDS, "model": "n"})
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def test_a_damaged_shard_is_refused_by_name_before_its_states_are_used(tmp_path):
-    Bank(tmp_path, FIELDS).fill(range(6), same, slopes, shard_rows=2)
-    path = max(tmp_path.glob("*.states.npy"), key=lambda path: np.load(path)[0, 0])
-    flip(path)
-    bank = Bank(tmp_path, FIELDS)  # does not read states
-    np.testing.assert_array_equal(bank.states([3, 1])[:, 0], [3, 1])  # control: whole shards
-    for _ in range(2):
-        with pytest.raises(ArtifactError, match=rf"{path.name} is damaged.*delete .*\.json"):
-            bank.states([4])
-    with pytest.raises(ArtifactError, match=rf"{path.name} is damaged.*delete .*\.json"):
-        list(bank.blocks(rows=4))
-
-
-@pytest.mark.parametrize("part", ["keys.npy", "norms.npy", "json"])
-def test_a_damaged_shard_is_refused_by_name_when_opened(tmp_path, part):
-    Bank(tmp_path, FIELDS).fill([1, 2], same, slopes, shard_rows=2)
-    path = next(p for p in tmp_path.glob(f"*.{part}") if p.stem != "manifest")
-    flip(path)
-    with pytest.raises(ArtifactError, match=rf"{path.name} is damaged.*delete .*\.json"):
-        Bank(tmp_path, FIELDS)
-
-
-@pytest.mark.parametrize("part", ["keys", "norms", "states"])
-def test_a_shard_cut_short_is_refused_by_name_when_opened(tmp_path, part):
-    Bank(tmp_path, FIELDS).fill([1, 2], same, slopes, shard_rows=2)
-    path = next(tmp_path.glob(f"*.{part}.npy"))
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ArtifactError, match=rf"{path.name} is damaged.*delete .*\.json"):
-        Bank(tmp_path, FIELDS)
+def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path):
+    with lock_folder(tmp_path), pytest.raises(ArtifactError, match="in use by another pgra job"):
+        fill(tmp_path, [1], shard_rows=2)
+    late = Bank(tmp_path, FIELDS)
+    fill(tmp_path, range(4), shard_rows=2)
+    assert late.fill(range(6), same, slopes, shard_rows=2, context=QUIET) == 2
+    np.testing.assert_array_equal(late.states(range(6))[:, 0], np.arange(6))
 
 
 def test_states_written_by_this_process_are_checked_too(tmp_path):
-    bank = Bank(tmp_path, FIELDS)
-    bank.fill([1, 2], same, slopes, shard_rows=2)
+    bank = fill(tmp_path, [1, 2], shard_rows=2)
     flip(next(tmp_path.glob("*.states.npy")))
     with pytest.raises(ArtifactError, match="states.npy is damaged"):
         bank.states([1])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 100])
-def test_blocks_hold_all_states_so_many_at_a_time(tmp_path, rows):
-    bank = Bank(tmp_path, FIELDS)
-    bank.fill([20, 21, 30, 40, 5], same, slopes, shard_rows=2)  # (5, 20), (21, 30), (40)
-    bank.fill(range(3), same, slopes, shard_rows=2)
+def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path, rows):
+    fill(tmp_path, [20, 21, 30, 40, 5], shard_rows=2)  # (5, 20), (21, 30), (40)
+    bank = fill(tmp_path, range(3), shard_rows=2)
     blocks = list(bank.blocks(rows=rows))
     assert [len(block.keys) for block in blocks[:-1]] == [rows] * (len(blocks) - 1)
     keys = np.concatenate([block.keys for block in blocks])
-    assert keys.tolist() == [5, 20, 21, 30, 40, 0, 1, 2]  # as they lie on disk
-    np.testing.assert_array_equal(
-        np.concatenate([block.states for block in blocks]), bank.states(keys)
-    )
-    np.testing.assert_array_equal(
-        np.concatenate([block.norms for block in blocks]), bank.norms(keys)
-    )
-    again = np.concatenate([block.keys for block in Bank(tmp_path, FIELDS).blocks(rows=rows)])
-    assert again.tolist() == [
-        0,
-        1,
-        2,
-        5,
-        20,
-        21,
-        30,
-        40,
-    ]  # by first key, where all is found at once
-
-
-def test_blocks_of_some_keys_hold_these(tmp_path):
-    bank = Bank(tmp_path, FIELDS)
-    bank.fill(range(10), same, slopes, shard_rows=3)
-    blocks = list(bank.blocks(np.array([7, 0, 8, 3]), rows=3))
-    assert [block.keys.tolist() for block in blocks] == [[0, 3, 7], [8]]
-    assert blocks[0].states[:, 0].tolist() == [0, 3, 7]
-    with pytest.raises(KeyError):
-        list(bank.blocks(np.array([10]), rows=3))
-    assert list(Bank(tmp_path / "new", FIELDS).blocks(rows=3)) == []
-
-
-def test_a_bank_seen_by_two_takes_up_what_the_other_wrote(tmp_path):
-    one, two = Bank(tmp_path, FIELDS), Bank(tmp_path, FIELDS)
-    one.fill(range(4), same, slopes, shard_rows=2)
-    assert two.fill(range(6), same, slopes, shard_rows=2) == 2
-    np.testing.assert_array_equal(two.states(range(6))[:, 0], np.arange(6))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_smaller_dtype_is_close_and_not_equal(tmp_path, dtype):
-    whole, small = Bank(tmp_path / "a", FIELDS), Bank(tmp_path / "b", FIELDS, dtype=dtype)
-    for bank in (whole, small):
-        bank.fill(range(3000, 3010), same, slopes, shard_rows=4)
-    keys = [3003, 3008, 3001]
-    off = np.abs(small.states(keys) - whole.states(keys)).max()
-    assert 0 < off < 3
-    norms = np.linalg.norm(small.states(keys), axis=1)
-    np.testing.assert_allclose(small.norms(keys), norms, rtol=1e-6)
+    assert keys.tolist() == [5, 20, 21, 30, 40, 0, 1, 2]
+    states, norms = ([getattr(b, name) for b in blocks] for name in ("states", "norms"))
+    np.testing.assert_array_equal(np.concatenate(states), bank.states(keys))
+    np.testing.assert_array_equal(np.concatenate(norms), bank.norms(keys))
+    some = list(bank.blocks(np.array([40, 0, 30, 5]), rows=3))
+    assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_
         return states * torch.nan if step == "write" and 8 in keys else states
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    Bank(whole, FIELDS).fill(range(20), same, slopes, shard_rows=2)
+    fill(whole, range(20), shard_rows=2)
     bank = Bank(broken, FIELDS)
     with pytest.raises((OSError, MemoryError, ModelError), match=match):
         bank.fill(range(20), prepare, encode, shard_rows=2)
@@ -242,20 +246,6 @@ def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_
     assert not list(broken.glob(".*partial*"))
     assert bank.fill(range(20), same, slopes, shard_rows=2) == 12  # and the folder is free again
     assert contents(broken) == contents(whole)
-
-
-def test_a_shard_without_record_is_computed_again(tmp_path):
-    Bank(tmp_path, FIELDS).fill(range(5), same, slopes, shard_rows=2)
-    before = contents(tmp_path)
-    next(p for p in tmp_path.glob("*.json") if p.stem != "manifest").unlink()
-    bank = Bank(tmp_path, FIELDS)
-    assert bank.fill(range(5), same, slopes, shard_rows=2) in (1, 2)
-    assert contents(tmp_path) == before
-
-
-def test_two_jobs_do_not_fill_one_bank(tmp_path):
-    with lock_folder(tmp_path), pytest.raises(ArtifactError, match="in use by another pgra job"):
-        Bank(tmp_path, FIELDS).fill([1], same, slopes, shard_rows=2)
 
 
 FILL = f"""
@@ -276,7 +266,7 @@ def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
         return torch.from_numpy(keys)[:, None].float().repeat(1, 3)
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    Bank(whole, FIELDS).fill(range(60), same, states, shard_rows=3)
+    fill(whole, range(60), shard_rows=3, encode=states)
     for number, code in ((4, signal.SIGINT), (9, signal.SIGKILL)):
         job = subprocess.Popen(
             [sys.executable, "-c", FILL, str(broken)], stderr=subprocess.PIPE, text=True
@@ -292,14 +282,13 @@ def test_a_stopped_and_a_killed_job_go_on_and_leave_the_same_bytes(tmp_path):
             assert time.perf_counter() - asked < 10
             assert not list(broken.glob(".*partial*"))
         assert number <= len(list(broken.glob("[!.]*.json"))) - 1 < 19
-    assert Bank(broken, FIELDS).fill(range(60), same, states, shard_rows=3) > 0
+    fill(broken, range(60), shard_rows=3, encode=states)
     assert contents(broken) == contents(whole)
     assert not list(broken.glob(".*partial*"))
 
 
 def test_a_bank_of_many_shards_needs_few_file_descriptors(tmp_path):
-    bank = Bank(tmp_path, FIELDS)
-    bank.fill(range(150), same, slopes, shard_rows=1)
+    fill(tmp_path, range(150), shard_rows=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
     try:
@@ -307,3 +296,220 @@ def test_a_bank_of_many_shards_needs_few_file_descriptors(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     np.testing.assert_array_equal(states[:, 0], np.arange(150))
+
+
+def test_equal_queries_have_equal_keys_and_others_do_not():
+    keys = [
+        query_key(Example(i, {"text": text})) for i, text in (("a", "x"), ("b", "x"), ("c", "y"))
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+# One shard on disk: what each dtype keeps, and what is refused.
+
+ROWS = np.array([2, 5, 9])
+ALL = np.arange(3)
+
+
+def states_of(seed=0, dtype=torch.float32):
+    return torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_states_come_back_bit_for_bit(tmp_path, dtype):
+    states = states_of(dtype=dtype)
+    found = read_shard(write_shard(tmp_path, ROWS, states, dtype="auto").shard.record)
+    np.testing.assert_array_equal(found.keys, ROWS)
+    for at in (ALL, np.array([2, 0])):
+        np.testing.assert_array_equal(found.shard.states(at), states.float().numpy()[at])
+
+
+def test_int8_by_hand(tmp_path):
+    """Steps of the columns are 254 / 254, none, and 254 / 254 from the middle 1127."""
+    states = torch.tensor([[0.0, 7.0, 1000.0], [127.0, 7.0, 1254.0], [254.0, 7.0, 1100.3]])
+    shard = write_shard(tmp_path, ROWS, states, dtype="int8").shard
+    expected = [[0, 7, 1000], [127, 7, 1254], [254, 7, 1100]]
+    np.testing.assert_array_equal(shard.states(ALL), expected)
+    counts = np.load(shard.path("states"))
+    np.testing.assert_array_equal(counts, [[-127, 0, -127], [0, 0, 127], [127, 0, -27]])
+    assert counts.dtype == np.int8
+
+
+def test_int8_keeps_small_columns_beside_large_ones(tmp_path):
+    states = states_of()
+    states[:, 0] += 1000
+    kept = write_shard(tmp_path, ROWS, states, dtype="int8").shard.states(ALL)
+    off = np.abs(kept - states.numpy())
+    width = (states.amax(0) - states.amin(0)).numpy()
+    assert (off <= width / 254 / 2 * 1.01 + 1e-4).all()
+    assert off.max() > 0
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
+def test_norms_are_those_of_the_states_as_kept(tmp_path, dtype):
+    states = states_of()
+    found = write_shard(tmp_path, ROWS, states, dtype=dtype)
+    kept = np.linalg.norm(found.shard.states(ALL), axis=1)
+    np.testing.assert_allclose(found.norms, kept, rtol=1e-6)
+    given = torch.linalg.vector_norm(states, dim=1).numpy()
+    assert np.allclose(found.norms, given, rtol=1e-6) == (dtype == "auto")  # control
+
+
+def test_a_state_too_large_for_float16_is_refused(tmp_path):
+    states = states_of()
+    states[1, 3] = -70000
+    message = "state of key 5 reaches 70000, and float16 holds at most 65504: use --bank_dtype auto"
+    with pytest.raises(ConfigError, match=message):
+        write_shard(tmp_path, ROWS, states, dtype="float16")
+    assert not list(tmp_path.iterdir())
+    states[1, 3] = -65504
+    shard = write_shard(tmp_path, ROWS, states, dtype="float16").shard
+    assert shard.states(ALL)[1, 3] == -65504
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_refused(tmp_path, dtype, value):
+    states = states_of()
+    states[2, 0] = value
+    with pytest.raises(ModelError, match="state of key 9 .* is not finite"):
+        write_shard(tmp_path, ROWS, states, dtype=dtype)
+    assert not list(tmp_path.iterdir())
+
+
+def test_equal_states_leave_equal_bytes_and_others_do_not(tmp_path):
+    left = []
+    for number, seed in enumerate([0, 0, 1]):
+        write_shard(tmp_path / str(number), ROWS, states_of(seed), dtype="int8")
+        left.append({p.name: p.read_bytes() for p in (tmp_path / str(number)).iterdir()})
+    assert left[0] == left[1] != left[2]
+
+
+@pytest.mark.parametrize("part", ["keys", "norms", "states", "scales"])
+def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
+    record = write_shard(tmp_path, ROWS, states_of(), dtype="int8").shard.record
+    read_shard(record).shard.states(ALL)  # control: whole
+    path = record.with_suffix(f".{part}.npy")
+    flip(path)
+    refused = pytest.raises(ArtifactError, match=rf"{part}.npy is damaged.*delete .*\.json")
+    if part in ("keys", "norms"):
+        with refused:
+            read_shard(record)
+    else:  # looked at when they are first read
+        shard = read_shard(record).shard
+        with refused:
+            shard.states(ALL[:1])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ArtifactError, match=rf"{part}.npy is damaged.*delete .*\.json"):
+        read_shard(record)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=rf"{part}.npy is missing.*delete .*\.json"):
+        read_shard(record)
+
+
+def test_no_byte_of_a_record_can_change(tmp_path):
+    record = write_shard(tmp_path, ROWS, states_of(), dtype="auto").shard.record
+    whole = record.read_bytes()
+    for at in range(len(whole)):
+        flip(record, at)
+        with pytest.raises(ArtifactError, match=r"\.json is damaged .* delete .*\.json, and only"):
+            read_shard(record)
+        flip(record, at)
+    record.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ArtifactError, match=r"\.json is damaged"):
+        read_shard(record)
+    record.write_bytes(whole)
+    read_shard(record)  # control
+
+
+# Three steps side by side: what overlaps, what stays in order, and what an error ends.
+
+
+def test_results_come_in_order_and_each_step_sees_every_unit_once():
+    seen = {"prepare": [], "compute": [], "keep": []}
+
+    def prepare(unit):
+        seen["prepare"].append(unit)
+        return unit * 10
+
+    def compute(ready):
+        seen["compute"].append(ready)
+        return ready + 1
+
+    def keep(unit, value):
+        seen["keep"].append((unit, value))
+        return value
+
+    assert run_overlapped([3, 1, 2], prepare, compute, keep=keep) == [31, 11, 21]
+    assert seen["prepare"] == [3, 1, 2]
+    assert seen["compute"] == [30, 10, 20]
+    assert seen["keep"] == [(3, 31), (1, 11), (2, 21)]
+    assert run_overlapped([], prepare, compute, keep=keep) == []
+
+
+def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs():
+    read_2, running_1, kept_0 = threading.Event(), threading.Event(), threading.Event()
+
+    def prepare(unit):
+        if unit == 2:
+            read_2.set()
+        return unit
+
+    def compute(unit):
+        if unit == 1:
+            running_1.set()
+            assert read_2.wait(PATIENCE)
+            assert kept_0.wait(PATIENCE)
+        return unit
+
+    def keep(unit, _):
+        if unit == 0:
+            assert running_1.wait(PATIENCE)
+            kept_0.set()
+
+    run_overlapped(range(4), prepare, compute, keep=keep)
+
+
+def test_the_first_unit_runs_before_the_second_is_read_and_two_values_live_at_most():
+    class Value:
+        pass
+
+    events, alive, most = [], weakref.WeakSet(), []
+
+    def compute(unit):
+        time.sleep(0.02)  # time enough for another thread to go ahead
+        events.append(("compute", unit))
+        value = Value()
+        alive.add(value)
+        most.append(len(alive))
+        return value
+
+    run_overlapped(
+        range(5),
+        lambda unit: events.append(("prepare", unit)) or unit,
+        compute,
+        keep=lambda *_: time.sleep(0.002),
+    )
+    assert events[:3] == [("prepare", 0), ("compute", 0), ("prepare", 1)]
+    assert events.index(("prepare", 2)) < events.index(("compute", 1))  # from then on ahead
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("step", ["prepare", "compute", "keep"])
+def test_an_error_in_any_step_ends_all(step, error):
+    kept = []
+
+    def broken(name):
+        def run(unit, value=None):
+            if name == step and unit == 3:
+                raise error("broken")
+            if name == "keep":
+                kept.append(unit)
+            return unit
+
+        return run
+
+    with pytest.raises(error, match="broken"):
+        run_overlapped(range(9), broken("prepare"), broken("compute"), keep=broken("keep"))
+    assert kept == [0, 1, 2]  # whole, and none after it

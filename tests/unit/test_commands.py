@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from pgra.cli import COMMANDS, main
+from pgra.commands.index import describe_hits
 from pgra.commands.rerank import side_by_side
-from pgra.commands.search import describe_hits
 from pgra.config import CorpusArguments
 from pgra.core import Candidates
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
@@ -126,8 +126,8 @@ def test_search_finds_a_sentence_by_itself(stage_flags, capsys):
     text = "The river Main flows through the city of Frankfurt."
     assert main(["search", text, *stage_flags, "--num_candidates", "3"]) == 0
     query, first, *others = capsys.readouterr().out.splitlines()
-    score, shown = first.split(maxsplit=1)
-    assert query == text
+    rank, score, shown = first.split(maxsplit=2)
+    assert (query, rank) == (text, "1")
     assert float(score) == pytest.approx(1.0, abs=1e-3)  # vectors lie on disk in float16
     assert shown.split() == ["row", "2", *text.split()]
     assert len(others) == 2
@@ -175,7 +175,7 @@ def test_missing_candidates_are_not_shown(corpus_file, tmp_path):
     found = Candidates.best(np.array([[3, -1], [-1, -1]]), np.array([[0.5, 0.0], [0.0, 0.0]]), 2)
     assert describe_hits(["law", "zebra"], found, corpus).splitlines() == [
         "law",
-        "     0.5000  row 3         He was born in 1925 and studied law at the university.",
+        "     1     0.5000  row 3         He was born in 1925 and studied law at the university.",
         "zebra",
         "  nothing found: no passage shares a word with it",
     ]

@@ -21,7 +21,7 @@ from pgra.prompts.template import PromptTemplate
 from pgra.rerank.base import FirstStageOrder
 from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
 from pgra.rerank.prompted import PromptedReranker, query_key
-from pgra.retrieval.faiss import nearest
+from pgra.retrieval.faiss import nearest_in_blocks
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}
@@ -142,9 +142,9 @@ def test_a_full_gpu_leaves_the_search_to_the_cpu(lm_dirs, tmp_path, monkeypatch,
         next(iter(args[1]))  # some of the bank was read already
         if len(asked) == 1:
             raise torch.OutOfMemoryError("no room")
-        return nearest(args[0], search._blocks(), args[2], device=device)
+        return nearest_in_blocks(args[0], search._blocks(), args[2], device=device)
 
-    monkeypatch.setattr("pgra.rerank.exhaustive.nearest", fail_once)
+    monkeypatch.setattr("pgra.rerank.exhaustive.nearest_in_blocks", fail_once)
     search._device = "cuda"
     again = search.search(QUERIES, 12)
     np.testing.assert_array_equal(again.rows, alone.rows)
@@ -235,13 +235,7 @@ def test_an_index_that_cannot_work_is_refused_before_the_lm_reads(lm_dirs, tmp_p
     assert len(search.reranker.bank) == 0
 
 
-def test_misuse_is_refused(lm_dirs, tmp_path):
-    search = make_search(lm_dirs, tmp_path, SENTENCES)
-    with pytest.raises(ValueError, match="the corpus has 12 passages, the bank 0 states"):
-        search.search(QUERIES, 5)
-    search.prepare(QUERIES)
-    with pytest.raises(ValueError, match="depth is 13, the corpus has 12"):
-        search.search(QUERIES, 13)
+def test_a_reranker_without_states_is_refused():
     with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
         open_exhaustive(FirstStageOrder(), factory="Flat")
 

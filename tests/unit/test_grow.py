@@ -1,22 +1,24 @@
 """Indexes that grow, and from which rows are removed."""
 
 import json
-from contextlib import ExitStack
 
 import faiss
 import numpy as np
 import pytest
 from conftest import SENTENCES, largest_file
 
-from pgra.artifacts import lock_folder, read_manifest, write_json
+from pgra.artifacts import lock_folder, write_json
+from pgra.commands.common import quiet_libraries
 from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.retrieval import IndexRequest, open_retriever, prepare_index
-from pgra.retrieval import maintain as grow
-from pgra.retrieval.maintain import add_passages, verify_index
-from pgra.retrieval.shards import read_vectors, remove_rows, search_kept
+from pgra.retrieval import IndexRequest, find_retriever, open_retriever
+from pgra.retrieval.dense import search_kept
+from pgra.retrieval.faiss import ask
+from pgra.retrieval.maintain import add_passages, remove_rows, verify_index
+from pgra.retrieval.shards import read_vectors
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 
@@ -26,7 +28,7 @@ class Home:
 
     def __init__(self, root, encoder):
         self.root, self.encoder = root, encoder
-        self.artifacts = root / "artifacts"
+        self.context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
         self.one, self.two = root / "one.txt", root / "two.txt"
         self.one.write_text("".join(f"{text}\n" for text in OLD))
         self.two.write_text("".join(f"{text}\n" for text in [OLD[2], *NEW]))  # one is there already
@@ -38,29 +40,22 @@ class Home:
 
     def corpus(self, *names, **rules):
         sources = [str(name) for name in names or (self.one,)]
-        return open_corpus(CorpusArguments(corpus=sources, **rules), self.artifacts)
+        return open_corpus(CorpusArguments(corpus=sources, **rules), self.context.artifacts)
 
     def build(self, *names, folder=None, rules=None, **changes):
-        (built,) = prepare_index(
-            IndexRequest(
-                args=self.args(**changes),
-                corpus=self.corpus(*names, **(rules or {})),
-                artifacts=self.artifacts,
-                output_dir=folder,
-                device="cpu",
-                progress=False,
-            )
-        )
+        args = self.args(**changes)
+        corpus = self.corpus(*names, **(rules or {}))
+        request = IndexRequest(args=args, corpus=corpus, context=self.context, output_dir=folder)
+        (built,) = find_retriever(args.retriever).prepare(request)
         return built.folder
 
     def add(self, folder, *names):
         more = [str(name) for name in names or (self.two,)]
-        return add_passages(folder, more, self.artifacts, device="cpu", progress=False)
+        return add_passages(folder, more, self.context)
 
     def open(self, folder, *names, **changes):
         args = self.args(index_dir=None if folder is None else str(folder), **changes)
-        corpus = self.corpus(*names)
-        return open_retriever(args, corpus, self.artifacts, device="cpu", progress=False)
+        return open_retriever(args, self.corpus(*names), self.context)
 
 
 @pytest.fixture
@@ -252,7 +247,7 @@ def test_a_search_goes_deeper_until_enough_are_kept():
 
     def search(queries, depth):
         depths.append(depth)
-        return index.search(queries, depth)
+        return ask(index, queries, depth)
 
     queries, removed = np.ones((2, 1), dtype=np.float32), np.arange(40)
     found = search_kept(search, queries, 3, removed=removed, most=64)
@@ -319,32 +314,14 @@ def test_strict_refuses_passages_longer_than_the_encoder_reads(home):
     assert home.build(rules=rules)
 
 
-def test_an_index_of_a_newer_version_is_refused_whatever_its_manifest_holds(home):
-    folder = home.build(folder=home.root / "index")
-    write_json(folder / "manifest.json", {**manifest_of(folder), "format": 2, "tiers": ["new"]})
-    for use in (lambda: home.open(folder), lambda: home.add(folder), lambda: verify_index(folder)):
-        with pytest.raises(ArtifactError, match="has format 2, this pgra reads 1.*update pgra"):
-            use()
-    write_json(folder / "manifest.json", {"tiers": ["new"]})
-    with pytest.raises(ArtifactError, match=r"manifest\.json is damaged"):
-        read_manifest(folder, stage="dense_index")
-
-
 @pytest.mark.parametrize("limit", [200, 600])  # a shard is 224 bytes, the FAISS file 0.8 kB
-def test_a_disk_that_fills_up_leaves_the_old_index_whole(limit, home, monkeypatch):
+def test_a_disk_that_fills_up_leaves_the_old_index_whole(limit, home):
     folder = home.build(folder=home.root / "index")
-    before, opened = files(folder), grow.load_encoder
-    with ExitStack() as full:
-
-        def load(*given):
-            encoder = opened(*given)  # loading it writes bars to a file of pytest's
-            full.enter_context(largest_file(limit))  # the corpus has been read by now
-            return encoder
-
-        monkeypatch.setattr(grow, "load_encoder", load)
-        with pytest.raises(OSError, match=r"\[Errno"):
-            home.add(folder)
-    monkeypatch.undo()
+    before = files(folder)
+    home.corpus(home.one, home.two)  # is read by now
+    quiet_libraries()  # bars are written to a file of pytest's
+    with largest_file(limit), pytest.raises(OSError, match=r"\[Errno"):
+        home.add(folder)
     after = files(folder)
     assert {name: after[name] for name in before} == before
     assert not [name for name in after if "partial" in name]

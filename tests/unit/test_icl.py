@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import with_rerank
+from pgra.commands.icl import main
+from pgra.lm.open import CompleterArguments
+from pgra.methods.icl import run as run_system
+from pgra.methods.kate_arguments import IclArguments
+from pgra.methods.kate_inputs import IclRun
 
 from pgra.artifacts import lock_folder
-from pgra.commands.icl import main
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.exemplars import SelectionArguments
-from pgra.lm.base import CompleterArguments
-from pgra.methods.icl import run as run_system
 from pgra.methods.kate import run_icl, run_icl_seeds
-from pgra.methods.kate_arguments import IclArguments
-from pgra.methods.kate_inputs import IclRun
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.report.results import check_comparable, load_collection, row_names
 

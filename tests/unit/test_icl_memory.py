@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pgra.methods.kate_arguments import IclArguments
+from pgra.methods.kate_inputs import IclRun
 
 from pgra.config import DataArguments
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -14,8 +16,6 @@ from pgra.lm.base import CompleterArguments
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.memory.log import FeedbackLog
 from pgra.methods.kate import answer_queries, is_icl_run, load_icl_run, run_icl
-from pgra.methods.kate_arguments import IclArguments
-from pgra.methods.kate_inputs import IclRun
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
 NONE = PromptMemoryArguments()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import with_rerank
+from pgra.methods.icl import read_queries, run, score_words
 from safetensors.torch import load_file, save_file
 from tiny_models import build_lm
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,7 +19,6 @@ from pgra.errors import ArtifactError, ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.kernels import packed_for
 from pgra.lm.score import AnswerWords, LMHead
-from pgra.methods.icl import read_queries, run, score_words
 from pgra.methods.pgra import find_evidence, prompt_template, read_task
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from conftest import write_jsonl
+from pgra.methods.kate_arguments import IclArguments
+from pgra.methods.kate_inputs import IclRun
 from test_icl import having, lines_of
 
 from pgra.config import DataArguments
@@ -12,8 +14,6 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.methods.kate import run_icl, run_icl_seeds
-from pgra.methods.kate_arguments import IclArguments
-from pgra.methods.kate_inputs import IclRun
 from pgra.report.compare import compare_runs
 from pgra.report.results import check_comparable, load_collection, row_names
 from pgra.report.text_metrics import is_exact_match

@@ -95,24 +95,25 @@ def test_a_configuration_that_cannot_work_is_refused():
         LmShape.of(OPTConfig(hidden_size=10, word_embed_proj_dim=10, num_attention_heads=4))
 
 
-def test_a_reading_adds_up_its_kinds_of_texts():
+def test_a_reading_adds_up_its_kinds_of_texts(lm_dirs):
     """Of 10 texts two were sampled, with 2 and 4 own tokens behind 5; of another kind 1 of 1."""
-    kinds = [TextSample(10, [2, 4], [7, 9]), TextSample(1, [3], [8])]
-    how = {"prefix": 5, "num_prefixes": 1, "dtype": torch.float16, "batch_tokens": 10}
-    shared = estimate_reading(BY_HAND, kinds, is_shared=True, num_cut=1, **how)
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float16", device="cpu")
+    shape, kinds = LmShape.of(lm.config), [TextSample(10, [2, 4], [7, 9]), TextSample(1, [3], [8])]
+    how = {"prefix": 5, "num_prefixes": 1, "batch_tokens": 10}
+    shared = estimate_reading(lm, kinds, is_shared=True, num_cut=1, **how)
     assert (shared.tokens, shared.tokens_whole) == (10 * 3 + 3 + 5, 10 * 8 + 8)
     assert (shared.own_mean, shared.sampled, shared.cut) == (33 / 11, 3, 1 / 3)
-    own = 5 * BY_HAND.flops([2, 4], behind=5) + BY_HAND.flops([3], behind=5)
-    assert shared.flops == own + BY_HAND.flops([5])
-    assert shared.flops_whole == 5 * BY_HAND.flops([7, 9]) + BY_HAND.flops([8])
-    assert shared.cache == BY_HAND.cache_bytes(5, 2)
-    assert shared.device_bytes == shared.cache + BY_HAND.weight_bytes(2) + shared.batch
+    own = 5 * shape.flops([2, 4], behind=5) + shape.flops([3], behind=5)
+    assert shared.flops == own + shape.flops([5])
+    assert shared.flops_whole == 5 * shape.flops([7, 9]) + shape.flops([8])
+    assert (shared.cache, shared.weights) == (shape.cache_bytes(5, 2), shape.weight_bytes(2))
+    assert shared.device_bytes == shared.cache + shared.weights + shape.batch_bytes(10, 2)
+    assert shared.device == "cpu, 1 thread, float16"
     whole = [TextSample(kind.count, kind.whole, kind.whole) for kind in kinds]
-    alone = estimate_reading(BY_HAND, whole, is_shared=False, **how)
+    alone = estimate_reading(lm, whole, is_shared=False, **how)
     assert (alone.tokens, alone.flops) == (shared.tokens_whole, shared.flops_whole)
     assert alone.cache == 0
-    assert shared.is_shared
-    assert not alone.is_shared
+    assert (shared.is_shared, alone.is_shared) == (True, False)
 
 
 def test_a_bidirectional_model_looks_both_ways():

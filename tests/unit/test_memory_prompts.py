@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 from following_lm import FollowingLM
+from pgra.methods.kate_inputs import Recalled
 
 from pgra.config import config_root
 from pgra.core import Example
@@ -30,7 +31,6 @@ from pgra.memory.stream import (
     read_words,
     scramble,
 )
-from pgra.methods.kate_inputs import Recalled
 
 OF_INTENT = [name for name in list_yamls("memory") if load_family(name).phrasings]
 

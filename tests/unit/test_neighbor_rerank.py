@@ -6,14 +6,14 @@ from functools import cache, partial
 import numpy as np
 import pytest
 import torch
-from conftest import with_rerank, with_retriever
+from conftest import with_rerank
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -244,15 +244,6 @@ def test_a_pair_that_was_not_read_is_an_error(lm_dirs, open_one):
         reranker.rerank(QUERIES, Candidates(ROWS + 1, np.zeros(ROWS.shape, np.float32)))
 
 
-def test_a_damaged_bank_is_named(lm_dirs, open_one):
-    reranker = open_one(lm_dirs["gpt2"])
-    run(reranker)
-    record = next(reranker.bank.folder.glob("[!m]*.keys.npy"))
-    record.write_bytes(b"x")
-    with pytest.raises(ArtifactError, match=record.name.split(".")[0]):
-        open_one(lm_dirs["gpt2"])
-
-
 def test_both_stages_run_with_each_querys_own_neighbors(args):
     few = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
     args = with_rerank(few, exemplars="knn")
@@ -286,14 +277,6 @@ def test_what_needs_one_prompt_for_all_is_refused(change, message):
     RerankArguments(exemplars="knn")
     with pytest.raises(ConfigError, match=message):
         RerankArguments(exemplars="knn", **change)
-
-
-def test_the_exhaustive_search_is_refused(args):
-    args = with_rerank(args, exemplars="knn")
-    with pytest.raises(ConfigError, match="exhaustive search compares states of one prompt"):
-        with_retriever(args, retriever="exhaustive")
-    with pytest.raises(ConfigError, match="use another --retriever .or --system pgra"):
-        replace(args, runtime=replace(args.runtime, system="exhaustive"))
 
 
 def test_neighbors_must_be_given(args):

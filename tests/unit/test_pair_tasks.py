@@ -13,7 +13,7 @@ import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.config import DataArguments, config_root, read_yaml
-from pgra.core import Prediction
+from pgra.core import Context, Prediction
 from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
@@ -137,7 +137,9 @@ def test_the_official_template_is_refused_for_a_pair_before_anything_is_read(pai
 def test_stage_1_searches_once_with_both_fields(pair_args):
     found = read_task(pair_args)
     find_evidence(found, pair_args)
-    retriever = open_retriever(pair_args.retriever, found.corpus, pair_args.artifacts, device="cpu")
+    retriever = open_retriever(
+        pair_args.retriever, found.corpus, Context(artifacts=pair_args.artifacts, device="cpu")
+    )
     joined = [f"{e.fields['sentence1']} {e.fields['sentence2']}" for e in found.examples("test")]
     rows = found.candidates["test"].candidates.rows
     np.testing.assert_array_equal(retriever.retrieve(joined, 6).rows, rows)

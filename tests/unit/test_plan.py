@@ -116,7 +116,7 @@ def test_so_it_does_with_a_cross_encoder(args, cross_encoder_dir):
     named = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
     cost, _ = check(with_retriever(with_rerank(args, **named), retriever="random"), rel=0.1)
     assert (cost.to_read, cost.basis) == (cost.queries * 6, "every pair")
-    assert cost.model == str(cross_encoder_dir)
+    assert cost.reading.model == str(cross_encoder_dir)
     assert cost.reading.cut == 0
 
 

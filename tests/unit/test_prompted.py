@@ -8,16 +8,16 @@ import torch
 from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.config import CorpusArguments, RerankArguments
+from pgra.config import CorpusArguments
 from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.bank import Bank
-from pgra.rerank.prompted import PromptedReranker, query_key
+from pgra.rerank.prompted import PromptedReranker
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "negative", "positive": "positive"}
@@ -86,12 +86,6 @@ def test_scores_are_those_of_the_papers_equations(lm_dir, corpus, tmp_path, simi
         np.testing.assert_allclose(ours.scores[line], [truth[row] for row in order], rtol=1e-4)
 
 
-def test_missing_candidates_stay_last(lm_dirs, corpus, tmp_path):
-    ours, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates_of([[4, -1, -1], [0, 1, 2]]))
-    assert ours.rows[0].tolist() == [4, -1, -1]
-    assert np.isneginf(ours.scores[0, 1:]).all()
-
-
 def test_a_second_run_reads_nothing_and_never_loads_the_lm(lm_dirs, corpus, tmp_path, monkeypatch):
     first, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates_of(CANDIDATES))
     assert (work.num_passages, work.num_new) == (8, 8 + 2)
@@ -104,21 +98,6 @@ def test_a_second_run_reads_nothing_and_never_loads_the_lm(lm_dirs, corpus, tmp_
     second, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates_of(CANDIDATES))
     assert (work.num_new, work.num_tokens) == (0, 0)
     np.testing.assert_array_equal(second.scores, first.scores)
-
-
-def test_order_of_candidates_and_queries_does_not_matter(lm_dirs, corpus, tmp_path):
-    one, _, _ = rerank(lm_dirs["gpt2"], corpus, tmp_path / "a", candidates_of(CANDIDATES))
-    mixed = candidates_of([row[::-1] for row in CANDIDATES])
-    other, _, _ = rerank(lm_dirs["gpt2"], corpus, tmp_path / "b", mixed)
-    np.testing.assert_array_equal(one.rows, other.rows)
-
-
-def test_other_exemplars_give_other_scores(lm_dirs, corpus, tmp_path):
-    candidates = candidates_of(CANDIDATES)
-    one, two = (
-        rerank(lm_dirs["opt"], corpus, tmp_path, candidates, seed=seed)[0] for seed in (0, 1)
-    )
-    assert np.abs(one.scores - two.scores).max() > 1e-3
 
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
@@ -147,29 +126,22 @@ def test_a_full_bank_serves_any_candidates(lm_dirs, corpus, tmp_path):
     np.testing.assert_allclose(found.scores, same.scores, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "int8"])
-def test_a_smaller_bank_gives_near_scores_from_a_bank_of_its_own(lm_dirs, corpus, tmp_path, dtype):
-    candidates = candidates_of(CANDIDATES)
-    whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates)
-    small, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, bank_dtype=dtype)
-    assert work.num_new == 8  # passages anew, but not the queries, which stay as they come
-    assert sorted(small.rows.ravel()) == sorted(whole.rows.ravel())
-    off = np.abs(np.sort(small.scores) - np.sort(whole.scores)).max()
-    assert 0 < off < 0.02 * np.abs(whole.scores).max()
-
-
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bank_dtype", ["auto", "float16", "int8"])
-def test_states_in_bfloat16_rank_as_in_float32_but_for_rounding(
-    lm_dirs, corpus, tmp_path, bank_dtype
+def test_a_smaller_dtype_ranks_nearly_alike_from_a_bank_of_its_own(
+    lm_dirs, corpus, tmp_path, dtype, bank_dtype
 ):
     candidates = candidates_of(CANDIDATES)
     whole, _, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates)
-    small, work, _ = rerank(
-        lm_dirs["opt"], corpus, tmp_path, candidates, dtype="bfloat16", bank_dtype=bank_dtype
-    )
-    assert work.num_new == 10
+    how = {"dtype": dtype, "bank_dtype": bank_dtype}
+    small, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path, candidates, **how)
+    is_same = how == {"dtype": "float32", "bank_dtype": "auto"}
+    # Passages anew, and queries only for another LM: they stay as they come.
+    assert work.num_new == (0 if is_same else 8 + 2 * (dtype == "bfloat16"))
+    assert sorted(small.rows.ravel()) == sorted(whole.rows.ravel())
     off = np.abs(np.sort(small.scores) - np.sort(whole.scores)).max()
-    assert 0 < off < 0.03 * np.abs(whole.scores).max()
+    assert (off == 0) == is_same
+    assert off < 0.03 * np.abs(whole.scores).max()
 
 
 def test_a_bank_kept_in_the_lms_dtype_is_the_same_bank(lm_dirs, corpus, tmp_path):
@@ -210,17 +182,3 @@ def test_a_bank_of_another_kind_is_refused_by_name(lm_dirs, corpus, tmp_path, fi
     Bank(own.folder, own.fingerprint)  # control
     with pytest.raises(ArtifactError, match=f"was made with {field} .*, this run asks for"):
         Bank(own.folder, other.fingerprint)
-
-
-@pytest.mark.parametrize("kwargs", [{"bank": "half"}, {"bank_dtype": "int4"}])
-def test_unknown_kinds_of_bank_are_refused(kwargs):
-    ((name, value),) = kwargs.items()
-    with pytest.raises(ConfigError, match=f"unknown {name} '{value}'.*Known: "):
-        RerankArguments(**kwargs)
-
-
-def test_equal_queries_have_equal_keys_and_others_do_not():
-    keys = [
-        query_key(Example(i, {"text": text})) for i, text in (("a", "x"), ("b", "x"), ("c", "y"))
-    ]
-    assert keys[0] == keys[1] != keys[2]

@@ -10,7 +10,7 @@ from conftest import SENTENCES
 from safetensors.torch import save_file
 
 from pgra.config import CorpusArguments, RetrieverArguments, find_class
-from pgra.core import Example
+from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
 from pgra.errors import ModelError
@@ -196,7 +196,7 @@ def test_another_query_prompt_finds_others_in_the_same_index(encoder_dir, tmp_pa
 
     def search(prompt):
         args = RetrieverArguments(encoder=str(encoder_dir), num_candidates=5, query_prompt=prompt)
-        return open_retriever(args, corpus, tmp_path, device="cpu", progress=False)
+        return open_retriever(args, corpus, Context(artifacts=tmp_path, device="cpu"))
 
     plain, asked = search(None), search("the river of the town: ")
     assert len([p for p in (tmp_path / "indexes").iterdir() if p.is_dir()]) == 1

@@ -3,14 +3,23 @@
 import numpy as np
 import pytest
 import torch
+from conftest import with_rerank
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
 from pgra.core import Context
+from pgra.errors import ConfigError
 from pgra.lm.score import AnswerWords, LMHead
+from pgra.methods.pgra import find_evidence, read_task
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
-from pgra.rerank.similarity import SIMILARITIES, ColumnStats, WordRows, find_similarity
+from pgra.rerank.similarity import (
+    SIMILARITIES,
+    ColumnStats,
+    Similarity,
+    WordRows,
+    find_similarity,
+)
 from pgra.rerank.states import open_prompted_encoder
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
@@ -52,6 +61,33 @@ def test_whitened_by_hand():
     np.testing.assert_allclose(
         scores(whitened(is_unit=True)), [[half, -half], [-half, half]], rtol=1e-6
     )
+
+
+class Centred(Similarity):
+    """A similarity of one's own: fitted, and nothing of ours but its name."""
+
+    is_fitted = True
+
+    def change(self, states, norms, stats):
+        return states - stats.mean
+
+
+def test_one_of_ones_own_is_fitted_and_used_by_name(args):
+    kind = find_similarity(f"{__name__}:Centred")
+    fitted = kind(passages=ColumnStats.of(PASSAGES), queries=ColumnStats.of(QUERIES))
+    assert scores(fitted).tolist() == [
+        [1, -1],
+        [-1, 1],
+    ]  # of (-1, -10), (1, 10) and (-1, 0), (1, 0)
+    found = {}
+    for name in ("dot", f"{__name__}:Centred"):
+        own = with_rerank(args, similarity=name)
+        task = read_task(own)
+        find_evidence(task, own)
+        found[name] = task.evidence["test"].candidates.scores
+    assert not np.allclose(*found.values())
+    with pytest.raises(ConfigError, match="unknown similarity 'cosin'. Did you mean 'cosine'"):
+        find_similarity("cosin")
 
 
 def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():

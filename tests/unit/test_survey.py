@@ -8,11 +8,11 @@ import pytest
 from conftest import SENTENCES
 
 from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import MISSING_ROW, Example
+from pgra.core import MISSING_ROW, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
 from pgra.retrieval import open_retriever
-from pgra.retrieval.shards import candidates_fields, store_candidates
+from pgra.retrieval.base import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
 KINDS = ["bm25", "dense", "hybrid"]
@@ -41,7 +41,9 @@ def of_kind(survey, kind, **changes):
 
 def run_first_stage(survey, *, store):
     """Do as the pipeline does; give the distinct passages."""
-    retriever = open_retriever(survey.args, survey.corpus, survey.artifacts, device="cpu")
+    retriever = open_retriever(
+        survey.args, survey.corpus, Context(artifacts=survey.artifacts, device="cpu")
+    )
     found = []
     for split, examples in survey.splits.items():
         fields = candidates_fields(

@@ -1,0 +1,424 @@
+"""PGRA's retrieval stages on a task: prompt, candidates, evidence (Guo et al. 2023, section 2).
+
+    candidates = retriever(query)            k passages of a static index       (eq. 1)
+    states     = LM(prefix + P(text))        of the query and each candidate    (eq. 2)
+    evidence   = top d by state product                                         (eq. 3)
+
+With `--retriever exhaustive` there is no first stage: all passages have states, and evidence is the
+top d of the whole corpus. What is found for a split lies under the artifacts folder by fingerprint
+and is made once.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Self
+
+import numpy as np
+
+from pgra.artifacts import digest
+from pgra.config import PgraArguments
+from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
+from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.examples import load_splits
+from pgra.data.tasks import Task, load_task
+from pgra.errors import ConfigError
+from pgra.exemplars.prompt import NearestExemplars, build_prompt
+from pgra.methods.base import SPLITS, TaskData, Timed
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.report.results import EvidenceLine
+from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
+from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
+from pgra.retrieval import Retriever, open_retriever
+from pgra.retrieval.base import (
+    Stored,
+    candidates_fields,
+    check_num_candidates,
+    examples_digest,
+    store_candidates,
+)
+from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """What the stages find for B queries.
+
+    Attributes:
+        first: The first stage's candidates, (B, K); where there is none, the same as `best`.
+        best: The second stage's order of them, (B, K); of the exhaustive search, the best N.
+    """
+
+    first: Candidates
+    best: Candidates
+
+
+class Stages(Timed):
+    """Both retrieval stages of a task, for its splits and for new queries.
+
+    Attributes:
+        args: What to search, and how.
+        context: Where.
+        data: The task's examples; those that stand in the prompt are left out of train. None where
+            a finished run decides new queries.
+        prompt: The LM's prompt; without exemplars where each query has its own.
+        exemplars: Chooses each query's own; None where one prompt serves all.
+        candidates: Of the first stage by split; the evidence itself where there is no first stage.
+        evidence: Of the second stage by split: all candidates in the new order.
+        fingerprints: Of each stage's input.
+    """
+
+    def __init__(
+        self,
+        args: PgraArguments,
+        context: Context,
+        prompt: FewShotPrompt,
+        *,
+        data: TaskData | None = None,
+        exemplars: NearestExemplars | None = None,
+        reference: Reference | None = None,
+    ) -> None:
+        """Remember what is searched; nothing is opened yet.
+
+        Args:
+            args: What to search, and how.
+            context: Where.
+            prompt: The LM's.
+            data: The task's examples, where evidence is found for them.
+            exemplars: Each query's own, where the prompt has none.
+            reference: What a similarity is fitted to; None is the task's training examples.
+        """
+        super().__init__()
+        context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
+        self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
+        self._data, self._reference = data, reference
+        self.candidates: dict[str, Stored] = {}
+        self.evidence: dict[str, Stored] = {}
+
+    @classmethod
+    def read(cls, args: PgraArguments, context: Context) -> Self:
+        """Read a task's data and write its prompt.
+
+        Raises:
+            ConfigError: If no task is named, or there are too few examples for the prompt.
+            DataError: If the data cannot be read.
+        """
+        if args.data.task is None:
+            raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
+        task = load_task(args.data.task)
+        splits = load_splits(task, args.data)
+        data = TaskData(task, splits.train, splits.dev, splits.test, splits.notes)
+        prompt, exemplars = _write_prompt(task, data, args, context)
+        # Readers without a prompt leave the same examples out, so that all train on equal data.
+        shown = prompt.shown_ids
+        train = [example for example in data.train if example.id not in shown]
+        if not train:
+            raise ConfigError(
+                f"all {len(data.train)} training examples stand in the prompt: "
+                "lower --num_exemplars, or give more examples"
+            )
+        data = replace(data, train=train)
+        stages = cls(args, context, prompt, data=data, exemplars=exemplars)
+        stages.fingerprints |= {split: data.fingerprint(split) for split in SPLITS}
+        return stages
+
+    @property
+    def data(self) -> TaskData:
+        """The task's examples."""
+        assert self._data is not None  # a finished run on new queries asks for no split
+        return self._data
+
+    @property
+    def depth(self) -> int:
+        """How much evidence a query gets, the paper's d."""
+        return self.args.rerank.num_evidence
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """What is searched."""
+        with self.timed("corpus"):
+            return open_corpus(self.args.corpus, self.args.artifacts)
+
+    @cached_property
+    def reranker(self) -> Reranker:
+        """The second stage; its LM's weights are loaded when they are first needed."""
+        return open_reranker(
+            RerankRequest(
+                args=self.args.rerank,
+                prompt=self.prompt,
+                corpus=self.corpus,
+                context=self.context,
+                options=self.args.rerank_options,
+                exemplars=self.exemplars,
+                reference=self.reference,
+            )
+        )
+
+    @property
+    def reference(self) -> Reference:
+        """What a similarity is fitted to."""
+        if self._reference is not None:
+            return self._reference
+        task = self.data.task
+        assert isinstance(task, Task)
+        return Reference(self.data.train, task.prompt_words)
+
+    @cached_property
+    def retriever(self) -> Retriever:
+        """The first stage; its index is built if it is not there."""
+        return open_retriever(
+            self.args.retriever, self.corpus, self.context, options=self.args.retriever_options
+        )
+
+    @cached_property
+    def exhaustive(self) -> ExhaustiveSearch:
+        """The search without a first stage."""
+        return open_exhaustive(
+            self.reranker,
+            factory=self.args.retriever.index_factory,
+            memory_gb=self.args.retriever.index_memory_gb,
+        )
+
+    def open(self) -> None:
+        """Open what is quick to open, so that what can be refused is refused before long stages.
+
+        Raises:
+            PgraError: As corpus and reranker; also if k (with the exhaustive search: d) exceeds
+                the corpus.
+        """
+        if not self.depth:
+            return
+        count = len(self.corpus)
+        if not self.args.is_exhaustive:
+            check_num_candidates(self.args.retriever.num_candidates, count)
+        elif self.depth > count:
+            raise ConfigError(
+                f"num_evidence ({self.depth}) exceeds the corpus ({count} passages): "
+                "lower it, or search a larger corpus"
+            )
+        self.fingerprints["corpus"] = self.corpus.fingerprint["corpus_sha256"]
+        self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
+
+    def find(self, splits: Sequence[str] = SPLITS) -> None:
+        """Find the evidence of splits, or take up what is there.
+
+        Raises:
+            PgraError: As each stage says.
+        """
+        self.open()
+        if not self.depth or not splits:
+            return
+        if self.args.is_exhaustive:
+            self._find_in_all(splits)
+            return
+        k = self.args.retriever.num_candidates
+        with self.timed("index"):
+            retriever = self.retriever
+        self.fingerprints["index"] = dict(retriever.fingerprint)
+        with self.timed("candidates"):
+            for split in splits:
+                examples = self.data.examples(split)
+                fields = candidates_fields(
+                    retriever.fingerprint, self.args.retriever.retriever, k, examples=examples
+                )
+                queries = [example.text for example in examples]
+                self.candidates[split] = self._store(
+                    "candidates", split, fields, partial(retriever.retrieve, queries, k)
+                )
+        self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
+        del retriever, self.retriever  # the LM may need the memory of index and encoder
+        with self.timed("states"):
+            self._read(splits)
+        with self.timed("evidence"):
+            for split in splits:
+                first = self.candidates[split]
+                fields = {
+                    **self.reranker.fingerprint,
+                    "candidates": digest(first.fingerprint),
+                }
+                self.evidence[split] = self._store(
+                    "evidence",
+                    split,
+                    fields,
+                    partial(self.reranker.rerank, self.data.examples(split), first.candidates),
+                )
+
+    def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Ranked:
+        """Take any queries through both stages; states that the LM read are kept in its banks.
+
+        Args:
+            queries: Any; ids are not looked at.
+            depth: Evidence a query of the exhaustive search; None is the run's d.
+
+        Raises:
+            PgraError: As each stage says.
+        """
+        if self.args.is_exhaustive:
+            search = self.exhaustive
+            search.prepare(queries)
+            most = min(self.depth if depth is None else depth, search.num_rows)
+            best = search.search(queries, most)
+            return Ranked(best, best)
+        texts = [query.text for query in queries]
+        first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
+        self.reranker.prepare(queries, first.rows)
+        return Ranked(first, self.reranker.rerank(queries, first))
+
+    def ranked(self, split: str) -> Ranked:
+        """Return what was found for a split."""
+        return Ranked(self.candidates[split].candidates, self.evidence[split].candidates)
+
+    def lines(self, ranked: Ranked) -> list[list[EvidenceLine]]:
+        """Return each query's top d with its text and its standing in both stages."""
+        return evidence_lines(self.corpus, ranked.first, ranked.best.top(self.depth))
+
+    def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
+        """Return the evidence of a split's examples; none where none is read."""
+        if not self.depth:
+            return [[] for _ in self.data.examples(split)]
+        return self.lines(self.ranked(split))
+
+    def _store(
+        self,
+        stage: str,
+        split: str,
+        fields: Mapping[str, Json],
+        make: Callable[[], Candidates],
+        measure: Callable[[Candidates], Mapping[str, Json]] = lambda _: {},
+    ) -> Stored:
+        self.fingerprints[f"{stage}/{split}"] = digest(fields)
+        return store_candidates(
+            self.args.artifacts / stage / self.data.task.name,
+            split,
+            fields,
+            make,
+            stage=stage,
+            context=self.context,
+            measure=measure,
+        )
+
+    def _read(self, splits: Sequence[str]) -> None:
+        """Let the LM read the union of the splits' candidates, each passage once."""
+        examples = [example for split in splits for example in self.data.examples(split)]
+        rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
+        work = self.reranker.prepare(examples, rows)
+        if work.num_passages:
+            pairs = int((rows != MISSING_ROW).sum())
+            logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
+
+    def _find_in_all(self, splits: Sequence[str]) -> None:
+        """Find evidence among all passages; it stands in for the first stage's candidates too."""
+        search = self.exhaustive
+        examples = [example for split in splits for example in self.data.examples(split)]
+        with self.timed("states"):
+            work = search.prepare(examples)
+            pairs = len(examples) * work.num_passages
+            logger.info("exhaustive: %d query-passage pairs; %s", pairs, describe_work(work))
+        depth = num_kept(self.depth, search.num_rows)
+        with self.timed("evidence"):
+            for split in splits:
+                queries = self.data.examples(split)
+                fields: dict[str, Json] = {
+                    **search.fingerprint,
+                    "num_kept": depth,
+                    "queries": examples_digest(queries),
+                }
+                self.evidence[split] = self.candidates[split] = self._store(
+                    "evidence",
+                    split,
+                    fields,
+                    partial(search.search, queries, depth),
+                    lambda best, queries=queries: {  # type: ignore[misc]
+                        "recall": search.measure_recall(queries, best)
+                    },
+                )
+        found = f"exhaustive: the best {self.depth} of {work.num_passages} passages"
+        self._log_found(found, self.evidence, splits)
+
+    def _log_found(self, found: str, stored: Mapping[str, Stored], splits: Sequence[str]) -> None:
+        count = sum(len(self.data.examples(split)) for split in splits)
+        reused = " (reused)" if all(stored[split].reused for split in splits) else ""
+        logger.info("%s for each of %d queries%s", found, count, reused)
+
+
+def prompt_template(task: Task) -> PromptTemplate:
+    """Return a task's template as the LM sees it."""
+    return PromptTemplate(task.prompt, task.answer, task.inputs)
+
+
+def _write_prompt(
+    task: Task, data: TaskData, args: PgraArguments, context: Context
+) -> tuple[FewShotPrompt, NearestExemplars | None]:
+    """Write the prompt; with exemplars "knn" a bare one, and what chooses each query's own."""
+    template = prompt_template(task)
+    if args.rerank.exemplars == "knn":
+        neighbors, count = open_neighbors(data, args, context), args.rerank.num_exemplars
+        exemplars = NearestExemplars(neighbors, template, task.prompt_words, count=count)
+        return exemplars.prompt(()), exemplars
+    prompt = build_prompt(
+        template,
+        data.train,
+        task.prompt_words,
+        num_exemplars=args.rerank.num_exemplars,
+        method=args.rerank.exemplars,
+        seed=args.rerank.exemplar_seed,
+        num_prefixes=args.rerank.num_prefixes,
+    )
+    return prompt, None
+
+
+def open_neighbors(data: TaskData, args: PgraArguments, context: Context) -> Neighbors:
+    """Return the training examples, to be searched; the encoder is loaded when first needed."""
+    reader = args.reader.model_name_or_path
+    return Neighbors(
+        partial(open_neighbor_encoder, args.retriever, reader, context.device),
+        data.train,
+        args.artifacts / "neighbors" / data.task.name,
+    )
+
+
+def neighbor_model(args: PgraArguments) -> str:
+    """Return the model that examples are compared by, as the user wrote it."""
+    if args.retriever.neighbor_encoder == "reader":
+        return args.reader.model_name_or_path
+    return args.retriever.encoder
+
+
+def describe_work(work: Work) -> str:
+    """Word what the LM did: a text that it reads is one forward, whatever batch it is read in."""
+    if not work.num_new:
+        return "0 LM forwards: every state was there already (reused)"
+    return (
+        f"{work.num_new} LM forwards, one for each new text, in {work.seconds:.0f} s "
+        f"({work.num_tokens} tokens here, {work.num_cut} texts cut)"
+    )
+
+
+def evidence_lines(corpus: Corpus, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
+    """Return each query's evidence with its text and its standing in both stages.
+
+    Args:
+        corpus: What rows stand for.
+        first: The first stage's candidates, (B, K).
+        best: The second stage's, (B, N), of the same rows; missing ones are left out.
+    """
+    distinct = np.unique(best.rows[best.rows != MISSING_ROW])
+    texts = dict(zip(distinct.tolist(), corpus.texts(distinct), strict=True))
+    lines = []
+    for query in range(len(best)):
+        rank = {int(row): index for index, row in enumerate(first.rows[query])}
+        pairs = zip(best.rows[query].tolist(), best.scores[query].tolist(), strict=True)
+        lines.append(
+            [
+                EvidenceLine(
+                    row, texts[row], rank[row] + 1, float(first.scores[query, rank[row]]), score
+                )
+                for row, score in pairs
+                if row != MISSING_ROW
+            ]
+        )
+    return lines

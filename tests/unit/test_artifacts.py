@@ -1,0 +1,272 @@
+"""The store: what is written whole, built once, named by its fingerprint, and checked when read."""
+
+import errno
+import json
+import subprocess
+import sys
+from threading import Thread
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgra.artifacts import (
+    artifact_dir,
+    build_once,
+    canonical_json,
+    check_fingerprint,
+    digest,
+    file_checksum,
+    is_finished,
+    load_manifest,
+    lock_folder,
+    package_versions,
+    read_array,
+    read_manifest,
+    write_array,
+    write_aside,
+    write_json,
+    write_lines,
+    write_manifest,
+    write_text,
+)
+from pgra.core import Candidates, Context, Example, Worker
+from pgra.errors import ArtifactError
+from pgra.retrieval.base import examples_digest, store_candidates
+
+FIELDS = {"pooling": "mean", "rows": 3}
+FOUND = Candidates(np.array([[4, 2], [1, -1]]), np.array([[2.0, 1.0], [0.5, -np.inf]], np.float32))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A finished artifact of two files."""
+    path = tmp_path / "made"
+    write_array(path / "rows.npy", np.arange(6).reshape(2, 3))
+    write_text(path / "deep" / "note.txt", "né\n")
+    write_manifest(path, stage="index", fingerprint=FIELDS, counts={"rows": 3}, seconds=1.23456)
+    return path
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+def test_equal_values_give_equal_text_and_digest(fields):
+    try:
+        text = canonical_json(fields)
+    except ValueError:  # an infinity, which JSON lacks
+        return
+    turned = dict(reversed(fields.items()))
+    assert canonical_json(turned) == canonical_json(json.loads(text)) == text
+    assert digest(turned) == digest(fields) != digest({**fields, "one more": 1})
+
+
+def test_a_digest_is_the_sha256_of_plain_json():
+    assert canonical_json({"b": 1, "a": [True, None, "é"]}) == '{"a":[true,null,"é"],"b":1}'
+    whole = "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
+    assert digest({"a": 1}) == whole  # of '{"a":1}'
+
+
+def test_a_folders_name_is_clean_and_holds_the_digest(tmp_path):
+    path = artifact_dir(tmp_path, "facebook/opt 1.3b", FIELDS)
+    assert path == tmp_path / f"facebook-opt-1.3b-{digest(FIELDS)[:12]}"
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_json(tmp_path / "a.json", {"é": [1, 2.5, None]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"é": [1, 2.5, None]}
+    write_lines(tmp_path / "a.jsonl", [{"a": 1}, {"a": "é\n"}])
+    lines = (tmp_path / "a.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"a": 1}, {"a": "é\n"}]
+    array = np.arange(4, dtype=np.float16)
+    write_array(tmp_path / "a.npy", array)
+    found = read_array(tmp_path / "a.npy")
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.float16
+    assert not found.flags.writeable
+
+
+def test_a_failed_write_leaves_what_was_there_and_names_the_file(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    with pytest.raises(KeyError), write_aside(tmp_path / "a.txt") as aside:  # noqa: PT012
+        aside.write_text("new")
+        raise KeyError
+    with pytest.raises(OSError, match="No space") as caught, write_aside(tmp_path / "a.txt"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", {"loss": float("inf")})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_a_manifest_is_read_back(folder):
+    manifest = read_manifest(folder, stage="index", fingerprint=FIELDS)
+    assert (manifest.fingerprint, manifest.counts, manifest.seconds) == (FIELDS, {"rows": 3}, 1.235)
+    assert set(manifest.files) == {"rows.npy", "deep/note.txt"}
+    assert manifest.files["deep/note.txt"]["bytes"] == 4
+    assert {"python", "numpy", "torch"} <= set(package_versions())
+    assert load_manifest(folder) == manifest
+
+
+def test_the_first_field_that_differs_is_named_with_both_values(folder):
+    message = r'made was made with pooling "mean", this run asks for "cls": use another folder'
+    with pytest.raises(ArtifactError, match=message):
+        read_manifest(folder, stage="index", fingerprint={**FIELDS, "pooling": "cls", "rows": 4})
+    with pytest.raises(ArtifactError, match="was made with dtype null, this run asks for 1"):
+        read_manifest(folder, stage="index", fingerprint={**FIELDS, "dtype": 1})
+    check_fingerprint(folder, made={"a": [1, 2]}, asked={"a": (1, 2)})
+    made, asked = "a" * 3000 + "b" + "c" * 3000, "a" * 3000 + "d"  # shown where they differ
+    with pytest.raises(ArtifactError, match="…a{50}bc{49}…, this run asks for …a{98}d"):
+        check_fingerprint(folder, made={"prefix": made}, asked={"prefix": asked})
+
+
+def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
+    with pytest.raises(ArtifactError, match="was made by stage 'index', not by 'bank'"):
+        read_manifest(folder, stage="bank")
+    with pytest.raises(ArtifactError, match="none does not exist: .*: run the 'index' stage"):
+        read_manifest(tmp_path / "none", stage="index")
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(ArtifactError, match="begun is not finished: it has no manifest.json"):
+        load_manifest(tmp_path / "begun")
+    path = folder / "deep" / "note.txt"
+    path.write_text("ne!\n")  # as many bytes
+    read_manifest(folder, stage="index", verify=False)
+    with pytest.raises(ArtifactError, match=r"note.txt is damaged .*delete .* run the stage again"):
+        read_manifest(folder, stage="index")
+    path.write_text("longer than that\n")
+    with pytest.raises(ArtifactError, match="note.txt is damaged"):
+        read_manifest(folder, stage="index", verify=False)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"note.txt is missing: delete .* run the stage again"):
+        read_manifest(folder, stage="index")
+    values = json.loads((folder / "manifest.json").read_text())
+    write_json(folder / "manifest.json", {**values, "format": 9, "tiers": ["new"]})
+    with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: build it again"):
+        read_manifest(folder, stage="index")
+
+
+def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
+    path = folder / "manifest.json"
+    good = path.read_bytes()
+    refused = 0
+    for place in range(len(good)):
+        with path.open("r+b") as file:
+            file.write(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        try:
+            read_manifest(folder, stage="index", fingerprint=FIELDS)
+        except ArtifactError:
+            refused += 1
+    assert refused > len(good) / 4  # the rest stands in times, versions and spaces
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"text", None])
+def test_an_array_that_is_none_is_named(tmp_path, data):
+    if data is not None:
+        (tmp_path / "a.npy").write_bytes(data)
+    with pytest.raises(ArtifactError, match="a.npy cannot be read .*: delete its folder"):
+        read_array(tmp_path / "a.npy")
+
+
+def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
+    code = "import sys; from pathlib import Path; from pgra.artifacts import lock_folder\n"
+    code += "with lock_folder(Path(sys.argv[1])): pass"
+    words, met = [sys.executable, "-c", code, str(tmp_path)], []
+
+    def wait():
+        with lock_folder(tmp_path, wait=True):
+            met.append(is_finished(tmp_path))
+
+    with lock_folder(tmp_path):
+        in_use = pytest.raises(ArtifactError, match="is in use by another pgra job: wait for it")
+        with in_use, lock_folder(tmp_path):
+            pass
+        assert b"in use" in subprocess.run(words, capture_output=True, check=False).stderr
+        waiting = Thread(target=wait)
+        waiting.start()
+        waiting.join(timeout=0.2)
+        write_manifest(tmp_path, stage="s", fingerprint={}, counts={}, seconds=0)
+    waiting.join()
+    assert met == [True]  # it came in when the first job was done
+    subprocess.run(words, check=True)
+
+
+def test_what_two_jobs_ask_for_is_built_once(tmp_path):
+    built, seen = [], []
+
+    def build(folder):
+        built.append(folder)
+        write_text(folder / "a.txt", "whole")
+        return {"rows": 1}
+
+    def job():
+        found = build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build)
+        seen.append(found.manifest)
+
+    (tmp_path / ".thing-1.partial").mkdir()  # of a killed job
+    (tmp_path / ".thing-1.partial" / "old.txt").write_text("half")
+    jobs = [Thread(target=job) for _ in range(4)]
+    for thread in jobs:
+        thread.start()
+    for thread in jobs:
+        thread.join()
+    assert len(built) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["thing-1"]
+    assert [list(manifest.files) for manifest in seen] == [["a.txt"]] * 4
+    assert build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build).reused
+    with pytest.raises(ArtifactError, match="was made with pooling"):
+        build_once(tmp_path / "thing-1", stage="s", fingerprint={"rows": 4}, build=build)
+
+
+def never():
+    raise AssertionError("made again")
+
+
+def store(root, make=lambda: FOUND, fields=FIELDS, **more):
+    return store_candidates(root, "test", fields, make, stage="candidates", **more)
+
+
+def test_candidates_are_made_once_and_another_fingerprint_is_another_folder(tmp_path):
+    first, again = store(tmp_path), store(tmp_path, never)
+    assert (first.reused, again.reused) == (False, True)
+    assert first.folder == again.folder
+    for stored in (first, again):
+        np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
+        np.testing.assert_array_equal(stored.candidates.scores, FOUND.scores)
+    assert store(tmp_path, fields={**FIELDS, "k": 3}).folder != first.folder
+    (first.folder / "manifest.json").unlink()  # as if unfinished
+    assert not store(tmp_path).reused
+    data = bytearray((first.folder / "rows.npy").read_bytes())
+    data[-1] ^= 1
+    (first.folder / "rows.npy").write_bytes(data)
+    with pytest.raises(ArtifactError, match="rows.npy is damaged .*: delete"):
+        store(tmp_path)
+
+
+def test_only_the_main_process_makes_them(tmp_path):
+    met = []
+
+    def barrier():
+        met.append(None)
+        if len(met) == 2:  # by then the main process, here another call, is done
+            store(tmp_path)
+
+    stored = store(tmp_path, never, context=Context(Worker(1, 2), barrier))
+    np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
+    assert len(met) == 2
+
+
+def test_checksums_and_digests_of_examples_follow_what_they_are_of(tmp_path):
+    one, two = Example("a", {"text": "x"}, "positive"), Example("b", {"text": "y"})
+    assert examples_digest([one, two]) == examples_digest([Example("z", {"text": "x"}), two])
+    assert examples_digest([one, two]) != examples_digest([two, one])
+    sums = []
+    for data in (b"abc", b"abd", b"abc"):
+        (tmp_path / "a").write_bytes(data)
+        sums.append(file_checksum(tmp_path / "a"))
+    assert sums[0] == sums[2] != sums[1]

@@ -1,0 +1,239 @@
+"""Exact search, FAISS' own file written by us, exact scores for lossy hits, and which index."""
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgra.core import machine_memory
+from pgra.errors import ConfigError
+from pgra.retrieval.faiss import (
+    BlockSearch,
+    Rescored,
+    Sample,
+    ask,
+    choose_factory,
+    depths_for,
+    flat_header,
+    import_faiss,
+    is_lossy,
+    load_faiss,
+    memory_limit,
+    most_hits,
+    nearest,
+    nearest_in_blocks,
+    quick_products,
+    without_own,
+    write_flat,
+)
+
+GB = 10**9
+RNG = np.random.default_rng(0)
+QUERIES = RNG.standard_normal((7, 16)).astype(np.float32)
+VECTORS = RNG.standard_normal((101, 16)).astype(np.float16).astype(np.float32)
+PRODUCTS = QUERIES @ VECTORS.T
+ORDER = np.argsort(-PRODUCTS, axis=1)[:, :9]
+WAYS = ["cpu", "cpu:0"]  # FAISS, and the way of a GPU
+
+
+def cut(rows, size):
+    return [(rows[i : i + size], VECTORS[rows[i : i + size]]) for i in range(0, len(rows), size)]
+
+
+@pytest.mark.parametrize("device", WAYS)
+@pytest.mark.parametrize("size", [3, 40, 101])
+def test_a_search_in_blocks_is_a_sort_of_all_products_whatever_the_blocks(device, size):
+    shuffled = np.random.default_rng(size).permutation(101)
+    found = nearest_in_blocks(QUERIES, cut(shuffled, size), 9, device=device)
+    np.testing.assert_array_equal(found.rows, ORDER)
+    np.testing.assert_allclose(found.scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
+    control = nearest_in_blocks(-QUERIES, cut(shuffled, size), 9, device=device)
+    assert (control.rows != ORDER).all(axis=1).any()
+    few = nearest_in_blocks(QUERIES, cut(np.array([5, 2]), 1), 3, device=device)
+    assert (np.sort(few.rows, axis=1) == [-1, 2, 5]).all()
+    assert np.isneginf(few.scores[:, 2]).all()
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    st.lists(st.lists(st.integers(-2, 2), min_size=3, max_size=3), min_size=1, max_size=30),
+    st.integers(1, 12),
+    st.integers(1, 4),
+)
+def test_in_memory_ties_go_by_row_at_the_border_too(vectors, k, num_queries):
+    """Small whole numbers: products are exact, and many are equal."""
+    vectors = np.array(vectors, np.float32)
+    queries = np.array([[1, 0, -1], [1, 1, 1], [0, 2, 0], [0, 0, 0]], np.float32)[:num_queries]
+    rows = np.arange(len(vectors)) * 3 + 5
+    found = nearest(queries, vectors, k, rows=rows)
+    true = np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(found.rows[:, : true.shape[1]], rows[true])
+    assert (found.rows[:, true.shape[1] :] == -1).all()
+
+
+@pytest.mark.parametrize("size", [3, 40, 101])
+def test_shards_are_searched_and_written_as_faiss_does_it(size, tmp_path):
+    index = faiss.IndexFlatIP(16)
+    index.add(VECTORS)
+
+    def blocks():
+        return (VECTORS[i : i + size] for i in range(0, 101, size))
+
+    search = BlockSearch(blocks, 101)
+    for _ in range(2):  # they are read anew
+        for ours, theirs in zip(search.search(QUERIES, 9), index.search(QUERIES, 9), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    faiss.write_index(index, str(tmp_path / "theirs"))
+    write_flat(blocks(), tmp_path / "ours", header=flat_header(101, 16))
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+    assert flat_header(102, 16) != flat_header(101, 16)  # the control
+
+
+def test_one_query_is_compared_and_more_are_multiplied_and_the_setting_is_put_back():
+    before = faiss.cvar.distance_compute_blas_threshold
+    for num_queries, is_multiplied in ((1, False), (2, True), (1024, True)):
+        with quick_products(num_queries):
+            threshold = faiss.cvar.distance_compute_blas_threshold
+        # FAISS 1.15 multiplies where queries times dimensions reach it; the largest are 8192 wide.
+        assert (threshold <= num_queries) == is_multiplied
+        assert (threshold > 8192 * num_queries) == (not is_multiplied)
+    with pytest.raises(ZeroDivisionError), quick_products(64):
+        1 / 0  # noqa: B018
+    assert faiss.cvar.distance_compute_blas_threshold == before
+    index = faiss.IndexFlatIP(16)
+    index.add(VECTORS)
+    many = ask(index, QUERIES, 9)
+    np.testing.assert_array_equal(many.rows, ORDER)
+    for line, query in enumerate(QUERIES):
+        np.testing.assert_array_equal(ask(index, query[None], 9).rows[0], many.rows[line])
+    assert most_hits(index) == 101
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_finds_what_the_cpu_finds():
+    found = nearest_in_blocks(QUERIES, cut(np.arange(101), 40), 9, device="cuda")
+    np.testing.assert_array_equal(found.rows, ORDER)
+
+
+@pytest.mark.parametrize(
+    ("factory", "lossy"),
+    [
+        *((name, False) for name in ("Flat", "IVF16,Flat", "IVF65536_HNSW32,Flat", "HNSW32")),
+        *((name, False) for name in ("HNSW32,Flat", "SQfp16")),
+        *((name, True) for name in ("SQ8", "PQ8", "IVF16,PQ8", "OPQ8_16,IVF16,PQ8", "PCA8,Flat")),
+        *((name, True) for name in ("IVF16,SQfp16", "HNSW32,SQ8", "SQfp16,Flat", "LSH")),
+    ],
+)
+def test_an_index_is_lossy_where_it_keeps_less_than_the_shards(factory, lossy):
+    assert is_lossy(factory) == lossy
+
+
+def test_hits_scored_again_are_the_exact_search_where_they_are_enough():
+    index = faiss.index_factory(16, "SQ4", faiss.METRIC_INNER_PRODUCT)
+    index.train(VECTORS)
+    index.add(VECTORS)
+    own = index.search(QUERIES, 9)[1]
+    assert (own != ORDER).any()  # the control
+    scores, rows = Rescored(index, VECTORS.__getitem__, factor=8).search(QUERIES, 9)
+    np.testing.assert_array_equal(rows, ORDER)
+    np.testing.assert_allclose(scores, np.take_along_axis(PRODUCTS, ORDER, 1), rtol=1e-5)
+    scores, rows = Rescored(index, VECTORS.__getitem__, factor=1).search(QUERIES, 9)
+    np.testing.assert_array_equal(np.sort(rows), np.sort(own))
+    assert (np.diff(scores) <= 0).all()
+    lists = faiss.index_factory(16, "IVF16,SQ8", faiss.METRIC_INNER_PRODUCT)
+    lists.train(np.repeat(VECTORS, 8, axis=0))
+    lists.add(VECTORS)  # looks into one list, and finds fewer
+    scores, rows = Rescored(lists, VECTORS.__getitem__, factor=4).search(QUERIES, 90)
+    assert (rows == -1).any()
+    assert (np.isneginf(scores) == (rows == -1)).all()
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "gigabytes", "factory", "reason"),
+    [
+        (1_000_000, 768, 4, "Flat", "and their 3.07 GB fit in 4 GB"),
+        (1_000_000, 768, 2, "Flat", "from the disk, as 3.07 GB exceed 2 GB"),
+        # 10 M x 384: 15.4 GB in float32, 7.68 in float16, 3.84 in 8 bits; and 8 bytes a row.
+        (10_000_000, 384, 16, "IVF4096,Flat", "in Flat their 15.4 GB fit in 16 GB"),
+        (10_000_000, 384, 8, "IVF4096,SQfp16", "in SQfp16 their 7.76 GB fit in 8 GB"),
+        (10_000_000, 384, 4, "IVF4096,SQ8", "in SQ8 their 3.92 GB fit in 4 GB"),
+        (10_000_000, 384, 1, "IVF4096,PQ64", "in PQ64 their 0.72 GB fit in 1 GB"),
+        (1_000_000_000, 768, 80, "IVF16384,PQ64", "in PQ64 their 72 GB fit in 80 GB"),
+        (1_000_000_000, 768, 8, "IVF16384,PQ64", "their 72 GB exceed 8 GB, the least"),
+        (3_000_000, 100, 0.2, "IVF4096,PQ50", "100 are too many"),  # 50 divides the width
+    ],
+)
+def test_auto_goes_by_size_and_memory_and_says_why(num_rows, width, gigabytes, factory, reason):
+    chosen, why = choose_factory("auto", num_rows, width, memory=int(gigabytes * GB))
+    assert chosen == factory
+    assert f"{num_rows:,} passages x {width}" in why
+    assert reason in why
+    assert choose_factory("HNSW32", num_rows, width, memory=1) == ("HNSW32", None)
+
+
+def test_half_of_the_memory_is_the_limit_unless_one_is_given():
+    assert memory_limit(1.5) == 1_500_000_000
+    assert memory_limit(None) == machine_memory() // 2
+
+
+def test_recall_agrees_with_brute_force_on_the_sample():
+    rows = np.array([3, 17, 40])
+    sample = Sample.search(rows, VECTORS[rows], [VECTORS[:20], VECTORS[20:23], VECTORS[23:]], 10)
+    scores = VECTORS[rows] @ VECTORS.T
+    scores[np.arange(3), rows] = -np.inf
+    np.testing.assert_array_equal(sample.neighbours, np.argsort(-scores, axis=1)[:, :10])
+    index = faiss.IndexFlatIP(16)
+    index.add(VECTORS[:50])  # half of the neighbours, about
+    found = [[row for row in line if row < 50] for line in sample.neighbours.tolist()]
+    assert sample.recall(index, 10) == round(sum(map(len, found)) / 30, 4)
+    assert without_own(np.array([[4, 7, 9], [1, 2, 3]]), np.array([7, 0])).tolist() == [
+        [4, 9],
+        [1, 2],
+    ]
+    assert [depths_for(rows) for rows in (1, 5, 1000)] == [[], [4], [10, 150]]
+
+
+def test_one_kind_of_faiss_is_imported_and_two_are_refused(monkeypatch, tmp_path):
+    for name in ("faiss-cpu", "faiss-gpu"):
+        folder = tmp_path / f"{name.replace('-', '_')}-1.15.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.15.1\n")
+    module = import_faiss()
+    import_faiss.cache_clear()
+    assert import_faiss() is module
+    import_faiss.cache_clear()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(
+        ConfigError, match="both installed .*: pip uninstall -y faiss-cpu faiss-gpu"
+    ):
+        import_faiss()
+
+
+@pytest.mark.parametrize("free", [10**9, 0])
+def test_an_index_goes_to_the_gpu_that_was_asked_for(free, monkeypatch, tmp_path):
+    """And its free memory decides; that of another GPU does not."""
+    from pgra.artifacts import write_manifest
+
+    index, asked = faiss.IndexFlatIP(16), []
+    index.add(VECTORS)
+    faiss.write_index(index, str(tmp_path / "index.faiss"))
+    write_manifest(tmp_path, stage="dense_index", fingerprint={}, counts={}, seconds=0)
+
+    def free_of(number):
+        asked.append(number)
+        return free, 10**9
+
+    monkeypatch.setattr("pgra.lm.load.choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_of)
+    for name, value in {
+        "get_num_gpus": lambda: 2,
+        "StandardGpuResources": lambda: None,
+        "index_cpu_to_gpu": lambda resources, number, index: f"on {number}",
+    }.items():  # those of faiss-gpu
+        monkeypatch.setattr(faiss, name, value, raising=False)
+    index = load_faiss(tmp_path, "cuda:1")
+    assert asked == [1]
+    assert index == "on 1" if free else index.ntotal == 101

@@ -1,0 +1,347 @@
+"""What every retriever promises, one from outside the tree too."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from threading import Thread
+
+import numpy as np
+import pytest
+from conftest import SENTENCES
+
+from pgra.artifacts import lock_folder
+from pgra.config import RETRIEVERS as NAMED
+from pgra.config import Arguments, CorpusArguments, RetrieverArguments, arg
+from pgra.core import Candidates, Context
+from pgra.data.corpus import open_corpus
+from pgra.encoders.encoder import load_encoder
+from pgra.errors import ArtifactError, ConfigError
+from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, find_retriever, open_retriever
+from pgra.retrieval.base import check_num_candidates
+from pgra.retrieval.random import RandomRetriever
+
+QUERIES = ["red apple trees by the sea", "Critics of the film", SENTENCES[2], "xylophone", "sea"]
+
+
+class CommonWords(Retriever):
+    """Counts the words that a text and a passage have in common."""
+
+    @dataclass(kw_only=True)
+    class Arguments(Arguments):
+        """Its own flags."""
+
+        least_words: int = arg(1, "Common words that a candidate must have.", least=1)
+
+    def __init__(self, texts, least):
+        self.fingerprint = {"texts": list(texts), "least_words": least}
+        self.texts, self.least = texts, least
+
+    @classmethod
+    def open(cls, request):
+        return cls(request.corpus.slice(0, len(request.corpus)), request.options.least_words)
+
+    def retrieve(self, queries, k):
+        check_num_candidates(k, len(self.texts))
+        words = [set(text.lower().split()) for text in self.texts]
+        scores = [[len(set(query.lower().split()) & w) for w in words] for query in queries]
+        scores = np.array(scores, np.float32).reshape(len(queries), len(words))
+        rows = np.where(scores >= self.least, np.arange(len(words)), -1)
+        return Candidates.best(rows, scores, k)
+
+
+OWN = f"{__name__}:CommonWords"
+ALL = [*sorted(RETRIEVERS), OWN]
+READING = [name for name in ALL if name != "random"]
+INDEXED = ["bm25", "dense", "hybrid"]
+
+
+@pytest.fixture
+def world(tmp_path, encoder_dir):
+    return World(tmp_path, encoder_dir)
+
+
+class World:
+    """A corpus, and how to search it."""
+
+    def __init__(self, root, encoder):
+        self.root, self.encoder = root, encoder
+        self.context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
+        self.corpus = self.read(SENTENCES)
+
+    def read(self, texts):
+        path = self.root / f"{len(texts)}.txt"
+        path.write_text("\n".join(texts) + "\n")
+        rules = CorpusArguments(corpus=str(path), drop_duplicates=False)
+        return open_corpus(rules, self.context.artifacts)
+
+    def args(self, name="dense", **changes):
+        given = {"encoder": str(self.encoder), "num_candidates": 5, "shard_rows": 4, **changes}
+        return RetrieverArguments(retriever=name, **given)
+
+    def open(self, name="dense", **changes):
+        return open_retriever(self.args(name, **changes), self.corpus, self.context)
+
+    def indexes(self):
+        return sorted(p for p in (self.context.artifacts / "indexes").iterdir() if p.is_dir())
+
+
+def test_the_table_and_the_names_that_are_documented_are_the_same():
+    assert {*RETRIEVERS, "exhaustive"} == set(NAMED)
+    assert all(issubclass(find_retriever(name), Retriever) for name in ALL)
+    with pytest.raises(ConfigError, match="'exhaustive' is no first stage.*choose bm25, dense"):
+        find_retriever("exhaustive")
+    with pytest.raises(ConfigError, match="'json:loads' is no retriever: a subclass of"):
+        find_retriever("json:loads")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_retriever_keeps_the_contract(name, world):
+    retriever = world.open(name)
+    found = retriever.retrieve(QUERIES, 9)
+    assert (found.rows.shape, found.rows.dtype) == ((5, 9), np.int64)
+    assert found.scores.dtype == np.float32
+    falls = found.scores[:, 1:] <= found.scores[:, :-1]
+    ties = found.scores[:, 1:] == found.scores[:, :-1]
+    is_there = found.rows[:, 1:] >= 0
+    assert falls.all()  # best first, missing last
+    assert (found.rows[:, 1:] > found.rows[:, :-1])[ties & is_there].all()  # ties by row
+    assert (np.isneginf(found.scores) == (found.rows == -1)).all()
+    assert found.rows.max() < len(SENTENCES)
+    for line, query in enumerate(QUERIES):
+        alone = retriever.retrieve([query], 9)
+        np.testing.assert_array_equal(alone.rows[0], found.rows[line])
+        present = found.rows[line][found.rows[line] >= 0]
+        assert len(set(present.tolist())) == len(present)
+    np.testing.assert_array_equal(retriever.retrieve(QUERIES[::-1], 9).rows, found.rows[::-1])
+    np.testing.assert_array_equal(retriever.retrieve(QUERIES, 2).rows, found.rows[:, :2])
+    assert len(retriever.retrieve([], 5)) == 0
+    assert (found.rows[0] != found.rows[1]).any()  # the control: another query, other passages
+    again = world.open(name)
+    assert again.fingerprint == retriever.fingerprint
+    np.testing.assert_array_equal(again.retrieve(QUERIES, 9).rows, found.rows)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_passage_finds_itself(name, world):
+    assert world.open(name).retrieve(SENTENCES, 1).rows[:, 0].tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("name", ["bm25", OWN])
+def test_by_words_ties_go_by_row_and_what_shares_none_is_missing(name, world):
+    world.corpus = world.read([*SENTENCES, SENTENCES[2], SENTENCES[5], "apples"])
+    retriever = world.open(name)
+    assert retriever.retrieve([SENTENCES[2], SENTENCES[5]], 2).rows.tolist() == [[2, 12], [5, 13]]
+    found = retriever.retrieve(["xylophone", "", "apples"], 3).rows
+    assert found[:2].tolist() == [[-1, -1, -1]] * 2
+    assert sorted(found[2].tolist()) == [-1, 4, 14]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_more_candidates_than_passages_are_refused(name, world):
+    message = r"num_candidates \(13\) exceeds the corpus \(12 passages\): lower it"
+    with pytest.raises(ConfigError, match=message):
+        world.open(name).retrieve(["sea"], 13)
+    with pytest.raises(ConfigError, match=message):  # before anything is looked for or built
+        world.open(name, num_candidates=13, index_dir="nowhere")
+
+
+def test_the_arguments_of_a_retriever_are_its_own(world):
+    few = open_retriever(
+        world.args(OWN), world.corpus, world.context, options=CommonWords.Arguments(least_words=3)
+    )
+    default = world.open(OWN)
+    assert few.fingerprint != default.fingerprint
+    assert (few.retrieve(QUERIES[:1], 12).rows >= 0).sum() < (
+        default.retrieve(QUERIES[:1], 12).rows >= 0
+    ).sum()
+    with pytest.raises(ConfigError, match="least_words is 0: it must be at least 1"):
+        CommonWords.Arguments(least_words=0)
+    for name in ("random", OWN):
+        with pytest.raises(ConfigError, match=f"'{name}' has no index: there is nothing to build"):
+            prepare(world, name)
+
+
+def flip_byte(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def prepare(world, name, **changes):
+    request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
+    return find_retriever(name).prepare(replace(request, **changes))
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_is_built_once_and_found_where_it_was_foretold(name, world):
+    request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
+    foretold = find_retriever(name).folders(request)
+    assert not (world.context.artifacts / "indexes").exists()
+    built = prepare(world, name)
+    assert [one.folder for one in built] == foretold
+    assert sorted(foretold) == world.indexes()
+    assert {one.num_reused for one in built} == {0}
+    before = {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()}
+    assert {one.num_reused for one in prepare(world, name)} == {12}
+    assert {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()} == before
+
+
+def contents(folders):
+    paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {
+        path: path.read_bytes() for path in paths if path.name not in (".lock", "manifest.json")
+    }
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_stopped_build_goes_on_to_the_unbroken_index(name, world):
+    found, folders = world.open(name).retrieve(QUERIES, 9), world.indexes()
+    whole = contents(folders)
+    for folder in folders:
+        if (folder / "index.faiss").exists():  # is filled bit by bit
+            for part in ("manifest.json", "index.faiss", "vectors-00001.npy"):
+                (folder / part).unlink()
+            (folder / ".12345678.partial.npy").write_bytes(b"half")
+        else:  # is made aside
+            (folder / "manifest.json").unlink()
+            folder.rename(folder.with_name(f".{folder.name}.partial"))
+    again = world.open(name)
+    np.testing.assert_array_equal(again.retrieve(QUERIES, 9).rows, found.rows)
+    assert world.indexes() == folders  # nothing half-made is left
+    assert contents(folders) == whole
+
+
+@pytest.mark.parametrize("name", ["bm25", "dense"])
+def test_a_second_job_waits_for_the_first_and_takes_what_it_made(name, world):
+    (folder,) = find_retriever(name).folders(
+        IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
+    )
+    built = []
+    jobs = [Thread(target=lambda: built.extend(prepare(world, name))) for _ in range(2)]
+    if name == "dense":
+        load_encoder(world.args(name), "cpu")  # what two threads would import at once
+        with lock_folder(folder):  # a job that is at work, and dies
+            jobs[0].start()
+            jobs[0].join(timeout=0.5)
+            assert jobs[0].is_alive()
+            assert not list(folder.glob("vectors-*"))
+        jobs[0].join()
+        jobs = jobs[1:]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [one.folder for one in built] == [folder] * 2
+    assert built[0].manifest == built[1].manifest
+
+
+@pytest.mark.parametrize("name", ["bm25", "dense"])
+def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
+    world.open(name)
+    (folder,) = world.indexes()
+    given = {"index_dir": str(folder)}
+    with pytest.raises(ArtifactError, match=r"by stage '\w+', not by '\w+'"):
+        world.open({"bm25": "dense", "dense": "bm25"}[name], **given)
+    with pytest.raises(ArtifactError, match=r"none does not exist: .* run the '\w+' stage"):
+        world.open(name, index_dir=str(world.root / "none"))
+    assert not (world.root / "none").exists()
+    kept, world.corpus = world.corpus, world.read(SENTENCES[1:])
+    with pytest.raises(ArtifactError, match='corpus_sha256 "[0-9a-f]+", this run asks for "'):
+        world.open(name, **given)
+    world.corpus = kept
+    data = next(p for p in sorted(folder.iterdir()) if p.suffix in (".npy", ".faiss"))
+    flip_byte(data)
+    for flags in ({}, given):
+        with pytest.raises(ArtifactError, match=f"{data.name} is damaged .*: delete"):
+            world.open(name, **flags)
+
+
+@pytest.mark.parametrize(
+    ("field", "changed"),
+    [
+        ("pooling", {"pooling": "cls"}),
+        ("normalize", {"normalize": False}),
+        ("max_tokens", {"max_encoder_tokens": 16}),
+        ("factory", {"index_factory": "SQ8"}),
+        ("encoder", {"encoder": "roberta"}),
+    ],
+)
+def test_a_dense_index_made_otherwise_is_refused(world, encoder_dirs, field, changed):
+    world.open()
+    (folder,) = world.indexes()
+    changed = {n: str(encoder_dirs[v]) if n == "encoder" else v for n, v in changed.items()}
+    with pytest.raises(ArtifactError, match=f"was made with {field} "):
+        world.open(index_dir=str(folder), **changed)
+
+
+def test_dense_scores_are_the_inner_products_of_the_vectors(world):
+    encoder = load_encoder(world.args(normalize=False), "cpu")
+    passages = encoder.encode(SENTENCES).astype(np.float16).astype(np.float32)
+    scores = encoder.encode(["red sea"]) @ passages.T
+    found = world.open(normalize=False).retrieve(["red sea"], 12)
+    np.testing.assert_allclose(found.scores[0], np.sort(scores[0])[::-1], rtol=1e-5)
+    np.testing.assert_allclose(scores[0][found.rows[0]], found.scores[0], rtol=1e-5)
+    cosine = world.open().retrieve([SENTENCES[3]], 1)
+    assert cosine.scores[0, 0] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("factory", ["SQ4", "HNSW4"])
+def test_a_lossy_index_scores_its_hits_exactly_unless_told_not_to(world, factory):
+    exact = world.open().retrieve(SENTENCES, 3)
+    found = world.open(index_factory=factory)
+    np.testing.assert_allclose(found.retrieve(SENTENCES, 3).scores, exact.scores, rtol=1e-5)
+    own = world.open(index_factory=factory, rescore_factor=0)
+    assert len(world.indexes()) == 2  # one index, other candidates
+    is_lossy = factory == "SQ4"
+    assert (abs(own.retrieve(SENTENCES, 3).scores - exact.scores).max() > 1e-4) == is_lossy
+    assert found.fingerprint == {**own.fingerprint, **({"rescore_factor": 4} if is_lossy else {})}
+
+
+def test_beyond_the_memory_the_shards_are_searched_and_find_the_same(world):
+    whole = world.open()
+    found, (folder,) = whole.retrieve(SENTENCES, 5), world.indexes()
+    for has_file in (True, False):  # found with its file, and built without one
+        parts = world.open(index_memory_gb=1e-7)  # 100 bytes
+        again = parts.retrieve(SENTENCES, 5)
+        np.testing.assert_array_equal(again.rows, found.rows)
+        np.testing.assert_allclose(again.scores, found.scores, rtol=1e-5)
+        assert parts.fingerprint == whole.fingerprint
+        assert (folder / "index.faiss").exists() == has_file
+        for path in folder.iterdir():
+            path.unlink()
+    world.open(index_memory_gb=1e-7)  # an index without a file serves where there is memory
+    np.testing.assert_array_equal(world.open().retrieve(SENTENCES, 5).rows, found.rows)
+
+
+def test_auto_is_the_index_that_is_given_or_the_one_that_suits(world, caplog):
+    world.open(index_factory="HNSW4")
+    (folder,) = world.indexes()
+    given = world.open(index_factory="auto", index_dir=str(folder))
+    assert given.fingerprint["factory"] == "HNSW4"
+    with caplog.at_level("INFO"):
+        assert world.open(index_factory="auto").fingerprint["factory"] == "Flat"
+    assert caplog.text.count("index_factory auto is Flat: 12 passages x 16 are few enough") == 1
+
+
+def draw(num_passages, k, queries):
+    return RandomRetriever(num_passages, {}).retrieve(queries, k)
+
+
+@pytest.mark.parametrize("num_passages", [30, 100_000])  # shuffled whole, and drawn
+def test_passages_are_drawn_by_the_query_alone(num_passages):
+    queries = [f"query number {i}" for i in range(40)]
+    found = draw(num_passages, 20, queries)
+    assert all(len(set(line)) == 20 for line in found.rows.tolist())
+    np.testing.assert_array_equal(draw(num_passages, 7, queries[5:]).rows, found.rows[5:, :7])
+    assert found.scores[3].tolist() == [-place for place in range(20)]
+
+
+def test_every_passage_is_as_likely_as_the_others_and_all_can_be_drawn():
+    """400 queries by 10 of 40 passages: each is drawn 100 times, give or take 5 x 8.7."""
+    queries = [f"query number {i}" for i in range(400)]
+    counts = Counter(draw(40, 10, queries).rows.ravel().tolist())
+    assert len(counts) == 40
+    assert max(abs(count - 100) for count in counts.values()) < 44
+    firsts = Counter(draw(4, 4, queries).rows[:, 0].tolist())  # and in the first place
+    assert max(abs(firsts[row] - 100) for row in range(4)) < 44
+    large = (1 << 15) + 1  # beyond those that are shuffled
+    assert len(set(draw(large, large - 5, ["most"]).rows[0].tolist())) == large - 5
