@@ -365,8 +365,8 @@ class Corpus:
             inside = wanted[order[start:stop]] % _BATCH_ROWS
             found += self.batches[homes[start]].column(0).take(pa.array(inside)).to_pylist()
         given = [""] * len(wanted)
-        for place, text in zip(order.tolist(), found, strict=True):
-            given[place] = text
+        for index, text in zip(order.tolist(), found, strict=True):
+            given[index] = text
         return given
 
     def slice(self, start: int, stop: int) -> list[str]:
@@ -379,7 +379,7 @@ class Corpus:
             yield self.slice(start, start + size)
 
 
-def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True) -> Corpus:
+def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = False) -> Corpus:
     """Open a corpus by name, reading its source into `artifacts/corpora` the first time.
 
     The folder's name holds the source's checksum, so a changed source is read again.
@@ -387,7 +387,7 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
     Args:
         args: Which corpus, and the rules for its lines.
         artifacts: Root of all products.
-        is_told: Whether to say what was read; the user did not ask for every corpus there is.
+        is_quiet: Whether to say nothing of what was read; the user did not ask for every corpus.
 
     Raises:
         DataError: If a source is missing, of an unknown kind, empty, damaged or not UTF-8; with
@@ -411,7 +411,7 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_told: bool = True)
         folder,
         stage=STAGE,
         fingerprint=fields,
-        build=lambda aside: _write_corpus(args, sources, aside, is_told=is_told),
+        build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
         verify=False,  # it may be large
     )
     corpus = replace(_open(folder, built.manifest), made_by=args)
@@ -424,11 +424,12 @@ def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
     if args.drop_duplicates:
         names["duplicates"] = "duplicates"
-    told = [f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]]
-    if told:
+    counts = corpus.counts
+    dropped = [f"{counts[key]:,} {what}" for key, what in names.items() if counts[key]]
+    if dropped:
         raise DataError(
-            f"{', '.join(args.sources)} holds {', '.join(told)}, and --strict refuses them: mend "
-            "the file, or leave --strict out to drop and count them"
+            f"{', '.join(args.sources)} holds {', '.join(dropped)}, and --strict refuses them: "
+            "mend the file, or leave --strict out to drop and count them"
         )
 
 
@@ -472,7 +473,7 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
 
 
 def _write_corpus(
-    args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_told: bool
+    args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in memory that does not grow with them."""
     counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
@@ -486,7 +487,7 @@ def _write_corpus(
         unit=units.pop() if len(units) == 1 else "",
         unit_scale=True,
         delay=2,
-        disable=not is_told,
+        disable=is_quiet,
     )
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
         while read := list(islice(texts, min(_BATCH_ROWS, rest))):  # no more than is needed
@@ -508,7 +509,7 @@ def _write_corpus(
     for source in sources:
         source.spoiled.check()
         counts["not_utf8"] += source.spoiled.count
-    _check_counts(args, sources, counts, level=logging.INFO if is_told else logging.DEBUG)
+    _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
 

@@ -134,7 +134,7 @@ class Spoiled:
 def read_lines(
     path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
 ) -> Iterator[Line]:
-    """Give a file's lines; memory does not grow with the file. A byte order mark is dropped.
+    """Return a file's lines; memory does not grow with the file. A byte order mark is dropped.
 
     Args:
         path: The file.
@@ -215,7 +215,7 @@ def is_utf8(text: str) -> bool:
 def read_records(
     path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
 ) -> Iterator[Record]:
-    """Give a jsonl file's objects; blank lines are skipped.
+    """Return a jsonl file's objects; blank lines are skipped.
 
     Args:
         path: The file.
@@ -293,7 +293,7 @@ def clean_text(place: str, name: str, value: object) -> str:
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """Give a jsonl file's rows.
+    """Return a jsonl file's rows.
 
     Raises:
         DataError: If a line is not a JSON object, or the file cannot be read.
@@ -303,7 +303,7 @@ def json_rows(path: Path) -> Iterator[Row]:
 
 
 def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
-    """Give the rows of a table with a header. In a tsv, a quote mark is a character.
+    """Return the rows of a table with a header. In a tsv, a quote mark is a character.
 
     Args:
         path: A csv or tsv file.
@@ -362,7 +362,7 @@ PARQUET_BRANCH = "refs/convert/parquet"
 
 
 def hub_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """Give all that a hub's client raises: refusals, odd names, no connection, nothing cached.
+    """Return all that a hub's client raises: refusals, odd names, no connection, nothing cached.
 
     Args:
         others: What to catch beside these.

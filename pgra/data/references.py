@@ -39,11 +39,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Highlights:
-    """A table, and the cells of it that are to be told.
+    """A table, and the cells of it that a sentence shall tell.
 
     Attributes:
         cells: Its rows.
-        chosen: Row and place in the row of each highlighted cell, (n, 2).
+        chosen: Row and index in the row of each highlighted cell, (n, 2).
         page: Title of the page it is from; may be empty.
         section: Title of the section; may be empty.
         section_text: What the section says before the table; may be empty.
@@ -65,9 +65,9 @@ class Highlights:
         Raises:
             ValueError: If a highlighted cell is not in the table.
         """
-        for row, place in self.chosen:
-            if not (0 <= row < len(self.cells) and 0 <= place < len(self.cells[row])):
-                raise ValueError(f"the highlighted cell [{row}, {place}] is not in the table")
+        for row, index in self.chosen:
+            if not (0 <= row < len(self.cells) and 0 <= index < len(self.cells[row])):
+                raise ValueError(f"the highlighted cell [{row}, {index}] is not in the table")
         starts = [[sum(c.columns for c in row[:i]) for i in range(len(row))] for row in self.cells]
         object.__setattr__(self, "_starts", starts)
 
@@ -75,19 +75,19 @@ class Highlights:
     def line(self) -> str:
         """Write titles and highlighted cells with their headers, opening tags only."""
         parts = [("page_title", self.page), ("section_title", self.section)]
-        for row, place in self.chosen:
-            parts.append(("cell", self.cells[row][place].value))
-            parts += [("col_header", value) for value in self._column_headers(row, place)]
+        for row, index in self.chosen:
+            parts.append(("cell", self.cells[row][index].value))
+            parts += [("col_header", value) for value in self._column_headers(row, index)]
             parts += [
-                ("row_header", cell.value) for cell in self.cells[row][:place] if cell.is_header
+                ("row_header", cell.value) for cell in self.cells[row][:index] if cell.is_header
             ]
         written = (f"<{tag}>{' '.join(text.split())}" for tag, text in parts if text.strip())
         return " ".join(written)
 
-    def _column_headers(self, row: int, place: int) -> list[str]:
-        """Give the headers above a cell that share a column with it, from the top."""
-        start = self._starts[row][place]
-        end = start + self.cells[row][place].columns
+    def _column_headers(self, row: int, index: int) -> list[str]:
+        """Return the headers above a cell that share a column with it, from the top."""
+        start = self._starts[row][index]
+        end = start + self.cells[row][index].columns
         found = []
         for above, first in zip(self.cells[:row], self._starts[:row], strict=True):
             for cell, begin in zip(above, first, strict=True):
@@ -97,14 +97,14 @@ class Highlights:
 
     @property
     def values(self) -> list[str]:
-        """Give all values and titles: what a sentence may say (PARENT's table for precision)."""
+        """Return all values and titles: what a sentence may say (PARENT's table for precision)."""
         inside = [cell.value for row in self.cells for cell in row]
         return _present([*inside, self.page, self.section, self.section_text])
 
     @property
     def chosen_values(self) -> list[str]:
-        """Give highlighted values and titles: what it should say (PARENT's table for recall)."""
-        chosen = [self.cells[row][place].value for row, place in self.chosen]
+        """Return highlighted values and titles: what it should say (PARENT's table for recall)."""
+        chosen = [self.cells[row][index].value for row, index in self.chosen]
         return _present([*chosen, self.page, self.section])
 
 

@@ -124,6 +124,10 @@ class Selector:
                 f"num_exemplars is {self.count}, but the pool holds only {size} examples{more}: "
                 "ask for fewer, or give more training examples"
             )
+        self.check()
+
+    def check(self) -> None:
+        """Refuse arguments that do not fit the pool; for subclasses."""
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -360,18 +364,11 @@ class Random(Selector):
 class Balanced(Random):
     """By chance, the labels in turn: their numbers differ by at most one while they last."""
 
-    def __init__(
-        self, args: SelectionArguments, pool: ExemplarPool, similarity: Similarity | None = None
-    ) -> None:
-        """Refuse a pool without labels.
-
-        Raises:
-            ConfigError: If an example has none.
-        """
-        super().__init__(args, pool, similarity)
-        if any(example.label is None for example in pool.examples):
+    def check(self) -> None:
+        """Refuse a pool without labels."""
+        if any(example.label is None for example in self.pool.examples):
             raise ConfigError(
-                f"exemplars '{args.exemplars}' counts labels, and this task has none: use "
+                f"exemplars '{self.args.exemplars}' counts labels, and this task has none: use "
                 "--exemplars random"
             )
 
@@ -422,19 +419,16 @@ class Fixed(Random):
     uses: ClassVar[tuple[str, ...]] = ()
     refills: ClassVar[bool] = False
 
-    def __init__(
-        self, args: SelectionArguments, pool: ExemplarPool, similarity: Similarity | None = None
-    ) -> None:
+    def check(self) -> None:
         """Read `exemplar_file`, if one is named: an example a line, by row or by id.
 
         Raises:
             DataError: If the file cannot be read, has too few lines, or names no example of the
                 pool, or one twice.
         """
-        super().__init__(args, pool, similarity)
-        self.rows: list[int] = pool.guard.distinct[: self.count].tolist()
-        if args.exemplar_file is not None:
-            self.rows = self._read(Path(args.exemplar_file).expanduser())
+        self.rows: list[int] = self.pool.guard.distinct[: self.count].tolist()
+        if self.args.exemplar_file is not None:
+            self.rows = self._read(Path(self.args.exemplar_file).expanduser())
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

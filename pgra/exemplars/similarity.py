@@ -244,7 +244,7 @@ class PromptedStates:
 
     Attributes:
         encoder: The LM under the task's prompt.
-        advance: Told how many more are done, for a bar.
+        advance: Called with how many more are done, for a bar.
     """
 
     encoder: PromptedEncoder

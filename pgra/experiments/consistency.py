@@ -584,7 +584,7 @@ def compare_evidence(
             f"{', '.join(labels)}: give a plain run of this task"
         )
     texts = distinct_evidence(list(lines.values()))
-    corpora = [open_corpus(args.corpus, args.artifacts, is_told=False)] if centre else []
+    corpora = [open_corpus(args.corpus, args.artifacts, is_quiet=True)] if centre else []
     known = label_texts(
         *(reader, texts, output_dir / "pseudo_labels"),
         sample=sample_corpora(corpora),

@@ -59,7 +59,7 @@ class Verbalizer:
         return SLOT in self.template
 
     def target_text(self, label: str) -> str:
-        """Give what the reader learns to write for a label."""
+        """Return what the reader learns to write for a label."""
         word = self.words[label]
         return f"{SLOT} {word} {SLOT_END}" if self.has_slot else word
 

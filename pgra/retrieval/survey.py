@@ -264,7 +264,7 @@ class Survey:
             source.write_text("".join(f"{text}\n" for text in self.corpus.texts(rows)), "utf-8")
             aside = CorpusArguments(corpus=str(source), drop_duplicates=False)
             args = replace(self.args, index_factory="Flat", index_dir=None, num_candidates=depth)
-            corpus = open_corpus(aside, Path(folder), is_told=False)
+            corpus = open_corpus(aside, Path(folder), is_quiet=True)
             where = replace(self._context, artifacts=Path(folder))
             retriever = open_retriever(args, corpus, where)
             found = self._count(base, retriever, depth, size)

@@ -11,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import SENTENCES, write_jsonl
+from conftest import write_jsonl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgra.artifacts import build_once
 from pgra.config import CorpusArguments
 from pgra.data import corpus as corpus_module
-from pgra.data.corpus import load_corpus, open_corpus
+from pgra.data.corpus import SeenTexts, cut_words, find_source, load_corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError
 
 
@@ -37,18 +39,65 @@ def write(path, data):
     return path
 
 
+def table(path, **columns):
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+    return path
+
+
 def test_blank_lines_and_duplicates_are_dropped_and_counted(tmp_path):
-    path = write(tmp_path / "c.txt", "one two \n\n  three\t\r\n   \none two\nthree\nfour")
+    path = write(tmp_path / "c.txt", "one two \n\n  three\t\r\n   \none two\nthree\nfo\rur")
     corpus = read(path, tmp_path)
-    assert everything(corpus) == ["one two", "three", "four"]
+    assert everything(corpus) == ["one two", "three", "fo ur"]
     assert corpus.counts == {"rows": 3, "blank": 2, "duplicates": 2, "not_utf8": 0}
+    whole = read(path, tmp_path, drop_duplicates=False)
+    assert everything(whole) == ["one two", "three", "one two", "three", "fo ur"]
+    assert whole.counts["duplicates"] == 2
+    assert everything(read(path, tmp_path, max_passages=2)) == ["one two", "three"]
+    assert everything(load_corpus(corpus.folder)) == everything(corpus)
 
 
-def test_duplicates_stay_when_asked_and_are_still_counted(tmp_path):
-    path = write(tmp_path / "c.txt", "a\nb\na\n")
-    corpus = read(path, tmp_path, drop_duplicates=False)
-    assert everything(corpus) == ["a", "b", "a"]
-    assert corpus.counts["duplicates"] == 1
+LINES = st.text(st.characters(codec="utf-8", exclude_characters="\0\n\r"), max_size=20)
+
+
+@given(
+    texts=st.lists(LINES, min_size=1, max_size=12), rows=st.lists(st.integers(0, 99), max_size=9)
+)
+@settings(derandomize=True, deadline=None, max_examples=25)
+def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("any")
+    passages = list(dict.fromkeys(text.strip() for text in texts if text.strip()))
+    plain = "".join(f"{text}\n" for text in texts).encode()
+    lines = write_jsonl(folder / "c.jsonl", [{"text": text, "n": 1} for text in texts])
+    table(folder / "c.parquet", text=texts)
+    paths = [
+        write(folder / "c.txt", plain),
+        write(folder / "bom.txt", b"\xef\xbb\xbf" + plain),
+        write(folder / "c.txt.gz", gzip.compress(plain)),
+        write(folder / "two.txt.zst", zstd(plain[:9]) + zstd(plain[9:])),
+        lines,
+        write(folder / "c.jsonl.gz", gzip.compress(lines.read_bytes())),
+        write(folder / "c.jsonl.zst", zstd(lines.read_bytes())),
+        folder / "c.parquet",
+    ]
+    if not passages:
+        with pytest.raises(DataError, match="holds no passage"):
+            read(paths[0], folder)
+        return
+    corpora = [read(path, folder) for path in paths]
+    assert [everything(corpus) for corpus in corpora] == [passages] * len(paths)
+    assert len({corpus.fingerprint["corpus_sha256"] for corpus in corpora}) == 1
+    wanted = [row % len(passages) for row in rows]
+    assert corpora[0].texts(wanted) == [passages[row] for row in wanted]
+
+
+def test_texts_are_found_across_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_module, "_BATCH_ROWS", 4)
+    corpus = read(write(tmp_path / "c.txt", "".join(f"p{i}\n" for i in range(11))), tmp_path)
+    assert len(corpus.batches) == 3
+    rows = [10, 0, 3, 4, 0, 7]
+    assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
+    assert corpus.slice(9, 99) == ["p9", "p10"]
+    assert [len(b) for b in corpus.batched(5)] == [5, 5, 1]
 
 
 def test_fingerprint_is_the_checksum_of_the_kept_lines(tmp_path):
@@ -59,51 +108,10 @@ def test_fingerprint_is_the_checksum_of_the_kept_lines(tmp_path):
     assert other.fingerprint != corpus.fingerprint
 
 
-def test_all_formats_give_the_same_corpus(tmp_path):
-    text = "".join(f"{s}\n" for s in SENTENCES)
-    lines = write_jsonl(tmp_path / "c.jsonl", [{"text": s, "n": 1} for s in SENTENCES])
-    pq.write_table(pa.table({"text": SENTENCES}), tmp_path / "c.parquet", row_group_size=5)
-    paths = [
-        write(tmp_path / "c.txt", text),
-        write(tmp_path / "c.txt.gz", gzip.compress(text.encode())),
-        write(tmp_path / "c.txt.zst", zstd(text.encode())),
-        write(tmp_path / "two.txt.zst", zstd(text[:100].encode()) + zstd(text[100:].encode())),
-        lines,
-        write(tmp_path / "c.jsonl.gz", gzip.compress(lines.read_bytes())),
-        write(tmp_path / "c.jsonl.zst", zstd(lines.read_bytes())),
-        tmp_path / "c.parquet",
-    ]
-    corpora = [read(path, tmp_path) for path in paths]
-    assert [everything(c) for c in corpora] == [SENTENCES] * len(paths)
-    assert len({c.fingerprint["corpus_sha256"] for c in corpora}) == 1
-
-
-def test_folders_of_the_old_formats_keep_their_names(tmp_path):
-    """A corpus that was read by an earlier version is found again, and with it all made of it."""
-    text = read(write(tmp_path / "c.txt", "one\ntwo\n"), tmp_path)
-    lines = read(write(tmp_path / "c.jsonl", '{"text": "one"}\n{"text": "two"}\n'), tmp_path)
-    assert (text.folder.name, lines.folder.name) == ("c-9d5d82f9310f", "c-34dc1fd3ece0")
-
-
 def test_byte_order_mark_and_inner_line_breaks_do_not_enter_passages(tmp_path):
     assert read(write(tmp_path / "b.txt", b"\xef\xbb\xbfone\ntwo\n"), tmp_path)[0] == "one"
     path = write_jsonl(tmp_path / "c.jsonl", [{"body": "one\ntwo"}])
     assert read(path, tmp_path, corpus_field="body")[0] == "one two"
-
-
-def test_unicode_line_separators_do_not_cut_a_passage(tmp_path):
-    assert len(read(write(tmp_path / "c.txt", "one\u2028two\x0bthree\n"), tmp_path)) == 1
-
-
-def test_texts_follow_the_rows_asked_across_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "_BATCH_ROWS", 4)
-    corpus = read(write(tmp_path / "c.txt", "".join(f"p{i}\n" for i in range(11))), tmp_path)
-    assert len(corpus.batches) == 3
-    rows = [10, 0, 3, 4, 0, 7]
-    assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
-    assert corpus.texts(np.array([], dtype=np.int64)) == []
-    assert corpus.slice(9, 99) == ["p9", "p10"]
-    assert [len(b) for b in corpus.batched(5)] == [5, 5, 1]
 
 
 @pytest.mark.parametrize("row", [-1, 12])
@@ -175,16 +183,6 @@ def test_strict_refuses_what_is_dropped_else(what, tmp_path):
     assert len(read(write(tmp_path / "d.txt", "a\nb\n"), tmp_path, strict=True)) == 2
 
 
-def test_strict_lets_duplicates_be_that_are_kept(tmp_path):
-    path = write(tmp_path / "c.txt", "a\na\n")
-    assert len(read(path, tmp_path, strict=True, drop_duplicates=False)) == 2
-
-
-def test_max_passages_keeps_the_first(corpus_file, tmp_path):
-    assert everything(read(corpus_file, tmp_path, max_passages=3)) == SENTENCES[:3]
-    assert len(read(corpus_file, tmp_path)) == 12
-
-
 def test_changed_source_is_read_again_and_same_one_is_not(corpus_file, tmp_path):
     first = read(corpus_file, tmp_path)
     made = (first.folder / "manifest.json").stat().st_mtime_ns
@@ -197,13 +195,6 @@ def test_changed_source_is_read_again_and_same_one_is_not(corpus_file, tmp_path)
     changed = read(corpus_file, tmp_path)
     assert "cold" in changed[0]
     assert changed.folder != first.folder
-
-
-def test_opened_again_from_its_folder_it_is_the_same(corpus_file, tmp_path):
-    corpus = read(corpus_file, tmp_path)
-    again = load_corpus(corpus.folder)
-    assert again.fingerprint == corpus.fingerprint
-    assert everything(again) == SENTENCES
 
 
 def test_cut_artefact_is_refused(corpus_file, tmp_path):
@@ -263,11 +254,6 @@ def test_hub_name_that_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatc
         read("owner/no-such-data-set-here/file.txt", tmp_path)
 
 
-def test_unknown_bundled_corpus_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"unknown bundled corpus 'wiki'.*wikipedia-19k"):
-        read("bundled:wiki", tmp_path)
-
-
 def test_second_process_waits_for_the_first_and_does_not_build(tmp_path):
     folder, built = tmp_path / "thing-1", []
 
@@ -319,7 +305,147 @@ def test_folder_that_cannot_be_written_is_named(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
-def test_a_stray_carriage_return_is_white_space(tmp_path):
-    path = tmp_path / "stray.txt"
-    path.write_bytes(b"one\r\ntwo\rthree\r\n")
-    assert read(str(path), tmp_path).texts([0, 1]) == ["one", "two three"]
+@given(
+    documents=st.lists(st.lists(st.text("abc\u00e9", min_size=1), max_size=12), max_size=5),
+    num_words=st.integers(1, 5),
+)
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_passages_hold_all_words_in_order_and_cross_no_document(documents, num_words):
+    for words in documents:
+        blocks = cut_words("  ".join(words), num_words)
+        assert " ".join(blocks) == " ".join(words)
+        assert all(len(block.split()) == num_words for block in blocks[:-1])
+        assert all(1 <= len(block.split()) <= num_words for block in blocks)
+
+
+def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
+    path = write(tmp_path / "documents.txt", "a b c d e\n\nf g\nh i j\n")
+    assert everything(read(path, tmp_path, passage_words=3)) == ["a b c", "d e", "f g", "h i j"]
+    assert everything(read(path, tmp_path)) == ["a b c d e", "f g", "h i j"]  # the control
+    few = read(path, tmp_path, passage_words=3, max_passages=2)
+    assert everything(few) == ["a b c", "d e"]
+
+
+def test_a_corpus_that_nothing_cuts_is_told(tmp_path, caplog):
+    path = tmp_path / "sentences.txt"
+    path.write_text("a b\nc d\n")
+    read(path, tmp_path, passage_words=2)
+    assert "passage_words cuts nothing; a line must be a document" in caplog.text
+    caplog.clear()
+    read(path, tmp_path, passage_words=1)
+    assert "cuts nothing" not in caplog.text
+
+
+# Tables as corpora, and sources of any kind.
+
+
+def texts(path, column="text"):
+    return list(find_source(str(path)).texts(column))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), "dictionary"])
+def test_columns_of_any_kind_of_text_are_read(tmp_path, kind):
+    values = pa.array(["one", "two\nthree", "one", None])
+    values = values.dictionary_encode() if kind == "dictionary" else values.cast(kind)
+    path = table(tmp_path / "t.parquet", text=values)
+    assert texts(path) == ["one", "two three", "one", ""]
+
+
+def test_missing_values_are_dropped_and_counted_as_blank(tmp_path):
+    path = table(tmp_path / "t.parquet", text=["a", None, "b", " "])
+    corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path)
+    assert corpus.texts([0, 1]) == ["a", "b"]
+    assert corpus.counts == {"rows": 2, "blank": 2, "duplicates": 0, "not_utf8": 0}
+
+
+def test_documents_of_a_table_are_cut_into_passages(tmp_path):
+    words = [f"w{n}" for n in range(250)]
+    path = table(tmp_path / "t.parquet", body=[" ".join(words), "w0 w1"])
+    rules = CorpusArguments(corpus=str(path), corpus_field="body", passage_words=100)
+    corpus = open_corpus(rules, tmp_path)
+    assert [len(text.split()) for text in corpus.slice(0, 9)] == [100, 100, 50, 2]
+    assert corpus[1] == " ".join(words[100:200])
+
+
+def test_a_table_without_the_column_names_those_it_has(tmp_path):
+    path = table(tmp_path / "t.parquet", title=["a"], number=[1])
+    with pytest.raises(DataError, match=r"no field 'text' \(it has title, number\).*corpus_field"):
+        texts(path)
+    with pytest.raises(DataError, match="'number' is int64, not text: name another"):
+        texts(path, "number")
+
+
+def test_a_bad_value_is_refused_with_its_row(tmp_path):
+    path = table(tmp_path / "t.parquet", text=["a", "b", "c\0d"])
+    with pytest.raises(DataError, match="row 3: 'text' holds a NUL"):
+        texts(path)
+    raw = pa.array([b"a", b"\xff"], pa.binary()).view(pa.string())
+    with pytest.raises(DataError, match="row 2: 'text' is not UTF-8"):
+        texts(table(tmp_path / "latin.parquet", text=raw))
+
+
+def test_a_source_knows_how_far_it_was_read(tmp_path):
+    lines = tmp_path / "c.txt"
+    lines.write_text("".join(f"line {n}\n" for n in range(5000)))
+    packed = tmp_path / "c.txt.gz"
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    rows = table(tmp_path / "t.parquet", text=[f"text {n}" for n in range(5000)])
+    for path in (lines, packed, rows):
+        source = find_source(str(path))
+        places = [source.position.done for _ in source.texts("text")]
+        assert source.size == path.stat().st_size
+        assert 0 <= places[0] < source.size / 2  # it begins at the beginning
+        assert (np.diff(places) >= 0).all()
+        assert source.size / 2 < max(source.position.done, places[-1]) <= source.size
+
+
+@pytest.mark.parametrize("name", ["owner/set", "owner/set:conf", "owner/set:conf:train"])
+def test_a_data_set_that_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(DataError, match=rf"cannot find corpus '{name}'.*OWNER/SET:CONFIG") as told:
+        find_source(name)
+    assert "\n" not in str(told.value)
+
+
+def test_a_path_that_is_none_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("no/corpus.txt", "no/corpus.jsonl.zst", "./no/set", "set"):
+        with pytest.raises(DataError, match="does not exist"):
+            find_source(name)
+
+
+# Duplicates are found however many texts there are, and in whatever batches they come.
+
+
+def new_ones(folder, texts, size):
+    seen = SeenTexts(folder)
+    parts = [seen.add(texts[start : start + size]) for start in range(0, len(texts), size)]
+    return np.concatenate(parts).tolist(), seen
+
+
+@pytest.mark.parametrize("run_rows", [8, 64, 1 << 23])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_the_first_of_equal_texts_is_new_and_no_other(tmp_path, monkeypatch, run_rows, size):
+    monkeypatch.setattr(corpus_module, "_RUN_ROWS", run_rows)
+    rng = np.random.default_rng(0)
+    texts = [f"text {n}" for n in rng.integers(0, 300, 700)]
+    found, _ = new_ones(tmp_path, texts, size)
+    known, expected = set(), []
+    for text in texts:
+        expected.append(text not in known)
+        known.add(text)
+    assert found == expected
+    assert 0 < sum(found) < len(found)
+
+
+def test_full_runs_go_to_disk_and_leave_no_file_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_module, "_RUN_ROWS", 64)
+    _, seen = new_ones(tmp_path, [f"text {n}" for n in range(1000)], 10)
+    on_disk = [run for run in seen._runs if isinstance(run, np.memmap)]
+    assert sum(run.shape[1] for run in on_disk) >= 900
+    assert sum(run.shape[1] for run in seen._runs) == 1000
+    assert len(seen._runs) < 40
+    assert list(tmp_path.iterdir()) == []

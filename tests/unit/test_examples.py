@@ -1,81 +1,380 @@
-"""Example files: what a cell or a label may hold, and how a tsv is read."""
+"""A task's examples: what is read of each source, what is held out, drawn and refused."""
 
+import csv
+import gzip
 import json
 import logging
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgra.config import DataArguments
-from pgra.data.examples import load_examples, load_splits
+from pgra.core import Example
+from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits, whole_train
 from pgra.data.tasks import load_task
-from pgra.errors import DataError
+from pgra.errors import ConfigError, DataError
+
+TASK = load_task("mr")
+LABELS = TASK.labels
+MINE = "labels: [n, y]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {n: b, y: g}\n"
 
 
-@pytest.fixture
-def task():
-    return load_task("mr")
+def ids(examples):
+    return [example.id for example in examples]
 
 
-@pytest.mark.parametrize("bad", ["\ud800", "a\0b"])
-@pytest.mark.parametrize("column", ["text", "label"])
-def test_half_a_character_or_nul_is_refused_with_its_line(bad, column, task, tmp_path):
-    rows = [{"text": "a \U0001f600", "label": 1}, {"text": "b", "label": 1, column: bad}]
+def both(path, **more):
+    """Take a file for train and for test."""
+    return DataArguments(train_file=str(path), test_file=str(path), **more)
+
+
+def arguments(files, **more):
+    return DataArguments(train_file=str(files["train"]), test_file=str(files["test"]), **more)
+
+
+def read(path, split="test", task=TASK, **more):
+    return load_examples(task, str(path), split, **more)
+
+
+# Files.
+
+
+CELL = st.text(st.characters(codec="utf-8", exclude_characters='\0\r\n\t"'), max_size=12)
+few = settings(derandomize=True, deadline=None, max_examples=30)
+
+
+@given(rows=st.lists(st.tuples(CELL, st.sampled_from(LABELS)), min_size=1, max_size=6))
+@few
+def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
+    """Blank rows are dropped, and the others keep their places in their ids."""
+    folder = tmp_path_factory.mktemp("any")
+    rows = [*rows, ('a "fine", film', "positive")]
+    records = [{"label": label, "text": text, "more": "x"} for text, label in rows]
+    write_jsonl(folder / "x.jsonl", records)
+    with (folder / "x.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["label", "text", "more"])
+        writer.writeheader()
+        writer.writerows(records)
+    lines = ["text\tlabel\tmore", *(f"{text}\t{label}\tx ¦" for text, label in rows)]
+    (folder / "x.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    expected = [
+        Example(f"test-{i}", {"text": text.strip()}, label)
+        for i, (text, label) in enumerate(rows)
+        if text.strip()
+    ]
+    for name in ("x.jsonl", "x.csv", "x.tsv.gz"):
+        assert read(folder / name) == expected, name
+
+
+def test_blank_rows_are_told(tmp_path, caplog):
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": " ", "label": 1}, {"text": "a", "label": 1}])
+    with caplog.at_level(logging.WARNING):
+        assert ids(read(path)) == ["test-1"]
+    assert "1 rows without text were dropped" in caplog.text
+
+
+def test_quoted_line_break_in_csv_stays_one_row(tmp_path):
+    (tmp_path / "x.csv").write_text('text,label\n"one\ntwo",1\nthree,0\n')
+    assert [e.label for e in read(tmp_path / "x.csv")] == ["positive", "negative"]
+
+
+def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(tmp_path):
+    text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
+    (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
+    assert [e.text for e in read(tmp_path / "x.tsv")] == ['"fine" and "warm"', '"all of it"']
+
+
+def test_labels_are_read_by_name_and_by_number(tmp_path):
+    rows = [{"text": "x", "label": value} for value in ["human", 3, "3", " number "]]
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
+    labels = [e.label for e in read(path, task=load_task("trec"))]
+    assert labels == ["human", "human", "human", "number"]
+
+
+def test_rows_without_label_are_read_where_labels_are_not_needed(tmp_path):
+    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "a"}, {"text": "b", "label": 1}])
+    assert [e.label for e in read(path, require_labels=False)] == [None, "positive"]
+
+
+def test_a_task_of_two_inputs_reads_both_in_its_order(tmp_path):
+    (tmp_path / "pair.yaml").write_text(
+        "inputs: [a, b]\nlabels: [n, y]\nprompt: '{b} {a}'\nreader_template: '{a} {b}'\n"
+        "verbalizer: {n: bad, y: good}\n"
+    )
+    path = write_jsonl(tmp_path / "x.jsonl", [{"b": "2", "a": "1", "label": "y"}])
+    assert read(path, task=load_task(str(tmp_path / "pair.yaml")))[0].text == "1 2"
+
+
+NO_LABEL = "not a label's name or number"
+BAD_ROWS = [
+    ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
+    ({"text": "x", "label": 2}, "unknown label '2'.*Numbers 0 to 1"),
+    ({"text": "x", "label": -3}, "unknown label '-3'"),
+    ({"text": "x", "label": True}, f"'label' is True, a bool, {NO_LABEL}"),
+    ({"text": "x", "label": ["sad"]}, f"'label' is .*, a list, {NO_LABEL}"),
+    ({"text": "x", "label": 1.5}, f"'label' is 1.5, a float, {NO_LABEL}"),
+    ({"text": "x", "label": None}, "has no label"),
+    ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
+    ({"texts": "x", "label": 1}, r"no column 'text'\. Did you mean 'texts'"),
+    ({"text": 5, "label": 1}, "'text' is 5, not text"),
+    ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
+    ({"text": "x", "label": "a\0b"}, "'label' holds a NUL or half a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD_ROWS)
+def test_bad_rows_are_refused_with_their_line(row, message, tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))  # as \u escapes
-    message = rf"x\.jsonl, line 2: '{column}' holds a NUL or half a surrogate pair"
-    with pytest.raises(DataError, match=message):
-        load_examples(task, str(path), "test")
-    write_jsonl(path, rows[:1])
-    assert load_examples(task, str(path), "test")[0].fields["text"] == "a \U0001f600"
+    path.write_text("".join(json.dumps(r) + "\n" for r in ({"text": "a", "label": 0}, row)))
+    for split in ("train", "test"):
+        with pytest.raises(DataError, match=rf"x\.jsonl, line 2: .*{message}"):
+            read(path, split)
 
 
 NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
-QUOTED = {
-    "doubled": ('text\tlabel\n"a ""fine"" film"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
-    "tab": ('text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
-    "break": ('text\tlabel\n"a\nb"\t1\n', f"line 2: 1 cells under a header of 2.*{NO_QUOTING}"),
-    "header": ('"text"\t"label"\na\t1\n', f"no column 'text'.*first line a header.*{NO_QUOTING}"),
+BAD_TABLES = {
+    "headless.csv": ("good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
+    "ragged.csv": ("text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
+    "open.csv": ('text,label\n"a,1\n', "not valid csv"),
+    "header.csv": ("text,label\n", "holds no example"),
+    "blank.jsonl": ('{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
+    "words.txt": ("a\n", "suffix that is not read here: use .jsonl, .csv, .tsv"),
+    "empty.jsonl": ("", "is empty"),
+    "ragged.tsv": ("text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
+    # written with quoting
+    "doubled.tsv": ('text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
+    "tab.tsv": ('text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
+    "break.tsv": ('text\tlabel\n"a\nb"\t1\n', f"line 2: 1 cells under .*{NO_QUOTING}"),
+    "header.tsv": ('"text"\t"label"\na\t1\n', f"no column 'text'.*line a header.*{NO_QUOTING}"),
 }
 
 
-@pytest.mark.parametrize("name", sorted(QUOTED))
-def test_tsv_that_was_written_with_quoting_is_refused(name, task, tmp_path):
-    text, message = QUOTED[name]
-    (tmp_path / "x.tsv").write_text(text)
+@pytest.mark.parametrize("name", sorted(BAD_TABLES))
+def test_bad_tables_are_refused(name, tmp_path):
+    text, message = BAD_TABLES[name]
+    (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
-        load_examples(task, str(tmp_path / "x.tsv"), "test")
+        read(tmp_path / name)
 
 
-def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(task, tmp_path):
-    text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
-    (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
-    texts = [e.text for e in load_examples(task, str(tmp_path / "x.tsv"), "test")]
-    assert texts == ['"fine" and "warm"', '"all of it"']
+# Folders and hubs.
 
 
-def test_ragged_row_without_quotes_says_nothing_of_quoting(task, tmp_path):
-    (tmp_path / "x.tsv").write_text("text\tlabel\na\tb\t1\n")
-    with pytest.raises(DataError, match=r"3 cells under a header of 2 \(text, label\)\.$"):
-        load_examples(task, str(tmp_path / "x.tsv"), "test")
+def test_local_folder_is_read_by_the_tasks_own_split_names(tmp_path, caplog):
+    home = tmp_path / "sst2"
+    home.mkdir()
+    rows = [{"text": f"t{i}", "label": i % 2} for i in range(10)]
+    write_jsonl(home / "train.jsonl", rows)
+    write_jsonl(home / "validation.jsonl", rows[:4])
+    for folder in (tmp_path, home):
+        splits = load_splits(load_task("sst2"), DataArguments(dataset_name=str(folder)))
+        assert len(splits.test) == 4  # SST-2 is reported on its validation set, which is not dev
+        assert all(e.id.startswith("train-") for e in splits.dev)
+    assert "has 10 rows, the papers' train split of sst2 has 6920" in caplog.text
 
 
-@pytest.mark.parametrize(("label", "kind"), [(["sad"], "list"), ({"a": 1}, "dict"), (1.5, "float")])
-def test_label_that_is_no_name_is_told_as_what_it_is(label, kind, task, tmp_path):
-    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "a", "label": label}])
-    with pytest.raises(DataError, match=f"'label' is .*, a {kind}, not a label's name or number"):
-        load_examples(task, str(path), "test")
+def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
+    (tmp_path / "mine.yaml").write_text(MINE)
+    task = load_task(str(tmp_path / "mine.yaml"))
+    for split, count in {"train": 6, "validation": 3, "test": 2}.items():
+        rows = [{"text": f"{split}{i}", "label": i % 2} for i in range(count)]
+        write_jsonl(tmp_path / f"{split}.jsonl", rows)
+    args = DataArguments(dataset_name=str(tmp_path))
+    splits = load_splits(task, args)
+    assert [len(splits.train), len(splits.dev), len(splits.test)] == [6, 3, 2]
+    (tmp_path / "validation.jsonl").unlink()
+    assert len(load_splits(task, args).dev) == 2
+    (tmp_path / "test.csv").write_text("text,label\na,1\n")
+    with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
+        load_splits(task, args)
+
+
+def test_data_set_on_an_unreachable_hub_names_the_ways_out(monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=r"cannot load data set .*--dataset_name, or --train_file"):
+        load_splits(TASK, DataArguments())
+
+
+def on_the_hub(monkeypatch, **splits):
+    """Put real data sets where the hub would give them; only the download is replaced."""
+    from datasets import Dataset, DatasetDict
+
+    data = DatasetDict({name: Dataset.from_dict(columns) for name, columns in splits.items()})
+    builder = SimpleNamespace(download_and_prepare=lambda: None, as_dataset=lambda: data)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder)
+    return data
+
+
+def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
+    rows = {"text": ["What is NATO ?", "Who ?", "Why ?"], "coarse_label": [0, 3, 2]}
+    on_the_hub(monkeypatch, train=rows, test=rows)
+    task = load_task("trec")
+    labels = [e.label for e in load_examples(task, "CogComp/trec", "test")]
+    assert labels == ["abbreviation", "human", "description"]
+    assert task.labels[0] == "description"  # read by our own order, all three would be wrong
+
+
+def test_another_hub_data_set_is_read_by_the_classes_it_states(monkeypatch):
+    from datasets import ClassLabel
+
+    rows = {"text": ["a", "b"], "label": [0, 1]}
+    data = on_the_hub(monkeypatch, train=rows, test=rows)
+    data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
+    assert [e.label for e in read("some/reviews")] == ["positive", "negative"]
+    data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
+    with pytest.raises(DataError, match=r"has the classes good, bad, the task has .*hub\.labels"):
+        read("some/reviews")
+
+
+def test_hub_rows_that_cannot_be_used_are_refused(monkeypatch):
+    hidden = {"text": ["a"], "label": [-1]}
+    on_the_hub(monkeypatch, train={"sentence": ["a"], "label": [1]}, test=hidden)
+    with pytest.raises(DataError, match="split 'test', row 0: has no label"):
+        read("some/reviews")
+    with pytest.raises(DataError, match=r"row 0: no column 'text'.*Found: sentence, label"):
+        read("some/reviews", "train")
+    with pytest.raises(DataError, match="has no validation split"):
+        read("some/reviews", "validation")
+    on_the_hub(monkeypatch, train=hidden)
+    with pytest.raises(DataError, match=r"has no split 'test' \(it has train\).*--test_file"):
+        read("some/reviews")
+
+
+# Splits.
+
+
+@given(
+    labels=st.lists(st.sampled_from(LABELS), min_size=4, max_size=40),
+    fraction=st.floats(0.05, 0.9),
+    most=st.integers(1, 9),
+    seed=st.integers(0, 3),
+)
+@few
+def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed, tmp_path_factory):
+    rows = [{"text": f"t{i}", "label": label} for i, label in enumerate([*labels, *labels])]
+    path = write_jsonl(tmp_path_factory.mktemp("any") / "x.jsonl", rows)
+    args = both(path, dev_fraction=fraction, max_dev_samples=None, split_seed=seed)
+    splits = load_splits(TASK, args)
+    parts = [
+        [int(name.removeprefix("train-")) for name in ids(part)]
+        for part in (splits.train, splits.dev)
+    ]
+    assert sorted(parts[0] + parts[1]) == list(range(len(rows)))  # divided, and nothing lost
+    assert all(part == sorted(part) for part in parts)
+    for label, count in Counter(row["label"] for row in rows).items():
+        held = sum(example.label == label for example in splits.dev)
+        assert held == min(max(1, round(count * fraction)), count - 1)
+    assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
+    assert load_splits(TASK, args) == splits
+    small = load_splits(TASK, replace(args, max_dev_samples=most))
+    assert 1 <= len(small.dev) <= most
+
+
+def test_another_seed_holds_out_others(review_files):
+    dev = [
+        ids(load_splits(TASK, arguments(review_files, dev_fraction=0.3, split_seed=seed)).dev)
+        for seed in (1, 2)
+    ]
+    assert dev[0] != dev[1]
+
+
+def test_validation_file_is_dev_and_train_stays_whole(review_files, tmp_path):
+    dev = write_jsonl(tmp_path / "dev.jsonl", [{"text": "A great film.", "label": "positive"}])
+    splits = load_splits(TASK, arguments(review_files, validation_file=str(dev)))
+    assert ids(splits.dev) == ["validation-0"]
+    assert len(splits.train) == 40
+    assert "dev.jsonl" in splits.notes["rule"]
+
+
+def test_sub_samples_are_drawn_and_keep_the_order_of_the_file(review_files):
+    args = arguments(review_files, max_train_samples=10, max_test_samples=5)
+    for splits in (load_splits(TASK, args), load_pool(TASK, args)):
+        rows = [int(e.id.split("-")[1]) for e in splits.test]
+        assert rows == sorted(rows)
+        assert (len(splits.train), len(rows)) == (10, 5)
+        assert rows != list(range(5))  # drawn, not the first
+
+
+def test_texts_of_test_that_stand_in_train_are_counted_and_not_dropped(tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(20)]
+    train = write_jsonl(tmp_path / "train.jsonl", rows)
+    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": "positive"}])
+    args = DataArguments(train_file=str(train), test_file=str(test))
+    for splits in (load_splits(TASK, args), load_pool(TASK, args)):
+        assert splits.notes["test_rows_in_train"] == 3
+        assert len(splits.test) == 4
 
 
 def test_labels_without_a_training_example_are_told_once(tmp_path, caplog):
     rows = [{"text": f"t{i}", "label": i % 4} for i in range(20)]  # TREC has six labels
-    path = str(write_jsonl(tmp_path / "x.jsonl", rows))
-    args = DataArguments(train_file=path, test_file=path)
+    path = write_jsonl(tmp_path / "x.jsonl", rows)
     with caplog.at_level(logging.WARNING):
-        load_splits(load_task("trec"), args)
+        load_splits(load_task("trec"), both(path))
     told = [r.getMessage() for r in caplog.records if "no training example" in r.getMessage()]
     assert told == ["trec: no training example has the label location, number"]
     caplog.clear()
-    write_jsonl(tmp_path / "x.jsonl", [*rows, *({"text": "u", "label": i % 6} for i in range(12))])
-    load_splits(load_task("trec"), args)
+    write_jsonl(path, [*rows, *({"text": "u", "label": i % 6} for i in range(12))])
+    load_splits(load_task("trec"), both(path))
     assert "no training example" not in caplog.text
+
+
+def test_missing_splits_name_the_argument_that_gives_them(review_files, tmp_path):
+    train, test = (str(review_files[split]) for split in ("train", "test"))
+    one = write_jsonl(tmp_path / "one.jsonl", [{"text": "a", "label": 1}])
+    (tmp_path / "empty").mkdir()
+    empty = str(tmp_path / "empty")
+    for values, message in (
+        ({"train_file": train, "validation_file": train}, "no test set: give --test_file"),
+        ({"test_file": train}, "no train set: give --train_file"),
+        (
+            {"train_file": train, "test_file": test, "validation_file": test},
+            "--validation_file and --test_file are both",
+        ),
+        ({"dataset_name": empty}, r"has no train\.jsonl or train\.csv.*--train_file"),
+        ({"train_file": str(one), "test_file": test}, "too few to hold out a dev set"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_splits(TASK, DataArguments(**values))
+
+
+# Few-shot splits.
+
+
+def examples(count, split="train"):
+    return [Example(f"{split}-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(count)]
+
+
+def test_each_label_has_its_shots_and_no_example_is_in_both_parts():
+    shots = draw_shots(examples(20), LABELS, 3, seed=13)
+    for part in (shots.train, shots.dev):
+        assert [example.label for example in part] == [LABELS[0]] * 3 + [LABELS[1]] * 3
+    assert not set(ids(shots.train)) & set(ids(shots.dev))
+    assert draw_shots(examples(20), LABELS, 3, seed=14) != shots
+
+
+def test_the_draw_is_numpys_shuffle_and_each_labels_first():
+    """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
+    shots = draw_shots(examples(10), LABELS, 2, seed=42)
+    assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
+    assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
+
+
+def test_what_was_held_out_is_put_back_in_its_place():
+    rows = examples(6)
+    expected = [rows[i] for i in (0, 1, 2, 4, 5)]
+    assert whole_train([rows[0], rows[2], rows[5]], [rows[1], rows[4]]) == expected
+    own = examples(2, split="validation")  # the control: a dev set with a file of its own
+    assert whole_train(rows, own) == rows
+
+
+def test_too_few_examples_are_refused():
+    with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
+        draw_shots(examples(10), LABELS, 3, seed=0)
+    with pytest.raises(ConfigError, match="num_shots is 1: it must be at least 2"):
+        draw_shots(examples(10), LABELS, 1, seed=0)

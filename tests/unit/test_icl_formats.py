@@ -1,56 +1,9 @@
-"""Prompts as they are written, what is taken off for nothing, and the vote."""
+"""What is taken off for nothing, and the vote."""
 
 import numpy as np
-import pytest
 
-from pgra.core import Example
-from pgra.data.tasks import load_task
-from pgra.errors import ConfigError
 from pgra.exemplars.selection import majority, vote_shares
 from pgra.methods.answers import CONTENT_FREE, calibrate, content_free_fields
-from pgra.prompts.fewshot import FORMATS, PromptFormat, answer_words, line_format, task_format
-
-SHOWN = [
-    Example("train-0", {"text": "A warm film."}, "positive"),
-    Example("train-1", {"text": "Dull,\n\nlong."}, "negative"),
-]
-
-
-def test_kates_sentiment_prompt_is_that_of_its_table_11():
-    written = task_format(load_task("sst2"), "kate").write(SHOWN, {"text": "Red apples."})
-    assert written == (
-        "Sentence: A warm film. Label: Positive\n\nSentence: Dull, long. Label: Negative\n\n"
-        "Sentence: Red apples. Label:"
-    )
-
-
-def test_a_question_and_its_answer_stand_on_two_lines():
-    shown = [Example("train-0", {"question": "who?"}, "Ada")]
-    written = line_format("Q: {question}\nA:", ["question"]).write(shown, {"question": "where?"})
-    assert written == "Q: who?\nA: Ada\n\nQ: where?\nA:"
-
-
-def test_a_tasks_own_prompt_is_the_rerankers():
-    task = load_task("sst2")
-    format_ = task_format(task, "task")
-    prompt = PromptFormat(format_.template, task.prompt_words).prompt(SHOWN)
-    fields = {"text": "Red apples."}
-    assert format_.write(SHOWN, fields) == prompt.prefix + prompt.suffix(fields)
-    assert not format_.write((), fields).startswith("Follow")
-    assert format_.fingerprint != task_format(task, "kate").fingerprint
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_label_has_a_word_that_begins_no_other(name):
-    for task in ("sst2", "trec", "cola", "mrpc"):
-        words = answer_words(task_format(load_task(task), name).words)
-        assert len(set(words)) == len(words)
-        assert all(word.startswith(" ") for word in words)
-
-
-def test_a_word_that_begins_another_is_refused():
-    with pytest.raises(ConfigError, match=r"'un' \(a\) begins 'undone' \(b\)"):
-        answer_words({"a": "un", "b": "undone"})
 
 
 def test_calibration_by_hand():

@@ -5,61 +5,16 @@ passage takes the question and the slot with it; here the evidence is what is cu
 """
 
 import pytest
-from conftest import write_jsonl
 
-from pgra.config import CorpusArguments
 from pgra.core import Example
 from pgra.data.bundled import bundled_corpus_file
-from pgra.data.corpus import cut_words, open_corpus
+from pgra.data.corpus import cut_words
 from pgra.data.tasks import load_task, task_names
-from pgra.errors import ConfigError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.inputs import SegmentLayout, build_inputs
 
 PASSAGE = " ".join(f"garden{'s' * (i % 2)} by the sea" for i in range(25))
-
-
-def passages(path, tmp_path, **rules):
-    corpus = open_corpus(CorpusArguments(corpus=str(path), **rules), tmp_path / "artifacts")
-    return corpus.slice(0, len(corpus))
-
-
-def test_blocks_hold_so_many_words_and_the_last_the_rest():
-    assert cut_words("a b  c d\te", 2) == ["a b", "c d", "e"]
-    assert cut_words("a b c d", 2) == ["a b", "c d"]
-    assert cut_words("a b", 5) == ["a b"]
-
-
-def test_a_line_is_a_document_that_passages_do_not_cross(tmp_path):
-    path = tmp_path / "documents.txt"
-    path.write_text("a b c d e\n\nf g\nh i j\n")
-    assert passages(path, tmp_path, passage_words=3) == ["a b c", "d e", "f g", "h i j"]
-    assert passages(path, tmp_path) == ["a b c d e", "f g", "h i j"]  # the control
-    assert passages(path, tmp_path, passage_words=3, max_passages=2) == ["a b c", "d e"]
-
-
-def test_all_words_of_documents_stay_in_order(tmp_path):
-    rows = [{"text": f"{PASSAGE} number {i}\nand more"} for i in range(3)]
-    path = write_jsonl(tmp_path / "documents.jsonl", rows)
-    found = passages(path, tmp_path, passage_words=7, drop_duplicates=False)
-    assert " ".join(found) == " ".join(" ".join(row["text"].split()) for row in rows)
-    assert {len(text.split()) for text in found} <= {7, 104 % 7}
-
-
-def test_a_corpus_that_nothing_cuts_is_told(tmp_path, caplog):
-    path = tmp_path / "sentences.txt"
-    path.write_text("a b\nc d\n")
-    passages(path, tmp_path, passage_words=2)
-    assert "passage_words cuts nothing; a line must be a document" in caplog.text
-    caplog.clear()
-    passages(path, tmp_path, passage_words=1)
-    assert "cuts nothing" not in caplog.text
-
-
-def test_no_words_are_no_passage():
-    with pytest.raises(ConfigError, match="passage_words is 0: it must be at least 1"):
-        CorpusArguments(passage_words=0)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,246 @@
+"""Prompts as they are written: which exemplars, in what order and words, and within the window."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pgra.core import Example
+from pgra.data.tasks import load_task, task_names
+from pgra.errors import ConfigError, DataError
+from pgra.exemplars.prompt import build_prompt
+from pgra.prompts.fewshot import FORMATS, PromptFormat, answer_words, line_format, task_format
+from pgra.prompts.fitting import fit_prompts
+from pgra.prompts.template import SEPARATOR, PromptTemplate, check_template
+
+LABELS = ["a", "b", "c"]
+WORDS = {"a": "Apple", "b": "Bee", "c": "Cat"}
+TEMPLATE = PromptTemplate("Which?\n{text}")
+# 'c' is rare and late, as ABBR is in TREC
+EXAMPLES = [
+    Example(f"train-{i}", {"text": f"text {i}"}, "c" if i >= 37 else LABELS[i % 2])
+    for i in range(40)
+]
+SHOWN = [
+    Example("train-0", {"text": "A warm film."}, "positive"),
+    Example("train-1", {"text": "Dull,\n\nlong."}, "negative"),
+]
+few = settings(derandomize=True, deadline=None, max_examples=60)
+any_text = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+def build(num_exemplars=8, **values):
+    return build_prompt(TEMPLATE, EXAMPLES, WORDS, num_exemplars=num_exemplars, **values)
+
+
+def labels_of(prompt):
+    label_of = {e.id: e.label for e in EXAMPLES}
+    return Counter(label_of[i] for i in prompt.exemplar_ids)
+
+
+def test_a_prompt_is_exactly_what_the_paper_shows():
+    two = [Example("1", {"text": "good"}, "a"), Example("2", {"text": "bad"}, "b")]
+    prompt = build_prompt(TEMPLATE, two, WORDS, num_exemplars=2, seed=3)
+    shown = {"1": "Which?\ngood\nThe answer is Apple", "2": "Which?\nbad\nThe answer is Bee"}
+    first, second = prompt.exemplar_ids
+    assert prompt.prefix == f"Follow the demonstrations:\n{shown[first]}\n\n{shown[second]}"
+    assert prompt.suffix({"text": "new"}) == "\n\nWhich?\nnew\nThe answer is"
+
+
+def test_without_exemplars_nothing_stands_before_the_text():
+    prompt = build(0)
+    assert (prompt.prefix, prompt.suffix({"text": "new"})) == ("", "Which?\nnew\nThe answer is")
+
+
+@pytest.mark.parametrize("method", ["balanced", "official", "random"])
+def test_one_seed_gives_one_prefix_and_another_seed_another(method):
+    one, same, other = (build(method=method, seed=seed) for seed in (0, 0, 1))
+    assert one == same
+    assert one.prefix != other.prefix
+    assert len(set(one.exemplar_ids)) == len(one.exemplar_ids)
+    several = build(method=method, num_prefixes=2)
+    assert [several.prefix, *(p.prefix for p in several.others)] == [one.prefix, other.prefix]
+    assert several.shown_ids == {*one.exemplar_ids, *other.exemplar_ids}
+
+
+def test_balanced_exemplars_differ_by_at_most_one_while_labels_last():
+    assert sorted(labels_of(build()).values()) == [2, 3, 3]
+    counts = labels_of(build(15))
+    assert (sum(counts.values()), counts["c"]) == (15, 3)
+
+
+def test_official_takes_the_first_in_the_file_under_a_cap():
+    # cap 8 // 3 + 1 = 3: rows 0 to 5 give three a and three b; c appears at 37, 38, and 8 are full
+    expected = {f"train-{i}" for i in (0, 1, 2, 3, 4, 5, 37, 38)}
+    assert set(build(method="official").exemplar_ids) == expected
+
+
+def test_more_exemplars_than_examples_are_refused():
+    with pytest.raises(ConfigError, match="num_exemplars is 50, but there are only 40"):
+        build(50)
+
+
+def test_kates_prompts_are_those_of_its_table_11():
+    written = task_format(load_task("sst2"), "kate").write(SHOWN, {"text": "Red apples."})
+    assert written == (
+        "Sentence: A warm film. Label: Positive\n\nSentence: Dull, long. Label: Negative\n\n"
+        "Sentence: Red apples. Label:"
+    )
+    asked = [Example("train-0", {"question": "who?"}, "Ada")]
+    written = line_format("Q: {question}\nA:", ["question"]).write(asked, {"question": "where?"})
+    assert written == "Q: who?\nA: Ada\n\nQ: where?\nA:"
+
+
+FIELDS = {name: task_format(load_task("mrpc"), name) for name in FORMATS}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(
+    texts=st.lists(st.tuples(any_text, any_text), max_size=4),
+    labels=st.lists(st.sampled_from(["equivalent", "not_equivalent"]), min_size=4, max_size=4),
+    query=st.tuples(any_text, any_text),
+)
+@few
+def test_any_texts_make_blocks_that_a_blank_line_parts(name, texts, labels, query):
+    """No text, whatever it holds, can look like the border between exemplars."""
+    style = FIELDS[name]
+    pairs = [dict(zip(("sentence1", "sentence2"), pair, strict=True)) for pair in (*texts, query)]
+    examples = [
+        Example(str(i), fields, label)
+        for i, (fields, label) in enumerate(zip(pairs, labels, strict=False))
+    ][: len(texts)]
+    prompt = style.write(examples, pairs[-1])
+    blocks = prompt.removeprefix(style.template.instruction).split(SEPARATOR)
+    shown = [style.template.render_query(fields, after_prefix=False) for fields in pairs]
+    words = [style.words[example.label] for example in examples]
+    assert blocks[:-1] == [f"{one} {word}" for one, word in zip(shown, words, strict=False)]
+    assert blocks[-1] == shown[-1]
+    assert not prompt.endswith(" ")  # the answer brings its own
+    assert prompt.startswith(style.template.instruction) == (bool(texts) or name == "kate")
+
+
+def test_the_two_formats_and_their_parts_decide_the_fingerprint():
+    task = load_task("sst2")
+    style = task_format(task, "task")
+    others = [
+        task_format(task, "kate"),
+        PromptFormat(style.template, {**style.words, "positive": "fine"}),
+        PromptFormat(PromptTemplate("Is it?\n{text}"), style.words),
+    ]
+    assert all(other.fingerprint != style.fingerprint for other in others)
+    assert task_format(task, "task").fingerprint == style.fingerprint  # the control
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("task", task_names())
+def test_every_label_has_a_word_that_begins_no_other(name, task):
+    words = answer_words(task_format(load_task(task), name).words)
+    assert len(set(words)) == len(words)
+    assert all(word.startswith(" ") for word in words)
+
+
+def test_a_word_that_begins_another_is_refused():
+    with pytest.raises(ConfigError, match=r"'un' \(a\) begins 'undone' \(b\)"):
+        answer_words({"a": "un", "b": "undone"})
+
+
+def test_a_passage_fills_the_first_input():
+    template = PromptTemplate("{a} / {b}?", inputs=("a", "b"))
+    assert template.render(template.passage_fields("x")) == "x / ?"
+
+
+def test_texts_are_text_and_their_blank_lines_are_closed():
+    assert TEMPLATE.render({"text": " one\n\ntwo "}) == "Which?\none\ntwo"
+    assert TEMPLATE.render({"text": "{text} {0} }{"}) == "Which?\n{text} {0} }{"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{sentence}", "unknown field in .* 'sentence'"),
+        ("no slot", "holds no field; put {text} into it"),
+        ("{text", "has a stray brace"),
+        ("{}", "unknown field in .* ''"),
+        ("{text.upper}", "unknown field in .* 'text.upper'"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_refused(template, message):
+    with pytest.raises(ConfigError, match=message):
+        check_template(template, ["text"])
+
+
+# Prompts fit the window by leaving exemplars out, never by cutting the query.
+
+
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 9), max_size=6), min_size=1, max_size=5),
+    room=st.integers(3, 30),
+)
+@few
+def test_as_many_exemplars_are_kept_as_fit_and_the_query_is_whole(lengths, room):
+    def words(query, count):
+        return "e " * sum(lengths[query][:count]) + "the query"
+
+    asked = []
+
+    def count_tokens(texts):
+        asked.extend(texts)
+        return [len(text.split()) for text in texts]
+
+    has_no_room = all(own and own[0] + 2 > room for own in lengths)
+    refused = pytest.raises(ConfigError, match="no query has room for one exemplar")
+    with refused if has_no_room else contextlib.nullcontext():
+        found = fit_prompts(
+            count_tokens,
+            lambda query, count: [words(query, count)],
+            [len(own) for own in lengths],
+            names=[str(i) for i in range(len(lengths))],
+            window=room + 3,
+            num_new_tokens=3,
+        )
+    if has_no_room:
+        return
+    for query, own in enumerate(lengths):
+        fits = [n for n in range(len(own) + 1) if len(words(query, n).split()) <= room]
+        assert (found.counts[query], found.num_dropped[query]) == (fits[-1], len(own) - fits[-1])
+        assert found.num_tokens[query] == len(words(query, fits[-1]).split())
+    assert all(text.endswith("the query") for text in asked)
+
+
+QUERIES = ["q", "the query", "the query"]
+
+
+def fit(window, wanted=(2, 2, 1), *, free="", counted=None):
+    """Fit prompts of an LM that counts words; `free` is a second prompt of each query."""
+
+    def write(query, count):
+        return ["e e e " * count + QUERIES[query], *([free] if free else [])]
+
+    def count_tokens(texts):
+        if counted is not None:
+            counted.extend(texts)
+        return [len(text.split()) for text in texts]
+
+    names = ["a", "b", "c"]
+    return fit_prompts(count_tokens, write, wanted, names=names, window=window, num_new_tokens=3)
+
+
+def test_equal_prompts_are_counted_once_and_the_longest_of_a_querys_must_fit():
+    counted = []
+    assert fit(99, (2, 2, 2), counted=counted).counts.tolist() == [2, 2, 2]
+    assert len(counted) == 2  # two of the three are equal
+    assert fit(18, (1, 1, 1), free="w " * 15).num_tokens.tolist() == [15, 15, 15]
+    with pytest.raises(DataError, match="query a has 15 tokens"):
+        fit(17, (1, 1, 1), free="w " * 15)
+
+
+def test_a_query_that_does_not_fit_alone_is_named():
+    message = (
+        r"query b has 2 tokens without any exemplar, and the LM reads 4, 3 of them its answer "
+        r"\(1 more are too long\): leave it out"
+    )
+    with pytest.raises(DataError, match=message):
+        fit(4)
+    assert fit(5, (0, 0, 0)).counts.tolist() == [0, 0, 0]
