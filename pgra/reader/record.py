@@ -184,9 +184,9 @@ def check_reads_any(record: ReaderRecord) -> None:
     """
     if record.method in OWN_INPUTS:
         raise ConfigError(
-            f"this reader was trained by --method {record.method}, which makes its inputs in its own "
-            "way: its predictions are in the run's predictions.jsonl, and other examples are decided by "
-            "train.py with another --test_file and --output_dir"
+            f"this reader was trained by --method {record.method}, which makes its inputs in its "
+            "own way: its predictions are in the run's predictions.jsonl, and other examples are "
+            "decided by train.py with another --test_file and --output_dir"
         )
 
 
