@@ -11,9 +11,9 @@ from pgra.methods.stages import Stages
 
 
 def evidence(args):
-    stages = Stages.read(args, ALONE)
-    stages.find()
-    return stages, stages.evidence["test"].candidates
+    found = Stages.read(args, ALONE)
+    found.find()
+    return found, found.evidence["test"].candidates
 
 
 def by_row(candidates):
@@ -26,7 +26,7 @@ def test_scores_are_the_mean_over_the_prefixes(args):
     found, both = evidence(with_rerank(args, num_prefixes=2))
     prompt = found.prompt
     assert prompt.exemplar_ids != prompt.others[0].exemplar_ids
-    assert not prompt.shown_ids & {example.id for example in found.data.examples("train")}
+    assert not prompt.shown_ids & {example.id for example in found.data.train}
     alone = []
     for seed in (0, 1):
         one, scored = evidence(with_rerank(args, exemplar_seed=seed))
