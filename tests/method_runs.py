@@ -4,7 +4,13 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
-from pgra.config import DataArguments, FolderArguments, PgraArguments, RunArguments, RuntimeArguments
+from pgra.config import (
+    DataArguments,
+    FolderArguments,
+    PgraArguments,
+    RunArguments,
+    RuntimeArguments,
+)
 from pgra.exemplars import SelectionArguments
 from pgra.lm.base import CompleterArguments
 from pgra.memory.labels import PromptMemoryArguments
