@@ -11,7 +11,7 @@ import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -522,7 +522,7 @@ def _labels(parse: Parse) -> None:
         )
     quiet_libraries()
     from pgra.artifacts import write_lines
-    from pgra.experiments.label_study import as_records, study_corrections, write_table
+    from pgra.experiments.label_study import study_corrections, study_table
 
     rows = study_corrections(
         Path(args.run),
@@ -534,8 +534,8 @@ def _labels(parse: Parse) -> None:
         device=args.device,
     )
     if args.output is not None:
-        write_lines(Path(args.output), as_records(rows))
-    say(write_table(rows))
+        write_lines(Path(args.output), [asdict(row) for row in rows])
+    say(study_table(rows).to_markdown())
 
 
 # Models that are trained for a memory.

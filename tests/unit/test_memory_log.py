@@ -78,7 +78,7 @@ DONE = st.tuples(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=15)
 @given(st.lists(DONE, max_size=15))
 def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_factory, done):
     """Against a dict, with the file opened anew, and through an export and an import."""

@@ -137,7 +137,7 @@ def every_way(few_shot, question, feedback):
     return ways
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(name=st.sampled_from(PROMPTS), question=TYPED, feedback=TYPED)
 def test_whatever_users_type_a_prompt_has_the_parts_that_it_has_with_plain_words(
     tmp_path_factory, name, question, feedback
