@@ -23,7 +23,7 @@ forward of the LM; how many become evidence is a cut of one ranking.
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -46,7 +46,14 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
-from pgra.methods.base import METHODS, Forecast, find_method, open_method
+from pgra.methods.base import (
+    METHODS,
+    Forecast,
+    find_method,
+    find_options,
+    known_options,
+    open_method,
+)
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
@@ -287,16 +294,17 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_names() -> dict[str, str]:
-    """Return the section of every argument of our methods, by name; of one name the first."""
-    sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    names: dict[str, str] = {}
-    for method in METHODS:
-        sections = {**find_method(method).SECTIONS, **sections}
-    sections["folder"] = FolderArguments
-    for section, cls in sections.items():
-        names = {**{f.name: section for f in fields(cls)}, **names}
-    return names
+def argument_names(*chosen: Mapping[str, Any]) -> set[str]:
+    """Return the names of all arguments of our methods.
+
+    Args:
+        chosen: Values that may name a retriever or a reranker with arguments of its own.
+    """
+    own = [find_options(values) for values in chosen]
+    sections: list[Any] = [RuntimeArguments, DataArguments, FolderArguments]
+    for parts in (*(find_method(method).SECTIONS for method in METHODS), *own):
+        sections += parts.values()
+    return {f.name for cls in sections for f in fields(cls)}.union(known_options())
 
 
 def short(value: Json) -> str:
@@ -362,10 +370,10 @@ def _check(grid: Grid) -> None:
 
 
 def _check_names(grid: Grid) -> None:
-    known = [PROFILE, *argument_names()]
+    known = {PROFILE, *argument_names(*({**grid.base, **point.values} for point in grid.points))}
     for name in grid.axes:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('axis', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
         if name in _NO_AXES:
             raise ConfigError(
                 f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
@@ -373,11 +381,11 @@ def _check_names(grid: Grid) -> None:
             )
     for name in grid.baseline or {}:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
 
 
-def _nearest(kind: str, name: str) -> str:
-    message = unknown_name(kind, name, [PROFILE, *argument_names()]).split(" Known:")[0]
+def _nearest(kind: str, name: str, known: Collection[str]) -> str:
+    message = unknown_name(kind, name, known).split(" Known:")[0]
     return f"{message} See pgra train --help."
 
 
