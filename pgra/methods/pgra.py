@@ -8,6 +8,7 @@ evidence), exhaustive (no first stage).
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,10 +60,12 @@ from pgra.reader.record import (
 )
 from pgra.reader.train import check_batches, check_classes, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
-from pgra.report.results import add_attention
+from pgra.report.results import PREDICTIONS_FILE, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
+
+logger = logging.getLogger(__name__)
 
 
 class Pgra(Method):
@@ -106,7 +109,7 @@ class Pgra(Method):
         self.tokenizer = load_tokenizer(self.source)
         self.read_data()
         self.verbalizer.audit(self.tokenizer, decode=args.reader.decode)
-        self.check_data()
+        self.check()
         self.stages.open()
 
     def read_data(self) -> None:
@@ -115,8 +118,9 @@ class Pgra(Method):
         self.data = self.stages.data
         self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse what cannot be trained on these examples."""
+        check_training(self.pgra, self.training)
         check_batches(len(self.data.train), self.training)
         check_classes([str(example.label) for example in self.data.train], self.data.labels)
 
@@ -254,7 +258,7 @@ class Pgra(Method):
             prompt=self.stages.prompt if self.stages.depth else None,
             base_model={"name": self.source.name, "identity": self.source.identity},
             seed=self.seed,
-            arguments=asdict(args),
+            arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
             fingerprints=self.fingerprints,
         )
         write_record(folder / READER_FOLDER, record)
@@ -262,6 +266,14 @@ class Pgra(Method):
     def finish(self, folder: Path) -> None:
         """Write the model card."""
         write_card(folder)
+
+    def reuse(self, folder: Path) -> None:
+        """Say how attention is added to a run that was made without."""
+        if self.pgra.reader.evidence_attention and self.stages.depth:
+            with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+                if '"attention": ' not in lines.readline():
+                    command = f"pgra evaluate --run {folder} --evidence_attention"
+                    logger.warning("attention: %s adds it", command)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples with the evidence that was found for them."""
