@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pgra.config import ReaderArguments
+from pgra.config import LoraArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
 
@@ -49,7 +49,7 @@ class ReaderModule(nn.Module):
         """Layers that are alike, for `--torch_compile` to compile once; none: all is compiled."""
         return ()
 
-    def add_adapters(self, args: ReaderArguments, *, seed: int) -> None:
+    def add_adapters(self, args: LoraArguments, *, seed: int) -> None:
         """Put adapters into the model; they change nothing until they are trained.
 
         Args:
@@ -153,7 +153,7 @@ class ReaderModule(nn.Module):
         self.model.gradient_checkpointing_enable(*args, **kwargs)
 
 
-def check_adapters(args: ReaderArguments, source: ModelSource, auto: Any = None) -> None:
+def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -> None:
     """Refuse adapters that could not be made, before the long stages.
 
     Args:

@@ -29,7 +29,7 @@ from pgra.reader.predict import Decision, T5Classifier
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 1
-OWN_INPUTS = ("lm-bff", "rag")
+OWN_INPUTS = ("lm-bff", "rag", "ralm")
 """Systems whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
 _AGAIN = "copy the folder again, or train again"
@@ -182,10 +182,10 @@ def check_reads_any(record: ReaderRecord) -> None:
     Raises:
         ConfigError: If it is one, with how to measure it.
     """
-    system = record.arguments.get("runtime", {}).get("system", "pgra")
-    if system in OWN_INPUTS:
+    method = record.arguments.get("runtime", {}).get("method", "pgra")
+    if method in OWN_INPUTS:
         raise ConfigError(
-            f"this reader was trained by --system {system}, which makes its inputs in its own way: "
+            f"this reader was trained by --method {method}, which makes its inputs in its own way: "
             "its predictions are in the run's predictions.jsonl, and other examples are decided by "
             "train.py with another --test_file and --output_dir"
         )
