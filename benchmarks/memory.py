@@ -52,11 +52,11 @@ class RandomEncoder:
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
-        """Give what the vectors depend on, besides the text."""
+        """What the vectors depend on, besides the text."""
         return {"encoder": "random", "width": self.width}
 
     def encode(self, texts: Sequence[str], *, is_query: bool = False) -> Vectors:
-        """Give vectors (n, D) of texts that end in a row."""
+        """Return vectors (n, D) of texts that end in a row."""
         rows = np.array([int(text.split()[-1]) for text in texts])
         noise = np.random.default_rng(rows[0]).normal(size=(len(texts), self.width))
         near = self.stored[rows] if is_query else self._middles[rows % _MIDDLES]
@@ -86,15 +86,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{'entries':>10}{'open s':>9}{'encoder ms':>12}{'worst ms':>10}{'recall':>8}{'edit ms':>9}"
     )
     for size in args.sizes:
-        told = measure(size, args.width, args.num_queries)
-        figures |= {f"{size}/{name}": value for name, value in told.items()}
+        measured = measure(size, args.width, args.num_queries)
+        figures |= {f"{size}/{name}": value for name, value in measured.items()}
         say(
-            f"{size:>10,}{told['open_s']:>9.3f}{told['encoder_ms']:>12.2f}"
-            f"{told['encoder_worst_ms']:>10.2f}{told['recall']:>8.3f}{told['edit_ms']:>9.2f}"
+            f"{size:>10,}{measured['open_s']:>9.3f}{measured['encoder_ms']:>12.2f}"
+            f"{measured['encoder_worst_ms']:>10.2f}{measured['recall']:>8.3f}{measured['edit_ms']:>9.2f}"
         )
         say(
-            f"{'':>10} made in {told['fill_s']:.0f} s, its vectors and index in "
-            f"{told['follow_s']:.0f} s; a durable write {told['durable_ms']:.2f} ms"
+            f"{'':>10} made in {measured['fill_s']:.0f} s, its vectors and index in "
+            f"{measured['follow_s']:.0f} s; a durable write {measured['durable_ms']:.2f} ms"
         )
     write_figures(args.json, figures)
     return 0
@@ -112,12 +112,12 @@ def measure(size: int, width: int, num_queries: int) -> dict[str, float]:
             KeyVectors(folder, encoder).follow(log)
             followed = time.perf_counter()
         encoder.stored = np.memmap(folder / "vectors.f16", np.float16, "r", shape=(size, width))
-        told = {"fill_s": filled - start, "follow_s": followed - filled}
-        return {**told, **_measure_use(path, folder, encoder, num_queries)}
+        seconds = {"fill_s": filled - start, "follow_s": followed - filled}
+        return {**seconds, **_measure_use(path, folder, encoder, num_queries)}
 
 
 def event(number: int) -> Event:
-    """Give an entry; all keys differ also once they are normalised, which is the worst case."""
+    """Return an entry; all keys differ also once they are normalised, which is the worst case."""
     letters = "".join(chr(97 + (number * step) % 26) for step in (1, 3, 5, 7, 11))
     key = f"what {letters} would one say of < x > number {number}"
     return Event(kind="write", key=key, feedback=f"I mean {number}", time="")

@@ -57,7 +57,7 @@ def write_card(run: Path) -> Path:
     repo, at, _ = str(identity["reader_weights"]).partition("@")
     base = repo if at else None  # the hub's id; None if it came from elsewhere
     use = (
-        f"The weights are a plain T5's, but it reads what `train.py --system {method}` puts "
+        f"The weights are a plain T5's, but it reads what `train.py --method {method}` puts "
         "together for it; `pgra.Reader` does not."
     )
     if method not in OWN_INPUTS:

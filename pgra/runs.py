@@ -150,10 +150,10 @@ class Prepared:
             ArtifactError: If a run's folder holds another run.
             PgraError: As the method says.
         """
-        self.context = context
+        self.context = _context_of(args, context)
         for one in runs:
             check_writable(one.folder)
-        self._method = open_method(args, context)
+        self._method = open_method(args, self.context)
         for one in runs:
             method = self._method.with_seed(one)
             _check_run(method, is_whole=False)

@@ -15,10 +15,9 @@ TEXT = "The film is a warm and funny portrait."
 
 
 def ask_commit(name: str) -> object:
-    from pgra.lm.load import find_commit
+    from pgra.lm.load import find_model
 
-    repo, _, revision = name.partition("@")
-    return find_commit(repo, revision or None).commit
+    return find_model(name).revision
 
 
 def ask_weights(name: str) -> object:

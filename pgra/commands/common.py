@@ -4,9 +4,8 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.config import READERS, Defaults, PgraArguments, RunArguments, parse_arguments
@@ -204,9 +203,3 @@ def show_summary(summary: "Summary") -> str:
             f"{seeds}; {values['min']:.4f} to {values['max']:.4f})",
         ]
     )
-
-
-def context_of(args: RunArguments, joined: "Context") -> "Context":
-    """Return where a run works: its folder of artifacts, and its device."""
-    folder = Path(args.runtime.artifacts_dir)
-    return replace(joined, artifacts=folder, device=args.runtime.device)

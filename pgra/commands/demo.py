@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pgra.commands.common import context_of, join_run, parse_run, quiet_libraries, say
+from pgra.commands.common import join_run, parse_run, quiet_libraries, say
 from pgra.config import config_root
 from pgra.errors import ConfigError
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"\n[{number}/{len(SYSTEMS)}] reader with {name}")
         folder = base / _FOLDERS[name]
         mine = _parse([*words, *extra, "--output_dir", str(folder)])
-        outcome = run(mine, context_of(mine, context))
+        outcome = run(mine, context)
         reused.append(outcome.reused)
         systems.append(load_run(outcome.folder, name=name))
     seconds = time.perf_counter() - start

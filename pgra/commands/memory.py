@@ -1,17 +1,20 @@
 """A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`.
 
-What a word needs beside this file is imported when it is called: listing a memory loads no torch.
+A word's docstring is its help. What it needs beside this file is imported when it is called:
+listing a memory loads no torch.
 """
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import Arguments, KernelArguments, arg, parse_arguments
@@ -21,35 +24,13 @@ from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
 from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
 
-HELP = """usage: pgra memory COMMAND [--help]
-
-commands:
-  add        write what was meant by a question that was misunderstood
-  list       what is in the memory; --log shows every event, --verify reads everything
-  lookup     which feedback a question would get, and whether it passes the gate
-  correct    replace the feedback of an entry
-  forget     take entries out; the log keeps what they were
-  export     write the log to a jsonl file
-  import     append the events of a jsonl file, all or none
-  salvage    read what is left of a damaged memory into a new one
-  gate       how often a look-up finds right and wrong feedback, on questions of known type
-  finetune   teach a small LM to do what clarifications ask for
-  stream     the paper's experiment: a simulated user, with and without a memory
-  chat       ask an LM, see what it understood and which memory it used, correct it, ask again
-  web        the same as a page in your browser
-  labels     what corrected labels are worth to a finished run, by a simulated user
-  score      how many outputs in a file understood their question
-  train-gud-ir      a model that writes the feedback a question may need, for --lookup gud-ir
-  train-similarity  an encoder whose questions are as near as their feedback
-
-examples:
+EXAMPLES = """examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
   pgra memory lookup "what is akin to < pretty > ?" --family lexical
   pgra memory add "So bad it is good." positive --task sst2
   pgra memory list --memory memory.sqlite
   pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m
-  pgra memory chat --lm bundled:smollm2-135m
-"""
+  pgra memory chat --lm bundled:smollm2-135m"""
 _AHEAD = 16  # questions that an LM here is asked together
 _LOOPBACK = ("127.0.0.1", "localhost")
 _PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
@@ -57,40 +38,49 @@ _FAMILY = "Name of a YAML in configs/memory, or the path of one."
 _DEVICE = "auto (a GPU if there is one), cpu, cuda, ..."
 
 
+class Parse(Protocol):
+    """Reads a word's arguments, of which the first may stand bare, in the order of `bare`."""
+
+    def __call__(self, *classes: type, bare: Sequence[str] = ()) -> Any: ...
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the words after `pgra memory`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        say(HELP.rstrip())
+        lines = [
+            f"  {word:<17} {(run.__doc__ or '').splitlines()[0]}" for word, run in _WORDS.items()
+        ]
+        say(
+            "\n".join(
+                ["usage: pgra memory COMMAND [--help]", "", "commands:", *lines, "", EXAMPLES]
+            )
+        )
         return 0
     if words[0] not in _WORDS:
         raise ConfigError(unknown_name("word after pgra memory", words[0], _WORDS))
-    _WORDS[words[0]](words[1:])
+    _WORDS[words[0]](partial(_parse, words[0], words[1:]))
     return 0
 
 
-def _parse(
-    word: str,
-    about: str,
-    words: Sequence[str],
-    *classes: type,
-    bare: Sequence[str] = (),
-    epilog: str = HELP,
-) -> Any:
-    """Read a word's arguments, of which the first may stand bare, in the order of `bare`."""
+def _parse(word: str, words: Sequence[str], *classes: type, bare: Sequence[str] = ()) -> Any:
     count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
     if bare == ("ids...",):  # any number of them
         words, count = (["--ids", *words] if count else list(words)), 0
     if count > len(bare):
         raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
-    named = [part for name, text in zip(bare, words, strict=False) for part in (f"--{name}", text)]
-    named = named[: 2 * count]
+    named = [
+        part
+        for name, text in zip(bare, words[:count], strict=False)
+        for part in (f"--{name}", text)
+    ]
+    about, _, example = inspect.cleandoc(_WORDS[word].__doc__ or "").partition("\n\n")
     return parse_arguments(
         list(classes),
         [*named, *words[count:]],
         prog=f"pgra memory {word}",
         description=about,
-        epilog=epilog,
+        epilog=example or EXAMPLES,
     )
 
 
@@ -195,10 +185,9 @@ class FileArguments(Arguments):
             raise ConfigError("no file is named: give it first, as in pgra memory export FILE")
 
 
-def _add(words: Sequence[str]) -> None:
-    about = "Write what was meant by a question that was misunderstood."
-    bare = ("question", "feedback")
-    memory, args = _parse("add", about, words, MemoryArguments, AddArguments, bare=bare)
+def _add(parse: Parse) -> None:
+    """Write what was meant by a question that was misunderstood."""
+    memory, args = parse(MemoryArguments, AddArguments, bare=("question", "feedback"))
     values = {"source": args.source, "task": args.task}
     Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
     is_relative = args.is_relative
@@ -211,8 +200,9 @@ def _add(words: Sequence[str]) -> None:
             say(show_near(near))
 
 
-def _list(words: Sequence[str]) -> None:
-    memory, args = _parse("list", "Show a memory.", words, MemoryArguments, ListArguments)
+def _list(parse: Parse) -> None:
+    """Show a memory."""
+    memory, args = parse(MemoryArguments, ListArguments)
     is_relative = args.is_relative
     from pgra.memory.chat import show_entry
 
@@ -241,9 +231,9 @@ def _list(words: Sequence[str]) -> None:
                 show(entry)
 
 
-def _lookup(words: Sequence[str]) -> None:
-    about, bare = "Show which feedback a question would get.", ("question",)
-    memory, args = _parse("lookup", about, words, MemoryArguments, QuestionArguments, bare=bare)
+def _lookup(parse: Parse) -> None:
+    """Show which feedback a question would get."""
+    memory, args = parse(MemoryArguments, QuestionArguments, bare=("question",))
     family = args.load_family()
     settled = args.settle(family)
     most = family.num_remembered if family is not None and family.is_of_answers else 1
@@ -262,9 +252,9 @@ def _lookup(words: Sequence[str]) -> None:
         say("nothing found")
 
 
-def _correct(words: Sequence[str]) -> None:
-    about, bare = "Replace the feedback of an entry.", ("ids", "feedback")
-    memory, args = _parse("correct", about, words, MemoryArguments, ChangeArguments, bare=bare)
+def _correct(parse: Parse) -> None:
+    """Replace the feedback of an entry."""
+    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids", "feedback"))
     if len(args.ids) != 1 or args.feedback is None:
         raise ConfigError('name one entry and what was meant: pgra memory correct 7 "I mean ..."')
     from pgra.memory.chat import show_entry
@@ -274,9 +264,9 @@ def _correct(words: Sequence[str]) -> None:
     say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
 
 
-def _forget(words: Sequence[str]) -> None:
-    about, bare = "Take entries out of the memory.", ("ids...",)
-    memory, args = _parse("forget", about, words, MemoryArguments, ChangeArguments, bare=bare)
+def _forget(parse: Parse) -> None:
+    """Take entries out of the memory."""
+    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids...",))
     if not args.ids:
         raise ConfigError("no entry is named: pgra memory forget 7 9")
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
@@ -284,16 +274,16 @@ def _forget(words: Sequence[str]) -> None:
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
 
 
-def _export(words: Sequence[str]) -> None:
-    about, bare = "Write the log to a jsonl file.", ("file",)
-    memory, args = _parse("export", about, words, MemoryArguments, FileArguments, bare=bare)
+def _export(parse: Parse) -> None:
+    """Write the log to a jsonl file."""
+    memory, args = parse(MemoryArguments, FileArguments, bare=("file",))
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
         say(f"{args.file}: {export_log(log, Path(args.file)):,} events")
 
 
-def _import(words: Sequence[str]) -> None:
-    about, bare = "Append the events of a jsonl file.", ("file",)
-    memory, args = _parse("import", about, words, MemoryArguments, FileArguments, bare=bare)
+def _import(parse: Parse) -> None:
+    """Append the events of a jsonl file."""
+    memory, args = parse(MemoryArguments, FileArguments, bare=("file",))
     events = read_events(Path(args.file))  # before a memory is made
     with FeedbackLog.open(Path(memory.memory)) as log:
         count = import_events(log, events)
@@ -301,9 +291,9 @@ def _import(words: Sequence[str]) -> None:
         say(f"{memory.memory}: {added}; {len(log):,} entries")
 
 
-def _salvage(words: Sequence[str]) -> None:
-    about, bare = "Read what is left of a damaged memory.", ("file",)
-    (args,) = _parse("salvage", about, words, FileArguments, bare=bare)
+def _salvage(parse: Parse) -> None:
+    """Read what is left of a damaged memory."""
+    (args,) = parse(FileArguments, bare=("file",))
     if args.output is None:
         raise ConfigError("salvage needs a new file: pgra memory salvage OLD --output NEW.sqlite")
     found = salvage(Path(args.file), Path(args.output))
@@ -331,13 +321,14 @@ class GateArguments(Arguments):
     device: str = arg("auto", "Where the encoder runs.")
 
 
-def _gate(words: Sequence[str]) -> None:
-    about = "Say how often a look-up's gate lets right and wrong feedback through."
-    example = """example:
-  pgra memory gate --family lexical --stream linguistic_300.jsonl \\
-      --lookup encoder --encoder bundled:minilm-l6
-"""
-    args, lookup = _parse("gate", about, words, GateArguments, LookupArguments, epilog=example)
+def _gate(parse: Parse) -> None:
+    r"""Say how often a look-up's gate lets right and wrong feedback through.
+
+    for example:
+      pgra memory gate --family lexical --stream linguistic_300.jsonl \
+          --lookup encoder --encoder bundled:minilm-l6
+    """
+    args, lookup = parse(GateArguments, LookupArguments)
     if args.stream is None:
         raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
     from pgra.memory.report import choose_threshold, judge_threshold, try_lookup
@@ -370,16 +361,18 @@ def _gate(words: Sequence[str]) -> None:
         )
 
 
-def _stream(words: Sequence[str]) -> None:
-    example = """examples:
-  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \\
-      --clarification_probabilities 0.5 1 --seeds 0 1 2
-  pgra memory stream --family scramble --words words.txt --num_steps 300 --lm bundled:smollm2-135m
-  pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \\
-      --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
-  pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \\
-      --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
-"""
+def _stream(parse: Parse) -> None:
+    r"""Ask a stream of questions with a simulated user, with and without a memory.
+
+    for example:
+      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm bundled:smollm2-135m \
+          --clarification_probabilities 0.5 1 --seeds 0 1 2
+      pgra memory stream --family scramble --words words.txt --num_steps 300 --lm MODEL
+      pgra memory stream --family lexical --stream linguistic_300.jsonl --prefix kate \
+          --prefix_examples 4 --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+      pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
+          --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
+    """
     from pgra.lm.base import CompleterArguments, open_lm
     from pgra.memory.experiment import Experiment, StreamArguments, plan_variants
     from pgra.memory.lessons import read_seen
@@ -387,9 +380,8 @@ def _stream(words: Sequence[str]) -> None:
     from pgra.memory.report import choose_threshold, try_lookup, write_report
     from pgra.memory.stream import PromptedLM, Simulation, read_stream
 
-    about = "Ask a stream of questions with a simulated user, with and without a memory."
     classes = (StreamArguments, LookupArguments, CompleterArguments)
-    args, lookup, lm = _parse("stream", about, words, *classes, epilog=example)
+    args, lookup, lm = parse(*classes)
     if args.dev_stream is not None and lookup.threshold is not None:
         raise ConfigError(
             "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
@@ -412,8 +404,7 @@ def _stream(words: Sequence[str]) -> None:
         if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
             seen.check_unseen(steps, family)
     quiet_libraries()
-    artifacts = Path(args.artifacts_dir)
-    context = Context(artifacts=artifacts, device=args.device)
+    context = Context(artifacts=Path(args.artifacts_dir), device=args.device)
     if args.prefix == "kate":
         from pgra.memory.nearest_examples import choose_examples, read_pool
 
@@ -432,7 +423,7 @@ def _stream(words: Sequence[str]) -> None:
     gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
     prompted = PromptedLM(
         few_shot=few_shot,
-        completer=open_lm(lm, Context(artifacts=artifacts, device=args.device)),
+        completer=open_lm(lm, context),
         max_new_tokens=args.max_new_tokens,
         max_prompt_tokens=args.max_prompt_tokens,
     )
@@ -468,14 +459,14 @@ class ScoreArguments(Arguments):
     )
 
 
-def _score(words: Sequence[str]) -> None:
-    about = "Say how many outputs in a file understood their question, by type."
-    example = """example:
-  pgra memory score results.csv --family lexical --released_check
-  pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
-"""
-    bare = ("outputs",)
-    (args,) = _parse("score", about, words, ScoreArguments, bare=bare, epilog=example)
+def _score(parse: Parse) -> None:
+    """Say how many outputs in a file understood their question, by type.
+
+    for example:
+      pgra memory score results.csv --family lexical --released_check
+      pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
+    """
+    (args,) = parse(ScoreArguments, bare=("outputs",))
     if args.outputs is None:
         raise ConfigError("no file of outputs is named: pgra memory score FILE")
     from pgra.memory.report import score_file
@@ -509,20 +500,21 @@ class StudyArguments(KernelArguments):
                 raise ConfigError(f"{name} holds {odd[0]:g}: each must be from 0 to 1")
 
 
-def _labels(words: Sequence[str]) -> None:
-    about = "Say what corrected labels are worth to a finished run."
-    example = """examples:
-  pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
-  pgra memory labels --run runs/sst2-icl-knn --memory_lookup encoder --memory_threshold 0.8 \\
-      --memory_encoder bundled:minilm-l6
+def _labels(parse: Parse) -> None:
+    r"""Say what corrected labels are worth to a finished run.
 
-A simulated user corrects what the run decided wrongly in the first half of its test set. Then the
-first half is decided again, as it is and with words left out, and the second half.
-"""
+    for example:
+      pgra memory labels --run runs/sst2-pgra-seed42 --correction_probabilities 0.5 1 --seeds 0 1 2
+      pgra memory labels --run runs/sst2-icl-knn --memory_lookup encoder --memory_threshold 0.8 \
+          --memory_encoder bundled:minilm-l6
+
+    A simulated user corrects what the run decided wrongly in the first half of its test set. Then
+    the first half is decided again, as it is and with words left out, and the second half.
+    """
     from pgra.memory.labels import PromptMemoryArguments
 
     classes = (StudyArguments, PromptMemoryArguments)
-    args, memory = _parse("labels", about, words, *classes, epilog=example)
+    args, memory = parse(*classes)
     if memory.memory is not None:
         raise ConfigError(
             f"memory names {memory.memory}, and the simulated user fills one of its own: leave it "
@@ -530,7 +522,7 @@ first half is decided again, as it is and with words left out, and the second ha
         )
     quiet_libraries()
     from pgra.artifacts import write_lines
-    from pgra.experiments.label_study import as_records, study_corrections, write_table
+    from pgra.experiments.label_study import study_corrections, study_table
 
     rows = study_corrections(
         Path(args.run),
@@ -542,8 +534,8 @@ first half is decided again, as it is and with words left out, and the second ha
         device=args.device,
     )
     if args.output is not None:
-        write_lines(Path(args.output), as_records(rows))
-    say(write_table(rows))
+        write_lines(Path(args.output), [asdict(row) for row in rows])
+    say(study_table(rows).to_markdown())
 
 
 # Models that are trained for a memory.
@@ -572,19 +564,22 @@ class PairsArguments(Arguments):
             )
 
 
-def _finetune(words: Sequence[str]) -> None:
-    about = "Teach a small LM to do what clarifications ask for."
-    example = """examples:
-  pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl --output_dir runs/lm
-  pgra memory finetune --lessons lexical scramble --max_steps 100 --bf16 --frozen_layers 10
-  pgra memory stream --family lexical --stream linguistic_300.jsonl --lm runs/lm/lm
+def _finetune(parse: Parse) -> None:
+    r"""Teach a small LM to do what clarifications ask for.
 
-It learns with questions that no family of configs/memory asks, and with no word of the streams that
---held_out names. `pgra memory stream` refuses a stream that has any of what its LM learned with.
-"""
+    for example:
+      pgra memory finetune --words lexical.jsonl --held_out linguistic_300.jsonl \
+          --output_dir runs/lm
+      pgra memory finetune --lessons lexical scramble --max_steps 100 --bf16 --frozen_layers 10
+      pgra memory stream --family lexical --stream linguistic_300.jsonl --lm runs/lm/lm
+
+    It learns with questions that no family of configs/memory asks, and with no word of the streams
+    that --held_out names. `pgra memory stream` refuses a stream that has any of what its LM learned
+    with.
+    """
     from pgra.memory.lessons import FinetuneArguments, read_courses
 
-    (args,) = _parse("finetune", about, words, FinetuneArguments, epilog=example)
+    (args,) = parse(FinetuneArguments)
     courses = read_courses(args)
     quiet_libraries()
     from pgra.memory.train import LM_FOLDER, train_lm
@@ -596,35 +591,37 @@ It learns with questions that no family of configs/memory asks, and with no word
     )
 
 
-def _train_gud_ir(words: Sequence[str]) -> None:
-    about = "Train a seq2seq model to write the feedback that a question may need."
-    example = """example:
-  pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
-  pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
-"""
+def _train_gud_ir(parse: Parse) -> None:
+    """Train a seq2seq model to write the feedback that a question may need.
+
+    for example:
+      pgra memory train-gud-ir pairs.jsonl --model bundled:t5-small-titles --output_dir gud-ir
+      pgra memory lookup "what is akin to < pretty > ?" --lookup gud-ir --generator gud-ir
+    """
     quiet_libraries()
     from pgra.memory.train import GeneratorArguments, train_generator
 
     classes = (PairsArguments, GeneratorArguments)
-    args, how = _parse("train-gud-ir", about, words, *classes, bare=("pairs",), epilog=example)
+    args, how = parse(*classes, bare=("pairs",))
     pairs = _read_pairs(args)
     done = train_generator(pairs, Path(args.output_dir), how, Context(device=args.device))
     say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
     say(f"mean loss {done.loss:.4f}; look up with --lookup gud-ir --generator {done.folder}")
 
 
-def _train_similarity(words: Sequence[str]) -> None:
-    about = "Train an encoder whose cosines of questions follow those of their feedback."
-    example = """example:
-  pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
-  pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \\
-      --encoder similar
-"""
+def _train_similarity(parse: Parse) -> None:
+    r"""Train an encoder whose cosines of questions follow those of their feedback.
+
+    for example:
+      pgra memory train-similarity pairs.jsonl --encoder bundled:minilm-l6 --output_dir similar
+      pgra memory lookup "what is akin to < pretty > ?" --family lexical --lookup encoder \
+          --encoder similar
+    """
     quiet_libraries()
     from pgra.memory.train import SimilarityArguments, train_encoder
 
     classes = (PairsArguments, SimilarityArguments)
-    args, how = _parse("train-similarity", about, words, *classes, bare=("pairs",), epilog=example)
+    args, how = parse(*classes, bare=("pairs",))
     pairs = _read_pairs(args)
     done = train_encoder(pairs, Path(args.output_dir), how, Context(device=args.device))
     say(f"{done.folder}: {len(pairs):,} questions, {done.steps:,} steps, {done.seconds:.0f} s")
@@ -654,23 +651,27 @@ class WebArguments(Arguments):
     port: int = arg(7860, "Its port; 0 takes any that is free.", least=0, below=65_536)
 
 
-def _chat(words: Sequence[str]) -> None:
-    example = """examples:
-  pgra memory chat --lm bundled:smollm2-135m
-  printf 'what is akin to < pretty > ?\\n/correct I want a synonym\\n' | pgra memory chat --lm MODEL
-"""
-    from pgra.lm.base import CompleterArguments
-    from pgra.memory.chat import SAYING, ChatArguments, Opening, Talk
+def _chat(parse: Parse) -> None:
+    r"""Ask an LM, see what it understood, correct it, and ask again.
 
-    about = f"Ask an LM, see what it understood, correct it, and ask again. {SAYING}"
+    What is typed is a question, or one of the words that /help tells;
+    for example:
+      pgra memory chat --lm bundled:smollm2-135m
+      printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
+          pgra memory chat --lm MODEL
+    """
+    from pgra.lm.base import CompleterArguments
+    from pgra.memory.chat import ChatArguments, Talk, load_conversation
+
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments)
-    memory, chat, lookup, lm = _parse("chat", about, words, *classes, epilog=example)
+    memory, chat, lookup, lm = parse(*classes)
     quiet_libraries()
-    opening = Opening.load(Path(memory.memory), chat, lookup=lookup, lm=lm)
+    open_conversation = load_conversation(Path(memory.memory), chat, lookup, lm)
     with FeedbackLog.open(Path(memory.memory)) as log:
-        say(f"{log.path}: {len(log):,} entries; {opening.describe()}")
+        conversation = open_conversation(log)
+        say(f"{log.path}: {len(log):,} entries; {conversation.about}")
         say("/help tells what can be typed")
-        Talk(opening.open(log), say, is_watched=sys.stdin.isatty()).run(read_lines())
+        Talk(conversation, say, is_watched=sys.stdin.isatty()).run(read_lines())
 
 
 def read_lines() -> Iterator[str]:
@@ -693,14 +694,17 @@ def read_lines() -> Iterator[str]:
     say("")
 
 
-def _web(words: Sequence[str]) -> None:
-    from pgra.lm.base import CompleterArguments
-    from pgra.memory.chat import ChatArguments, Opening
+def _web(parse: Parse) -> None:
+    """Ask an LM in a browser, see what it understood, correct it, and ask again.
 
-    about = "Ask an LM in a browser, see what it understood, correct it, and ask again."
-    example = "example:\n  pgra memory web --lm bundled:smollm2-135m\n"
+    for example:
+      pgra memory web --lm bundled:smollm2-135m
+    """
+    from pgra.lm.base import CompleterArguments
+    from pgra.memory.chat import ChatArguments, load_conversation
+
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)
-    memory, chat, lookup, lm, web = _parse("web", about, words, *classes, epilog=example)
+    memory, chat, lookup, lm, web = parse(*classes)
     libraries = ("jinja2", "starlette", "uvicorn")
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
@@ -718,13 +722,13 @@ def _web(words: Sequence[str]) -> None:
         ) from None
     with listener:
         quiet_libraries()
-        opening = Opening.load(path, chat, lookup=lookup, lm=lm)
+        open_conversation = load_conversation(path, chat, lookup, lm)
         import uvicorn
 
         from pgra.memory.web import Desk, MemoryPage
 
-        desk = Desk(lambda: opening.open(FeedbackLog.open(path)))
-        line = f"{path}: {opening.describe()}"
+        desk = Desk(lambda: open_conversation(FeedbackLog.open(path)))
+        line = f"{path}: {desk.conversation.about}"
         hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
         config = uvicorn.Config(
             MemoryPage(desk, line).app(hosts),
@@ -740,7 +744,7 @@ def _web(words: Sequence[str]) -> None:
             uvicorn.Server(config).run(sockets=[listener])  # what is under way is answered first
 
 
-_WORDS: Mapping[str, Callable[[Sequence[str]], None]] = {
+_WORDS: Mapping[str, Callable[[Parse], None]] = {
     "add": _add,
     "list": _list,
     "lookup": _lookup,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import (
-    context_of,
     fill_folder,
     join_run,
     parse_run,
@@ -102,7 +101,7 @@ def _run(
     under: Mapping[str, Any] | None = None,
 ) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    joined = join_run(words)
+    context = join_run(words)
     args, (series,) = parse_run(
         words,
         [SeriesArguments],
@@ -115,7 +114,7 @@ def _run(
     from pgra.runs import run, run_seeds, series_folder
 
     quiet_libraries()
-    args, context = fill_folder(args), context_of(args, joined)
+    args = fill_folder(args)
     seeds = series.seed_list()
     folder = series_folder(str(args.folder), seeds or [args.seed])
     target = _take_target(args, series, folder, is_main=context.is_main)

@@ -56,10 +56,13 @@ def build_prompt(
             "examples: ask for fewer"
         )
     draw = find_class("selector", method, SELECTORS).draw
-    groups = group_rows(range(len(examples)), [e.label for e in examples], list(words))
+    rows = range(len(examples))
+    groups = group_rows(rows, [e.label for e in examples], list(words))
     style = PromptFormat(template, words)
     first, *others = (
-        style.prompt([examples[row] for row in draw(groups, num_exemplars, random.Random(each))])
+        style.prompt(
+            [examples[row] for row in draw(rows, groups, num_exemplars, random.Random(each))]
+        )
         for each in range(seed, seed + num_prefixes)
     )
     return replace(first, others=tuple(others))

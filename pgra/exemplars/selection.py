@@ -33,6 +33,8 @@ _STORED = 128
 """Neighbors that are looked up and stored at the least: what is asked for with other numbers of
 exemplars is then there already."""
 _ORDER_SEED = 0x0DE5
+Groups = Mapping[str | None, list[int]]
+"""Rows of a pool by label."""
 
 
 @dataclass(frozen=True)
@@ -304,24 +306,25 @@ class Random(Selector):
     """Whether one that the leak guard leaves out is replaced, by one of its label if it can be."""
 
     @staticmethod
-    def draw(groups: Mapping[str | None, list[int]], count: int, rng: random.Random) -> list[int]:
+    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
         """Draw exemplars.
 
         Args:
-            groups: Rows in the pool's order, by label in the task's order of labels.
+            rows: What may be drawn, in the pool's order.
+            groups: The same by label, in the task's order of labels.
             count: m.
             rng: Of the draw.
         """
-        return rng.sample(sorted(row for rows in groups.values() for row in rows), count)
+        return rng.sample(rows, count)
 
     def _draw(self, queries: Sequence[Example]) -> list[list[int]]:
         rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
         labels = [self.pool.examples[row].label for row in rows]
         groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
         if not self.args.redraw:
-            return [self.draw(groups, self.count, random.Random(seed))] * len(queries)
+            return [self.draw(rows, groups, self.count, random.Random(seed))] * len(queries)
         rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
-        return [self.draw(groups, self.count, rng) for rng in rngs]
+        return [self.draw(rows, groups, self.count, rng) for rng in rngs]
 
     def _choose(self, queries: Sequence[Example]) -> Chosen:
         drawn = self._draw(queries)
@@ -373,11 +376,11 @@ class Balanced(Random):
             )
 
     @staticmethod
-    def draw(groups: Mapping[str | None, list[int]], count: int, rng: random.Random) -> list[int]:
+    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
         """Draw exemplars; see `Random`."""
-        left = {label: list(rows) for label, rows in groups.items()}
-        for rows in left.values():
-            rng.shuffle(rows)
+        left = {label: list(group) for label, group in groups.items()}
+        for group in left.values():
+            rng.shuffle(group)
         # Which label is one ahead must not depend on the order of labels.
         order = rng.sample(list(left), len(left))
         chosen: list[int] = []
@@ -397,18 +400,17 @@ class Official(Balanced):
     """
 
     @staticmethod
-    def draw(groups: Mapping[str | None, list[int]], count: int, rng: random.Random) -> list[int]:
+    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:
         """Draw exemplars; see `Random`."""
         cap = count // len(groups) + 1
-        label_of = {row: label for label, rows in groups.items() for row in rows}
+        label_of = {row: label for label, group in groups.items() for row in group}
         taken: dict[str | None, list[int]] = {label: [] for label in groups}
-        for row in sorted(label_of):
-            rows = taken[label_of[row]]
-            if len(rows) < cap:
-                rows.append(row)
+        for row in rows:
+            if len(taken[label_of[row]]) < cap:
+                taken[label_of[row]].append(row)
             if sum(map(len, taken.values())) >= count and all(taken.values()):
                 break
-        chosen = [row for rows in taken.values() for row in rows]
+        chosen = [row for group in taken.values() for row in group]
         rng.shuffle(chosen)
         return chosen
 
@@ -465,9 +467,7 @@ class Fixed(Random):
         return rows
 
 
-def group_rows(
-    rows: Sequence[int], labels: Sequence[str | None], names: Sequence[str]
-) -> dict[str | None, list[int]]:
+def group_rows(rows: Sequence[int], labels: Sequence[str | None], names: Sequence[str]) -> Groups:
     """Group rows by label, the labels in the order of `names`."""
     groups: dict[str | None, list[int]] = {name: [] for name in names}
     for row, label in zip(rows, labels, strict=True):

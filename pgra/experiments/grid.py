@@ -527,10 +527,8 @@ def run_grid(
     failures = []
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
-        folder = Path(run.args.runtime.artifacts_dir)
-        mine = replace(context, artifacts=folder, device=run.args.runtime.device)
         try:
-            run_all({run.seed: run.args}, mine, may_lack_reader=True)
+            run_all({run.seed: run.args}, context, may_lack_reader=True)
         except PgraError as error:
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise

@@ -9,24 +9,27 @@ import logging
 import random
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Protocol
+from typing import NamedTuple
 
-from pgra.core import Context, Example, Json, Prediction
+from pgra.core import Context, Example, Prediction
 from pgra.data.tasks import Task
 from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup, load_lookup
 from pgra.methods.kate import load_any_task
-from pgra.reader.record import ReaderRecord, read_record
 from pgra.report.metrics import mcnemar
 from pgra.report.results import PREDICTIONS_FILE, damaged, read_lines
+from pgra.report.tables import Cell, Table
 from pgra.runs import Predictor, read_arguments
 
-# Finished runs that a study of corrections asks, with and without a memory, whatever they are.
+logger = logging.getLogger(__name__)
+
+SETS = ("first half again", "first half, words left out", "second half")
+_ONE_IN = 8  # words that are left out of a near copy, at least one
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,14 @@ class Texts:
     unaided: Sequence[Prediction]
 
 
-@dataclass(frozen=True)
-class Told:
-    """What was decided of a text with a memory.
-
-    Attributes:
-        label: The decision.
-        is_aided: Whether a correction passed the gate.
-    """
+class Aided(NamedTuple):
+    """A decision with a memory, and whether a correction passed the gate."""
 
     label: str
     is_aided: bool
 
 
-class Subject(Protocol):
+class Subject:
     """A finished run that decides texts with and without a memory.
 
     Attributes:
@@ -59,43 +56,46 @@ class Subject(Protocol):
         inputs: The task's inputs.
     """
 
-    task: str
-    inputs: tuple[str, ...]
+    def __init__(self, folder: Path, *, weights: Sequence[float], device: str) -> None:
+        """Open the run.
 
-    def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        """Decide texts without a memory."""
-        ...
+        Args:
+            folder: The run.
+            weights: Of a memory's labels, where they are mixed with the run's probabilities.
+            device: What computes.
 
-    def decide_with(
-        self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Told]]:
-        """Decide B texts with a memory, by the weight of its labels; None where none is mixed."""
-        ...
-
-
-class TrainedSubject:
-    """A trained reader; see `Subject`."""
-
-    def __init__(
-        self, folder: Path, record: ReaderRecord, *, weights: Sequence[float], device: str
-    ) -> None:
-        self.task, self.inputs, self._weights = record.task, record.inputs, weights
-        self._labels, self._device = record.labels, device
+        Raises:
+            DataError: If its answers are written, not labels.
+            PgraError: As `pgra predict`.
+        """
+        args = read_arguments(folder, {})
+        task = load_any_task(args.data.task or "")
+        if not isinstance(task, Task):
+            raise DataError(
+                f"{folder} writes answers, and this is a study of labels: give another run"
+            )
+        self.task, self.inputs, self._labels = task.name, task.inputs, task.labels
+        self._folder, self._weights, self._device = folder, weights, device
+        self._is_prompted = "memory" in args.sections  # corrections stand in its prompts
         self._predictor = Predictor.open(folder, device=device)
         self._open_lookup: OpenLookup | None = None
 
     def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        """Decide texts without a memory; see `Subject`."""
+        """Decide texts without a memory."""
         found = self._predictor.answer([dict(example.fields) for example in examples])
         return [answer.prediction for answer in found]
 
     def decide_with(
         self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Told]]:
-        """Mix the memory's labels in; see `Subject`."""
+    ) -> dict[float | None, list[Aided]]:
+        """Decide B texts with a memory, by the weight of its labels; None where none is mixed."""
+        if self._is_prompted:
+            predictor = Predictor.open(self._folder, device=self._device, memory=memory)
+            answers = predictor.answer([dict(example.fields) for example in texts.examples])
+            return {None: [Aided(a.prediction.label, bool(a.details["memory"])) for a in answers]}
         if self._open_lookup is None:  # its encoder is loaded once for all memories
-            args = memory.lookup()
-            self._open_lookup = load_lookup(args, Context(device=self._device), task=self.task)
+            context = Context(device=self._device)
+            self._open_lookup = load_lookup(memory.lookup(), context, task=self.task)
         opened = LabelMemory.open(
             memory,
             task=self.task,
@@ -105,63 +105,14 @@ class TrainedSubject:
         )
         with opened as labels:
             found = [labels.recall(example.fields) for example in texts.examples]
-        told: dict[float | None, list[Told]] = {}
-        for weight in self._weights:
-            told[weight] = [
-                Told(mix_labels(one, near, weight=weight).label, bool(near))
-                for one, near in zip(texts.unaided, found, strict=True)
+        pairs = list(zip(texts.unaided, found, strict=True))
+        return {
+            weight: [
+                Aided(mix_labels(alone, near, weight=weight).label, bool(near))
+                for alone, near in pairs
             ]
-        return told
-
-
-class PromptedSubject:
-    """A frozen LM behind exemplars; see `Subject`."""
-
-    def __init__(self, folder: Path, *, task: str, inputs: tuple[str, ...], device: str) -> None:
-        self.task, self.inputs, self._folder = task, inputs, folder
-        self._device = device
-
-    def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        """Decide texts without a memory; see `Subject`."""
-        predictor = Predictor.open(self._folder, device=self._device)
-        found = predictor.answer([dict(example.fields) for example in examples])
-        return [answer.prediction for answer in found]
-
-    def decide_with(
-        self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Told]]:
-        """Put corrections into prompts; see `Subject`."""
-        predictor = Predictor.open(self._folder, device=self._device, memory=memory)
-        found = predictor.answer([dict(example.fields) for example in texts.examples])
-        return {None: [Told(each.prediction.label, bool(each.details["memory"])) for each in found]}
-
-
-def open_subject(folder: Path, *, weights: Sequence[float], device: str) -> Subject:
-    """Open a finished run.
-
-    Args:
-        folder: The run.
-        weights: Of a memory's labels mixed with a reader's chances.
-        device: What computes.
-
-    Raises:
-        DataError: If its answers are written, not labels.
-        PgraError: As `pgra predict`.
-    """
-    args = read_arguments(folder, {})
-    if "memory" not in args.sections:
-        record = read_record(folder, verify=False)
-        return TrainedSubject(folder, record, weights=weights, device=device)
-    task = load_any_task(args.data.task or "")
-    if not isinstance(task, Task):
-        raise DataError(f"{folder} writes answers, and this is a study of labels: give another run")
-    return PromptedSubject(folder, task=task.name, inputs=task.inputs, device=device)
-
-
-logger = logging.getLogger(__name__)
-
-SETS = ("first half again", "first half, words left out", "second half")
-_ONE_IN = 8  # words that are left out of a near copy, at least one
+            for weight in self._weights
+        }
 
 
 @dataclass(frozen=True)
@@ -222,11 +173,10 @@ def study_corrections(
         DataError: If the run has fewer than two texts, or none of the first half is wrong.
         PgraError: As `pgra predict`.
     """
-    subject = open_subject(folder, weights=weights, device=device)
-    decided = _read(folder, subject.inputs)
-    count = len(decided.examples[:most])
-    half = count // 2
-    first = Texts(SETS[0], decided.examples[:half], decided.unaided[:half])
+    subject = Subject(folder, weights=weights, device=device)
+    examples, unaided = _read(folder, subject.inputs)
+    half = len(examples[:most]) // 2
+    first = Texts(SETS[0], examples[:half], unaided[:half])
     wrong = [e for e, p in zip(first.examples, first.unaided, strict=True) if e.label != p.label]
     if not wrong:
         raise DataError(
@@ -238,41 +188,47 @@ def study_corrections(
     sets = [
         first,
         Texts(SETS[1], copies, subject.decide(copies)),
-        Texts(SETS[2], decided.examples[half:count], decided.unaided[half:count]),
+        Texts(SETS[2], examples[half:most], unaided[half:most]),
     ]
     rows = []
     for chance in probabilities:
         for seed in seeds if chance < 1 else seeds[:1]:
             corrected = draw_corrections(wrong, chance, seed)
-            rows += _measure(subject, corrected, sets, memory, chance=chance, seed=seed)
+            with tempfile.TemporaryDirectory() as root:
+                filled = replace(memory, memory=str(Path(root) / "memory.sqlite"))
+                with FeedbackLog.open(Path(str(filled.memory))) as log:
+                    for example in corrected:
+                        key = input_key(example.fields, subject.inputs)
+                        log.write(key, str(example.label), source="simulated", task=subject.task)
+                for texts in sets:
+                    for weight, aided in subject.decide_with(texts, filled).items():
+                        counts = (chance, seed, weight, len(corrected))
+                        rows.append(_compare(texts, aided, *counts))
     return rows
 
 
 def draw_corrections(wrong: Sequence[Example], probability: float, seed: int) -> list[Example]:
-    """Give those of the wrongly decided that the user corrects."""
+    """Return those of the wrongly decided that the user corrects."""
     draw = random.Random(f"corrections/{seed}")
     return [example for example in wrong if draw.random() < probability]
 
 
 def leave_out_words(example: Example) -> Example:
-    """Give a near copy: of every field one word in eight is left out, at least one of two.
+    """Return a near copy: of every field one word in eight is left out, at least one of two.
 
     Which ones depends on the text alone.
     """
-    fields = {name: _leave_out(text) for name, text in example.fields.items()}
+    fields = {}
+    for name, text in example.fields.items():
+        words = text.split()
+        count = max(1, round(len(words) / _ONE_IN)) if len(words) > 1 else 0
+        gone = random.Random(f"copy/{text}").sample(range(len(words)), count)
+        kept = " ".join(word for i, word in enumerate(words) if i not in gone)
+        fields[name] = kept if count else text
     return replace(example, id=f"{example.id}-copy", fields=fields)
 
 
-def _leave_out(text: str) -> str:
-    words = text.split()
-    if len(words) < 2:
-        return text
-    count = max(1, round(len(words) / _ONE_IN))
-    gone = set(random.Random(f"copy/{text}").sample(range(len(words)), count))
-    return " ".join(word for place, word in enumerate(words) if place not in gone)
-
-
-def _read(folder: Path, inputs: Sequence[str]) -> Texts:
+def _read(folder: Path, inputs: Sequence[str]) -> tuple[list[Example], list[Prediction]]:
     run = folder.parent if (folder.parent / PREDICTIONS_FILE).is_file() else folder
     path = run / PREDICTIONS_FILE
     examples, unaided = [], []
@@ -283,40 +239,20 @@ def _read(folder: Path, inputs: Sequence[str]) -> Texts:
             unaided.append(Prediction(str(line["id"]), line["prediction"], line["scores"]))
         except KeyError as error:
             raise damaged(path, error) from None
-    return Texts("all", examples, unaided)
-
-
-def _measure(
-    subject: Subject,
-    corrected: Sequence[Example],
-    sets: Sequence[Texts],
-    memory: PromptMemoryArguments,
-    *,
-    chance: float,
-    seed: int,
-) -> list[Row]:
-    rows = []
-    with tempfile.TemporaryDirectory() as root:
-        path = Path(root) / "memory.sqlite"
-        with FeedbackLog.open(path) as log:
-            for one in corrected:
-                key = input_key(one.fields, subject.inputs)
-                log.write(key, str(one.label), source="simulated", task=subject.task)
-        named = replace(memory, memory=str(path))
-        for texts in sets:
-            found = subject.decide_with(texts, named)
-            for weight, told in found.items():
-                row = _compare(texts, told, chance=chance, seed=seed, weight=weight)
-                rows.append(replace(row, corrections=len(corrected)))
-    return rows
+    return examples, unaided
 
 
 def _compare(
-    texts: Texts, told: Sequence[Told], *, chance: float, seed: int, weight: float | None
+    texts: Texts,
+    aided: Sequence[Aided],
+    chance: float,
+    seed: int,
+    weight: float | None,
+    corrections: int,
 ) -> Row:
     truth = [example.label for example in texts.examples]
     before = [a == b.label for a, b in zip(truth, texts.unaided, strict=True)]
-    after = [a == b.label for a, b in zip(truth, told, strict=True)]
+    after = [a == b.label for a, b in zip(truth, aided, strict=True)]
     pairs = list(zip(before, after, strict=True))
     return Row(
         texts=texts.name,
@@ -324,8 +260,8 @@ def _compare(
         seed=seed,
         weight=weight,
         n=len(truth),
-        corrections=0,
-        aided=sum(one.is_aided for one in told),
+        corrections=corrections,
+        aided=sum(one.is_aided for one in aided),
         without=mean(before),
         with_memory=mean(after),
         mended=pairs.count((False, True)),
@@ -334,30 +270,22 @@ def _compare(
     )
 
 
-def as_records(rows: Sequence[Row]) -> list[dict[str, Json]]:
-    """Give rows as JSON tells them."""
-    return [asdict(row) for row in rows]
-
-
-def write_table(rows: Sequence[Row]) -> str:
-    """Lay rows out as a table in Markdown, means over the user's seeds."""
-    lines = [
-        "| texts | p | weight | corrections | aided | without | with | mended | broken |",
-        "|:--|:-:|:-:|:-:|:-:|:-:|:-:|:-:|:-:|",
-    ]
+def study_table(rows: Sequence[Row]) -> Table:
+    """Return means over the user's seeds."""
     groups: dict[tuple[str, float, float | None], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.texts, row.probability, row.weight), []).append(row)
+    lines = []
     for (texts, chance, weight), same in groups.items():
-        told = "in the prompt" if weight is None else f"{weight:g}"
-        counts = [
-            mean(values)
-            for values in zip(
-                *((r.corrections, r.aided, r.mended, r.broken) for r in same), strict=True
-            )
-        ]
-        accuracy = [mean(r.without for r in same), mean(r.with_memory for r in same)]
-        cells = [texts, f"{chance:g}", told, *(f"{one:.4g}" for one in counts[:2])]
-        cells += [*(f"{one:.3f}" for one in accuracy), *(f"{one:.3g}" for one in counts[2:])]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [texts, f"{chance:g}", "in the prompt" if weight is None else f"{weight:g}"]
+        for name, digits in _COLUMNS.items():
+            cells.append(f"{mean(getattr(row, name) for row in same):{digits}}")
+        lines.append([Cell(text) for text in cells])
+    head = ["texts", "p", "weight", "corrections", "aided", "without", "with", "mended", "broken"]
+    return Table("", head, lines)
+
+
+_COLUMNS = {
+    **{"corrections": ".4g", "aided": ".4g", "without": ".3f", "with_memory": ".3f"},
+    **{"mended": ".3g", "broken": ".3g"},
+}

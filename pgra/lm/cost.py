@@ -243,12 +243,12 @@ class LmShape:
         return 2.0 * self.matrices * tokens + 4.0 * self.layers * self.attended * looks
 
     def weight_bytes(self, itemsize: int, quantization: str = "none") -> int:
-        """Give the memory of the weights; quantised LMs keep their embeddings as they are."""
+        """Return the memory of the weights; quantised LMs keep their embeddings as they are."""
         each = _BYTES_A_WEIGHT.get(quantization, itemsize)
         return int(self.matrices * each) + (self.weights - self.matrices) * itemsize
 
     def cache_bytes(self, tokens: int, itemsize: int) -> int:
-        """Give the memory of the keys and values of so many tokens."""
+        """Return the memory of the keys and values of so many tokens."""
         return 2 * self.layers * self.cached * tokens * itemsize
 
     def batch_bytes(self, tokens: int, itemsize: int) -> int:

@@ -24,177 +24,16 @@ from pgra.data.bundled import bundled_model_dir
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ConfigError, ModelError
 
-# Which commit of a hub model is loaded: one that holds safetensors, the only kind that is read.
-#
-# Older models, OPT among them, have them in an open pull request of the hub's own bot. A client
-# that follows the main branch looks there by itself; one that pins a commit, as ours, must do so
-# first.
-
-
 logger = logging.getLogger(__name__)
 
+BUNDLED = "bundled:"
+_IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _MAIN = "main"
 _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
 _SHORTEST_COMMIT = 7
-
-
-@dataclass(frozen=True)
-class HubCommit:
-    """One state of a hub model.
-
-    Attributes:
-        commit: Its hash.
-        is_only_cached: Whether the hub could not be asked, and better is not asked again: its
-            client tries for half a minute at each optional file.
-    """
-
-    commit: str
-    is_only_cached: bool
-
-
-@lru_cache(maxsize=32)
-def find_commit(repo: str, revision: str | None) -> HubCommit:
-    """Find the commit to load, and fetch its configuration; the same all through a process.
-
-    Where the hub cannot be asked, it is the commit in the local cache that was found before.
-
-    Args:
-        repo: Hub id.
-        revision: Branch, tag, commit or refs/pr/N; None for the main branch, or else the pull
-            request that adds safetensors to it.
-
-    Raises:
-        ModelError: If there is no such model, it is not ours to read, or it has no safetensors.
-    """
-    try:
-        return HubCommit(_ask_hub(repo, revision), is_only_cached=False)
-    except hub_errors() as error:
-        reason, is_offline = hub_reason(error), _is_offline(error)
-    commit = _find_cached(repo, revision)
-    name = f"{repo}@{revision}" if revision else repo
-    if commit is None:
-        raise ModelError(
-            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
-            "Give a local folder, a hub id that you can reach, or a bundled: name "
-            "(pgra models lists them)."
-        )
-    level = logging.INFO if is_offline else logging.WARNING
-    why = "offline mode" if is_offline else reason.rstrip(".")
-    logger.log(level, "model %s: commit %s from the cache (%s)", name, commit, why)
-    return HubCommit(commit, is_only_cached=True)
-
-
-def _ask_hub(repo: str, revision: str | None) -> str:
-    commit, files = _inspect(repo, revision or _MAIN)
-    reference = revision or _MAIN
-    if not _has_weights(files):
-        number = None if revision else _find_pull_request(repo)
-        if number is None:
-            raise ModelError(_no_weights(repo, revision))
-        reference = f"{_PULL_REQUESTS}{number}"
-        commit, _ = _inspect(repo, reference)
-        logger.info(
-            "model %s: its main branch has no safetensors; those of the hub's bot are loaded (%s)",
-            repo,
-            reference,
-        )
-    _remember(repo, reference, commit)
-    return commit
-
-
-def _inspect(repo: str, revision: str) -> tuple[str, list[str]]:
-    from huggingface_hub import HfApi, constants
-
-    info = HfApi().model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    return str(info.sha), [sibling.rfilename for sibling in info.siblings or []]
-
-
-def _find_pull_request(repo: str) -> int | None:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        asked = list(
-            HfApi().get_repo_discussions(repo, author=_BOT, discussion_type="pull_request")
-        )
-    except HfHubHTTPError as error:  # a model may have its discussions closed
-        logger.debug("%s: no pull requests to read (%s)", repo, hub_reason(error))
-        return None
-    for request in asked:
-        is_open = request.is_pull_request and request.status != "closed"
-        if is_open and request.author == _BOT:
-            _, files = _inspect(repo, f"{_PULL_REQUESTS}{request.num}")
-            if _has_weights(files):
-                return request.num
-    return None
-
-
-def _remember(repo: str, reference: str, commit: str) -> None:
-    """Fetch the configuration by its branch: the cache then knows which commit that is."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    known = try_to_load_from_cache(repo, _CONFIG, revision=reference)
-    if not isinstance(known, str) or Path(known).parent.name != commit:
-        logger.info("model %s: commit %s is new here; its weights come when needed", repo, commit)
-        hf_hub_download(repo, _CONFIG, revision=reference)
-
-
-def _find_cached(repo: str, revision: str | None) -> str | None:
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cached = scan_cache_dir().repos
-    except CacheNotFound:
-        return None
-    commits = [
-        commit
-        for entry in cached
-        if entry.repo_type == "model" and entry.repo_id == repo
-        for commit in entry.revisions
-        if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
-    ]
-    if revision:
-        commits = [commit for commit in commits if _is_named(commit, revision)]
-    return max(commits, key=_preference).commit_hash if commits else None
-
-
-def _is_named(commit: Any, revision: str) -> bool:
-    is_start = len(revision) >= _SHORTEST_COMMIT and commit.commit_hash.startswith(revision)
-    return revision in commit.refs or is_start
-
-
-def _preference(commit: Any) -> tuple[bool, bool, float]:
-    """Rank cached commits as the hub would be read: main, a pull request, the latest other one."""
-    has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
-    return _MAIN in commit.refs, has_request, commit.last_modified
-
-
-def _has_weights(files: Iterable[str]) -> bool:
-    return any(file in _WEIGHTS for file in files)
-
-
-def _is_offline(error: Exception) -> bool:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    return isinstance(error, OfflineModeIsEnabled)
-
-
-def _no_weights(repo: str, revision: str | None) -> str:
-    name = f"{repo}@{revision}" if revision else repo
-    beside = "" if revision else f", nor has an open pull request of {_BOT}"
-    return (
-        f"model '{name}' has no safetensors, the only kind that is loaded{beside}: name a commit "
-        f"or pull request that has them ({repo}@{_PULL_REQUESTS}N), or load it once with "
-        "transformers and write it to a folder with save_pretrained"
-    )
-
-
-BUNDLED = "bundled:"
-_IDENTITY = (".safetensors", ".json", ".txt", ".model", ".jinja")
 
 
 @dataclass(frozen=True)
@@ -232,30 +71,22 @@ def find_model(name: str) -> ModelSource:
     """
     if name.startswith(BUNDLED):
         folder = bundled_model_dir(name.removeprefix(BUNDLED))
-        return ModelSource(name, str(folder), None, _folder_identity(folder))
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        _check_folder(folder)
-        return ModelSource(name, str(folder), None, _folder_identity(folder))
-    return _find_on_hub(name)
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is not a model folder: it has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        raise ModelError(
-            f"{folder} has no .safetensors weights, the only kind that is loaded: "
-            "load it once with transformers and write it again with save_pretrained"
-        )
-
-
-def _folder_identity(folder: Path) -> str:
+    else:
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            return _find_on_hub(name)
+        if not (folder / _CONFIG).is_file():
+            raise ModelError(f"{folder} is not a model folder: it has no config.json")
+        if not any(folder.glob("*.safetensors")):
+            raise ModelError(
+                f"{folder} has no .safetensors weights, the only kind that is loaded: "
+                "load it once with transformers and write it again with save_pretrained"
+            )
     files = sorted(
         p for p in folder.iterdir() if p.suffix in _IDENTITY and p.name != "manifest.json"
     )
     stamps = tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in files)
-    return _files_digest(folder, stamps)
+    return ModelSource(name, str(folder), None, _files_digest(folder, stamps))
 
 
 @lru_cache(maxsize=32)
@@ -263,11 +94,123 @@ def _files_digest(folder: Path, stamps: tuple[tuple[str, int, int], ...]) -> str
     return digest({name: file_checksum(folder / name) for name, _, _ in stamps})[:32]
 
 
+@lru_cache(maxsize=32)
 def _find_on_hub(name: str) -> ModelSource:
+    """Find the commit to load, and fetch its configuration; the same all through a process.
+
+    One that holds safetensors, the only kind that is read. Older models, OPT among them, have them
+    in an open pull request of the hub's own bot. A client that follows the main branch looks there
+    by itself; one that pins a commit, as ours, must do so first. Where the hub cannot be asked, it
+    is the commit in the local cache that was found before.
+    """
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     repo, _, revision = name.partition("@")
-    found = find_commit(repo, revision or None)
-    identity = f"{repo}@{found.commit}"
-    return ModelSource(name, repo, found.commit, identity, is_only_cached=found.is_only_cached)
+    try:
+        commit = _ask_hub(repo, revision)
+        return ModelSource(name, repo, commit, f"{repo}@{commit}")
+    except hub_errors() as error:
+        reason, is_offline = hub_reason(error), isinstance(error, OfflineModeIsEnabled)
+    cached = _find_cached(repo, revision)
+    if cached is None:
+        raise ModelError(
+            f"cannot find model '{name}': it is no folder here, and the hub says: {reason} "
+            "Give a local folder, a hub id that you can reach, or a bundled: name "
+            "(pgra models lists them)."
+        )
+    level = logging.INFO if is_offline else logging.WARNING
+    why = "offline mode" if is_offline else reason.rstrip(".")
+    logger.log(level, "model %s: commit %s from the cache (%s)", name, cached, why)
+    return ModelSource(name, repo, cached, f"{repo}@{cached}", is_only_cached=True)
+
+
+def _ask_hub(repo: str, revision: str) -> str:
+    """Return the commit of a branch, tag, commit or refs/pr/N; "" is main, or else the bot's."""
+    from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+
+    def inspect(reference: str) -> tuple[str, bool]:
+        timeout = constants.HF_HUB_ETAG_TIMEOUT
+        info = HfApi().model_info(repo, revision=reference, timeout=timeout)
+        return str(info.sha), _has_weights(file.rfilename for file in info.siblings or [])
+
+    reference = revision or _MAIN
+    commit, is_sound = inspect(reference)
+    for number in [] if is_sound or revision else _bot_requests(repo):
+        reference = f"{_PULL_REQUESTS}{number}"
+        commit, is_sound = inspect(reference)
+        if is_sound:
+            logger.info(
+                "model %s: its main branch has no safetensors; those of the hub's bot are loaded "
+                "(%s)",
+                repo,
+                reference,
+            )
+            break
+    if not is_sound:
+        beside = "" if revision else f", nor has an open pull request of {_BOT}"
+        raise ModelError(
+            f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
+            f"loaded{beside}: name a commit or pull request that has them "
+            f"({repo}@{_PULL_REQUESTS}N), or load it once with transformers and write it to a "
+            "folder with save_pretrained"
+        )
+    # The configuration is fetched by its branch: the cache then knows which commit that is.
+    known = try_to_load_from_cache(repo, _CONFIG, revision=reference)
+    if not isinstance(known, str) or Path(known).parent.name != commit:
+        logger.info("model %s: commit %s is new here; its weights come when needed", repo, commit)
+        hf_hub_download(repo, _CONFIG, revision=reference)
+    return commit
+
+
+def _bot_requests(repo: str) -> list[int]:
+    """Return the numbers of the open pull requests of the hub's bot."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        found = list(
+            HfApi().get_repo_discussions(repo, author=_BOT, discussion_type="pull_request")
+        )
+    except HfHubHTTPError as error:  # a model may have its discussions closed
+        logger.debug("%s: no pull requests to read (%s)", repo, hub_reason(error))
+        return []
+    return [
+        request.num
+        for request in found
+        if request.is_pull_request and request.status != "closed" and request.author == _BOT
+    ]
+
+
+def _find_cached(repo: str, revision: str) -> str | None:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    def is_named(commit: Any) -> bool:
+        is_start = len(revision) >= _SHORTEST_COMMIT and commit.commit_hash.startswith(revision)
+        return not revision or revision in commit.refs or is_start
+
+    def preference(commit: Any) -> tuple[bool, bool, float]:
+        """As the hub would be read: main, a pull request, the latest other one."""
+        has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
+        return _MAIN in commit.refs, has_request, commit.last_modified
+
+    try:
+        cached = scan_cache_dir().repos
+    except CacheNotFound:
+        return None
+    commits = [
+        commit
+        for entry in cached
+        if entry.repo_type == "model" and entry.repo_id == repo
+        for commit in entry.revisions
+        if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
+        and is_named(commit)
+    ]
+    return max(commits, key=preference).commit_hash if commits else None
+
+
+def _has_weights(files: Iterable[str]) -> bool:
+    return any(file in _WEIGHTS for file in files)
 
 
 def find_model_file(source: ModelSource, name: str) -> Path | None:

@@ -13,7 +13,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from pgra.config import Arguments, arg
 from pgra.core import Context
@@ -27,7 +26,6 @@ from pgra.memory.lookup import (
     LookupArguments,
     Match,
     NearEntry,
-    OpenLookup,
     find_near,
     load_lookup,
 )
@@ -92,30 +90,21 @@ class ChatArguments(Arguments):
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
 
 
-@dataclass(frozen=True)
-class Reading:
-    """An output, taken apart.
+def read_understanding(family: Family, output: str) -> tuple[str, str]:
+    """Take an output apart by the forms that a family's answers have, letters of any case.
 
-    Attributes:
-        understanding: What was understood, with … where the answer stands; "" where the output has
-            none of the family's forms.
-        answer: The answer; the whole output where no understanding is told.
+    Returns:
+        What was understood, with … where the answer stands, and the answer; "" and the whole output
+        where it has none of the forms.
     """
-
-    understanding: str
-    answer: str
-
-
-def read_understanding(family: Family, output: str) -> Reading:
-    """Take an output apart by the forms that a family's answers have, letters of any case."""
     text = output.strip()
     for form in family.answers.values():
         pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
         found = re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL)
         if found:
             start, end = found.span(1)
-            return Reading(f"{text[:start]}{_LEFT_OUT}{text[end:]}", found.group(1))
-    return Reading("", output)
+            return f"{text[:start]}{_LEFT_OUT}{text[end:]}", found.group(1)
+    return "", output
 
 
 @dataclass(frozen=True)
@@ -125,7 +114,8 @@ class Turn:
     Attributes:
         question: As it was asked.
         output: What the LM wrote, cut to its answer.
-        reading: The same, taken apart.
+        understanding: What was understood, with … where the answer stands; "" where none is told.
+        answer: The answer; the whole output where no understanding is told.
         found: What the look-up gave, the nearest first.
         num_used: How many of these stood in the prompt, the first.
         prompt: What the LM read.
@@ -134,7 +124,8 @@ class Turn:
 
     question: str
     output: str
-    reading: Reading
+    understanding: str
+    answer: str
     found: Sequence[Match]
     num_used: int
     prompt: str
@@ -168,6 +159,7 @@ class Conversation:
         threshold: The gate's; None lets all through.
         task: Under which name corrections are written.
         source: Who is said to have made them.
+        about: What is talked to, in a line.
     """
 
     family: Family
@@ -177,6 +169,7 @@ class Conversation:
     threshold: float | None
     task: str = ""
     source: str = "user"
+    about: str = ""
 
     @property
     def wants_answers(self) -> bool:
@@ -197,10 +190,12 @@ class Conversation:
         prompt = system.ask(Step("", "", question, ""))
         (completion,) = self.lm.complete([prompt.text])
         output = few_shot.read_output(completion.text)
+        understanding, answer = read_understanding(self.family, output)
         return Turn(
             question=question,
             output=output,
-            reading=read_understanding(self.family, output),
+            understanding=understanding,
+            answer=answer,
             found=tuple(prompt.found),
             num_used=prompt.num_used,
             prompt=prompt.text,
@@ -237,81 +232,48 @@ class Conversation:
         return [entry for entry in self.log.entries() if entry.task == self.task]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """What a conversation is made of but for its memory, which is opened by who uses it.
+def load_conversation(
+    path: Path, chat: ChatArguments, lookup: LookupArguments, lm: CompleterArguments
+) -> Callable[[FeedbackLog], Conversation]:
+    """Load what takes long, after all that can be refused at once.
 
-    Attributes:
+    Args:
+        path: The memory; one that is damaged is refused, one that is missing not made.
         chat: What is asked for.
-        lookup: Which look-up, settled for the family.
-        family: Of the questions.
-        lm: Prompt and LM.
-        lm_name: The LM's.
-        open_lookup: Opens the look-up of a memory.
+        lookup: Which look-up.
+        lm: Which LM.
+
+    Returns:
+        What opens a conversation on the memory, for who uses it.
+
+    Raises:
+        PgraError: For what a user can mend.
     """
-
-    chat: ChatArguments
-    lookup: LookupArguments
-    family: Family
-    lm: PromptedLM
-    lm_name: str
-    open_lookup: OpenLookup
-
-    @classmethod
-    def load(
-        cls, path: Path, chat: ChatArguments, *, lookup: LookupArguments, lm: CompleterArguments
-    ) -> Self:
-        """Load what takes long, after all that can be refused at once.
-
-        Args:
-            path: The memory; one that is damaged is refused, one that is missing not made.
-            chat: What is asked for.
-            lookup: Which look-up.
-            lm: Which LM.
-
-        Raises:
-            PgraError: For what a user can mend.
-        """
-        family = load_family(chat.family)
-        lookup = lookup.settle(family)
-        few_shot = load_few_shot(chat.prompt or family.prompt)
-        if path.exists():
-            FeedbackLog.open(path, is_writable=False).close()
-        artifacts = Path(chat.artifacts_dir)
-        prompted = PromptedLM(
-            few_shot=few_shot,
-            completer=open_lm(lm, Context(artifacts=artifacts, device=chat.device)),
-            max_new_tokens=chat.max_new_tokens,
-            max_prompt_tokens=chat.max_prompt_tokens,
-        )
-        context = Context(artifacts=artifacts, device=chat.device)
-        open_lookup = load_lookup(lookup, context, task=chat.task)
-        return cls(
-            chat=chat,
-            lookup=lookup,
-            family=family,
-            lm=prompted,
-            lm_name=lm.lm,
-            open_lookup=open_lookup,
-        )
-
-    def open(self, log: FeedbackLog) -> Conversation:
-        """Open a conversation on a memory."""
-        return Conversation(
-            family=self.family,
-            lm=self.lm,
-            log=log,
-            lookup=self.open_lookup(log),
-            threshold=self.lookup.gate_of(self.family),
-            task=self.chat.task,
-            source=self.chat.source,
-        )
-
-    def describe(self) -> str:
-        """Return what is talked to, in a line."""
-        gate = self.lookup.gate_of(self.family)
-        shown = "" if gate is None else f", gate {gate:g}"
-        return f"LM {self.lm_name}; look-up {self.lookup.lookup}{shown}"
+    family = load_family(chat.family)
+    lookup = lookup.settle(family)
+    few_shot = load_few_shot(chat.prompt or family.prompt)
+    if path.exists():
+        FeedbackLog.open(path, is_writable=False).close()
+    context = Context(artifacts=Path(chat.artifacts_dir), device=chat.device)
+    gate = lookup.gate_of(family)
+    prompted = PromptedLM(
+        few_shot=few_shot,
+        completer=open_lm(lm, context),
+        max_new_tokens=chat.max_new_tokens,
+        max_prompt_tokens=chat.max_prompt_tokens,
+    )
+    open_lookup = load_lookup(lookup, context, task=chat.task)
+    shown = "" if gate is None else f", gate {gate:g}"
+    return lambda log: Conversation(
+        family=family,
+        lm=prompted,
+        log=log,
+        lookup=open_lookup(log),
+        threshold=gate,
+        task=chat.task,
+        source=chat.source,
+        about=f"LM {lm.lm}; look-up {lookup.lookup}{shown}",
+    )
 
 
 class Talk:
@@ -400,9 +362,9 @@ class Talk:
 
 def show_turn(turn: Turn, conversation: Conversation) -> str:
     """Render what a question gave: understanding, answer, and the memory that was used."""
-    understood = turn.reading.understanding or "(the answer does not say)"
+    understood = turn.understanding or "(the answer does not say)"
     lines = [] if conversation.wants_answers else [f"understood  {visible(understood)}"]
-    lines.append(f"answer      {visible(turn.reading.answer) or '(nothing)'}")
+    lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.found:
         lines.append("memory      nothing found")
     gate = "" if conversation.threshold is None else f" (gate {conversation.threshold:g})"

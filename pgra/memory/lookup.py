@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -261,7 +261,31 @@ def passing(matches: Sequence[Match], threshold: float | None) -> list[Match]:
     return [match for match in matches if threshold is None or match.score >= threshold]
 
 
-class EditLookup:
+class _KeyLookup:
+    """What look-ups by a log's keys share: there is nothing to load."""
+
+    def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
+        """Follow a log.
+
+        Args:
+            log: The memory.
+            task: Which questions it is for.
+            is_whole: Whether what stands in <...> is compared too.
+        """
+        self._log, self._task, self._is_whole = log, task, is_whole
+        self._form: dict[str, Json] = {"key_form": "whole"} if is_whole else {}
+
+    @classmethod
+    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
+        """Load nothing; see `Lookup`."""
+        is_whole = args.key_form == "whole"
+        return cast(OpenLookup, lambda log: cls(log, task=task, is_whole=is_whole))
+
+    def _normalize(self, text: str) -> str:
+        return normalize_key(text, is_whole=self._is_whole)
+
+
+class EditLookup(_KeyLookup):
     """By the edit distance of normalised keys (the paper's closest memory; App. E).
 
     Keys that are the same once normalised are one key, whose newest feedback counts. Of keys at the
@@ -275,39 +299,21 @@ class EditLookup:
     _equal: ClassVar[float] = 0.0  # the score of equal keys
 
     def __init__(
-        self,
-        log: FeedbackLog,
-        *,
-        task: str = "",
-        is_whole: bool = False,
-        of_feedback: bool = False,
+        self, log: FeedbackLog, *, task: str = "", is_whole: bool = False, of_feedback: bool = False
     ) -> None:
-        """Follow a log.
-
-        Args:
-            log: The memory.
-            task: Which questions it is for.
-            is_whole: Whether what stands in <...> is compared too.
-            of_feedback: Whether a text is compared with the feedback instead of the keys.
-        """
-        self._log, self._task = log, task
-        self._is_whole, self._of_feedback = is_whole, of_feedback
+        """Follow a log; with `of_feedback` a text is compared with the feedback, not the keys."""
+        super().__init__(log, task=task, is_whole=is_whole)
+        self._of_feedback = of_feedback
         self._through = 0
         self._compared: dict[str, str] = {}  # by raw key
         self._ids: dict[str, dict[str, int]] = {}  # by compared key: entries' ids by raw key
         self._lengths: dict[int, dict[str, int]] = defaultdict(dict)  # keys: first id, by length
 
-    @classmethod
-    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
-        """Load nothing; see `Lookup`."""
-        is_whole = args.key_form == "whole"
-        return lambda log: cls(log, task=task, is_whole=is_whole)
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
         of_what = {"of": "feedback"} if self._of_feedback else {}
-        return {"lookup": "edit", **_form_field(is_whole=self._is_whole), **of_what}
+        return {"lookup": "edit", **self._form, **of_what}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the nearest k keys' newest entries; see `Lookup`."""
@@ -325,9 +331,6 @@ class EditLookup:
             max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]
         }
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
-
-    def _normalize(self, text: str) -> str:
-        return normalize_key(text, is_whole=self._is_whole)
 
     def _distances(self, key: str, names: list[str], *, workers: int) -> npt.NDArray[Any]:
         return process.cdist([key], names, scorer=Levenshtein.distance, workers=workers)
@@ -378,7 +381,7 @@ class RelativeEditLookup(EditLookup):
         )
 
 
-class Bm25Lookup:
+class Bm25Lookup(_KeyLookup):
     """By BM25 over the words of normalised keys, with an idf that is above 0 in a small memory too.
 
     The index is made again when the log has grown: it is for memories of thousands.
@@ -387,34 +390,26 @@ class Bm25Lookup:
     scores: ClassVar = ScoreRange(1.0, 0.0, math.inf, "BM25's scores are above 0")
 
     def __init__(self, log: FeedbackLog, *, task: str = "", is_whole: bool = False) -> None:
-        self._log, self._task, self._is_whole = log, task, is_whole
+        super().__init__(log, task=task, is_whole=is_whole)
         self._through = -1
         self._entries: list[Event] = []
         self._index: Any = None
 
-    @classmethod
-    def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:  # noqa: ARG003
-        """Load nothing; see `Lookup`."""
-        is_whole = args.key_form == "whole"
-        return lambda log: cls(log, task=task, is_whole=is_whole)
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """See `Lookup`."""
-        form = _form_field(is_whole=self._is_whole)
-        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **form}
+        return {"lookup": "bm25", "k1": 1.5, "b": 0.75, "idf": "lucene", **self._form}
 
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the best k entries that share a word with a question; see `Lookup`."""
         self._follow()
         if self._index is None:
             return []
-        scores = self._index.get_scores_from_ids(self._index.get_tokens_ids(self._words(question)))
+        scores = self._index.get_scores_from_ids(
+            self._index.get_tokens_ids(self._normalize(question).split())
+        )
         newest_first = np.lexsort((-np.arange(len(scores)), -scores))[:k]
         return [Match(self._entries[i], float(scores[i])) for i in newest_first if scores[i] > 0]
-
-    def _words(self, text: str) -> list[str]:
-        return normalize_key(text, is_whole=self._is_whole).split()
 
     def _follow(self) -> None:
         last = self._log.last_id
@@ -422,7 +417,7 @@ class Bm25Lookup:
             return
         self._through, self._index = last, None
         self._entries = [entry for entry in self._log.entries() if entry.task == self._task]
-        texts = [self._words(entry.key) for entry in self._entries]
+        texts = [self._normalize(entry.key).split() for entry in self._entries]
         if not any(texts):
             return
         import bm25s
@@ -433,10 +428,6 @@ class Bm25Lookup:
         vocabulary.setdefault("", len(vocabulary))
         self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
         self._index.index((ids, vocabulary), show_progress=False)
-
-
-def _form_field(*, is_whole: bool) -> Mapping[str, Json]:
-    return {"key_form": "whole"} if is_whole else {}
 
 
 class KeyEncoder:

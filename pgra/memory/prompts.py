@@ -184,7 +184,7 @@ def load_few_shot(name: str) -> FewShot:
         raise ConfigError(f"{path}: clarified must have {{question}} and {{feedback}}")
     examples = values.pop("examples") or ()
     try:
-        shown = [PromptExample(**{k: str(v) for k, v in dict(one).items()}) for one in examples]
+        shown = [PromptExample(**{k: str(v) for k, v in dict(item).items()}) for item in examples]
     except (TypeError, ValueError):
         raise ConfigError(f"{path}: an example has question, answer and perhaps feedback") from None
     return FewShot(name=path.stem, examples=tuple(shown), **values)

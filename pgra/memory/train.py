@@ -95,7 +95,7 @@ def run_trainer(trainer: Trainer, title: str, folder: Path) -> Any:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder aside, to be renamed when all is written in it."""
+    """Yield a folder aside, renamed when all is written in it."""
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)  # of a job that was killed here
     aside.mkdir(parents=True)

@@ -55,7 +55,7 @@ class QueryEncoder(nn.Module):
         if any(encoder.sentence.layers):
             raise ModelError(
                 f"the encoder {encoder.fingerprint['encoder']} has Dense parts behind its pooling, "
-                "and system 'rag' trains none: choose another --encoder"
+                "and method 'rag' trains none: choose another --encoder"
             )
         self.model = encoder.model
         self.pooling = str(encoder.fingerprint["pooling"])

@@ -30,7 +30,7 @@ READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 1
 OWN_INPUTS = ("lm-bff", "rag", "ralm")
-"""Systems whose readers do not read a query and its evidence as all others do."""
+"""Methods whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
 _AGAIN = "copy the folder again, or train again"
 
@@ -177,17 +177,16 @@ def _parse(values: Mapping[str, Any]) -> ReaderRecord:
 
 
 def check_reads_any(record: ReaderRecord) -> None:
-    """Refuse a reader whose inputs only its own system makes.
+    """Refuse a reader whose inputs only its own method makes.
 
     Raises:
         ConfigError: If it is one, with how to measure it.
     """
-    method = record.arguments.get("runtime", {}).get("method", "pgra")
-    if method in OWN_INPUTS:
+    if record.method in OWN_INPUTS:
         raise ConfigError(
-            f"this reader was trained by --method {method}, which makes its inputs in its own way: "
-            "its predictions are in the run's predictions.jsonl, and other examples are decided by "
-            "train.py with another --test_file and --output_dir"
+            f"this reader was trained by --method {record.method}, which makes its inputs in its "
+            "own way: its predictions are in the run's predictions.jsonl, and other examples are "
+            "decided by train.py with another --test_file and --output_dir"
         )
 
 

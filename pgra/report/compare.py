@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -322,10 +321,8 @@ def _average(results: Sequence[Result]) -> Result:
     Its bootstrap interval draws each task's examples on their own.
     """
     missing = sorted({seed for result in results for seed in result.missing})
-    values = [sum(result.spread.mean for result in results) / len(results)]
-    if len({tuple(_seeds(result.runs)) for result in results}) == 1:
-        by_seed = zip(*([run.value for run in result.runs] for result in results), strict=True)
-        values = [sum(of_seed) / len(of_seed) for of_seed in by_seed]
+    by_seed = _average_by_seed([_by_seed(result.runs) for result in results])
+    values = list(by_seed.values()) or [float(np.mean([one.spread.mean for one in results]))]
     draws = [
         bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
         for number, result in enumerate(results)
@@ -355,93 +352,69 @@ def _compare_row(
 ) -> dict[Column, Comparison]:
     """Compare a row with the baseline on each task that both have, and on all together."""
     both = [t for t in tasks if (row, t) in results and (baseline, t) in results]
-    whole = [(results[row, task].runs, results[baseline, task].runs) for task in both]
-    sides = list(starmap(_paired, whole))
-    gaps = [
+    gaps, tests, seeds = [], [], []
+    for task in both:
+        sides = results[row, task].runs, results[baseline, task].runs
+        pairs = _pair_by_seed(*sides)
+        seeds.append([_by_seed(side) for side in sides])
+        # The seeds that both have; if they share none, all of each.
+        paired = [run for pair in pairs for run in pair]
+        kept = [[r for r in s if not pairs or any(r is p for p in paired)] for s in sides]
         # Another stream for each task, so that an average adds up independent resamples.
-        compare_systems(*([run.outcomes for run in runs] for runs in side), seed=_SEED + number)
-        for number, side in zip(map(tasks.index, both), sides, strict=True)
-    ]
-    found: dict[Column, Comparison] = {}
-    for task, gap, pair, side, p in zip(
-        both, gaps, whole, sides, holm([gap.p for gap in gaps]), strict=True
-    ):
-        matched = _matched(*side) or []
-        better = sum(x.value > y.value for x, y in matched)
-        seeds = _test_seeds(*map(_values, pair))
-        found[row, task] = Comparison(gap, _mcnemar(*side), p, better, len(matched), *seeds)
+        outcomes = [[run.outcomes for run in side] for side in kept]
+        gaps.append(compare_systems(*outcomes, seed=_SEED + tasks.index(task)))
+        if not pairs and len(sides[0]) == len(sides[1]) == 1:
+            pairs = [(sides[0][0], sides[1][0])]
+        is_decided = pairs and not pairs[0][0].is_of_texts
+        exact = [mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs if is_decided]
+        tests.append(combine_p(exact) if exact else None)
+    found = {
+        (row, task): Comparison(gap, exact, p, *_compare_seeds(*by_seed))
+        for task, gap, exact, p, by_seed in zip(
+            both, gaps, tests, holm([gap.p for gap in gaps]), seeds, strict=True
+        )
+    }
     if has_average and len(both) == len(tasks):
         overall = average_differences(gaps)
-        won = _won_on_average(sides)
-        found[row, AVERAGE] = Comparison(
-            overall, None, overall.p, *won, *_test_average_over_seeds(whole)
-        )
+        average = [_average_by_seed(side) for side in zip(*seeds, strict=True)]
+        found[row, AVERAGE] = Comparison(overall, None, overall.p, *_compare_seeds(*average))
     return found
 
 
-_Pair = tuple[Sequence[Run], Sequence[Run]]
+_BySeed = Mapping[int | None, float]
+"""Values by seed; by None what no seed decides, which stands beside each seed of the other."""
 
 
-def _seeds(runs: Sequence[Run]) -> list[int]:
-    return [run.seed for run in runs]
+def _by_seed(runs: Sequence[Run]) -> _BySeed:
+    if len(runs) == 1 and is_unseeded(runs[0]):
+        return {None: runs[0].value}
+    return {run.seed: run.value for run in runs}
 
 
-def _paired(a: Sequence[Run], b: Sequence[Run]) -> _Pair:
-    """Keep the seeds that both have; if they share none, all of each.
-
-    One run that no seed decides stands beside each seed of the other.
-    """
-    shared = set(_seeds(a)) & set(_seeds(b))
-    if not shared or any(len(side) == 1 and is_unseeded(side[0]) for side in (a, b)):
-        return a, b
-    return [run for run in a if run.seed in shared], [run for run in b if run.seed in shared]
+def _average_by_seed(tasks: Sequence[_BySeed]) -> _BySeed:
+    """Return the mean over tasks of each seed; nothing where tasks have other seeds."""
+    if any(values.keys() != tasks[0].keys() for values in tasks):
+        return {}
+    return {seed: sum(values[seed] for values in tasks) / len(tasks) for seed in tasks[0]}
 
 
-def _matched(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]] | None:
-    """Pair runs by seed; None where the sides have other seeds."""
+def _pair_by_seed(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
     if len(a) == 1 and is_unseeded(a[0]):
         return [(a[0], run) for run in b]
     if len(b) == 1 and is_unseeded(b[0]):
         return [(run, b[0]) for run in a]
-    return list(zip(a, b, strict=True)) if _seeds(a) == _seeds(b) else None
+    other = {run.seed: run for run in b}
+    return [(run, other[run.seed]) for run in a if run.seed in other]
 
 
-def _mcnemar(a: Sequence[Run], b: Sequence[Run]) -> float | None:
-    pairs = [(a[0], b[0])] if len(a) == len(b) == 1 else _matched(a, b)
-    if pairs is None or a[0].is_of_texts:
-        return None
-    return combine_p([mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs])
-
-
-def _values(runs: Sequence[Run]) -> list[float]:
-    """Return a row's values, by seed; what has no seeds would come out the same again."""
-    values = [run.value for run in runs]
-    return values * 2 if len(runs) == 1 and is_unseeded(runs[0]) else values
-
-
-def _test_seeds(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, bool]:
-    """Return Welch's p, and whether there is any spread that it could go by."""
-    return welch(a, b), any(max(side) - min(side) >= _LAST_DIGIT for side in (a, b))
-
-
-def _test_average_over_seeds(sides: Sequence[_Pair]) -> tuple[float | None, bool]:
-    """Test the averages over tasks, seed by seed, where all tasks have the same seeds."""
-    values = []
-    for own in zip(*sides, strict=True):
-        if any(_seeds(runs) != _seeds(own[0]) for runs in own):
-            return None, False
-        values.append([sum(v) / len(v) for v in zip(*map(_values, own), strict=True)])
-    return _test_seeds(*values)
-
-
-def _won_on_average(sides: Sequence[_Pair]) -> tuple[int, int]:
-    """Return in how many seeds that all tasks share the row is better, and how many there are."""
-    seeds = [_seeds(max(side, key=len)) for side in sides]
-    matched = [_matched(*side) for side in sides]
-    if any(of != seeds[0] for of in seeds) or not all(matched):
-        return 0, 0
-    gains = [[x.value - y.value for x, y in pairs or ()] for pairs in matched]
-    return sum(sum(of_seed) > 0 for of_seed in zip(*gains, strict=True)), len(seeds[0])
+def _compare_seeds(a: _BySeed, b: _BySeed) -> tuple[int, int, float | None, bool]:
+    """Return in how many seeds a is better, of how many; Welch's p; whether it has any spread."""
+    shared = list(b) if None in a else list(a) if None in b else [seed for seed in a if seed in b]
+    better = sum(a.get(seed, a.get(None, 0)) > b.get(seed, b.get(None, 0)) for seed in shared)
+    # What has no seeds would come out the same again.
+    sides = [[*side.values()] * (2 if None in side else 1) for side in (a, b)]
+    has_noise = any(side and max(side) - min(side) >= _LAST_DIGIT for side in sides)
+    return better, len(shared), welch(*sides), has_noise
 
 
 # A study as tables: one to look at, one with every test, and one for further work.

@@ -25,7 +25,7 @@ from pgra.artifacts import (
     write_lines,
 )
 from pgra.config import (
-    CorpusArguments,
+    KernelArguments,
     ReaderArguments,
     RerankArguments,
     RetrieverArguments,
@@ -384,18 +384,17 @@ class Run:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
         flat: dict[str, Json] = {}
         for section, values in self.arguments.items():
-            if section in ("runtime", "data") or not isinstance(values, Mapping):
+            if section in ("runtime", "data", "folder") or not isinstance(values, Mapping):
                 continue
-            known = rules(_SECTIONS[section]) if section in _SECTIONS else {}
             for name, value in values.items():
                 is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
                 # A model's name decides no fingerprint (its content does), but tells rows apart.
                 is_path = f"{section}.{name}" in _PATHS
-                decides = is_path or name not in known or known[name].decides
+                decides = is_path or name not in _FREE
                 if section == "training":
                     decides = name not in NOT_DECIDING and name not in _SEEDS
                     decides |= name in _SHOTS and self.system == "lm-bff"
-                if is_used and decides and name not in _NOT_YET_DECLARED:
+                if is_used and decides:
                     flat[f"{section}.{name}"] = value
         return flat
 
@@ -651,11 +650,11 @@ _UNSEEDED = (
 _ON_TRAINING_DATA = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
-_SECTIONS: Mapping[str, type] = {
-    "corpus": CorpusArguments,
-    "reader": ReaderArguments,
-    "rerank": RerankArguments,
-    "retriever": RetrieverArguments,
+_FREE = {
+    name
+    for cls in (KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments)
+    for name, rule in rules(cls).items()
+    if not rule.decides
 }
 # Sections that a system does not look at, but for the names after them.
 _UNUSED = {
@@ -666,7 +665,6 @@ _UNUSED = {
     "random": ("rerank",),
 }
 _STILL_USED = (*_EXEMPLARS, "num_evidence")
-_NOT_YET_DECLARED = ("encoder_batch_tokens", "index_dir", "shard_rows")
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),

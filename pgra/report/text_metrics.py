@@ -1,4 +1,10 @@
-"""Metrics of written answers: exact match, BLEU, PARENT."""
+"""Metrics of written answers: exact match, BLEU, PARENT.
+
+Exact match is that of open-domain question answering (SQuAD's official evaluation). PARENT is that
+of Dhingra et al. 2019, section 4, with the word overlap model, as ToTTo's evaluation uses it
+(Parikh et al. 2020): precision against the whole table, recall against the highlighted cells. Text
+is lower-cased and cut by sacrebleu's tokenizer 13a.
+"""
 
 import math
 import re
@@ -7,15 +13,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
+
+import numpy as np
 
 from pgra.data.references import Reference
 from pgra.data.tasks import GenerationTask
 
-# Whether a written answer is right: exact match as open-domain question answering has it.
-
-
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ORDERS = (1, 2, 3, 4)
+_SMALL = 1e-5  # in place of a 0 for pairs of words and longer: the released evaluation's
+SUBSETS = ("overlap", "nonoverlap")
+
+Tokens = tuple[str, ...]
 
 
 def normalize_answer(text: str) -> str:
@@ -29,58 +40,63 @@ def normalize_answer(text: str) -> str:
 
 
 def is_exact_match(prediction: str, answers: Sequence[str]) -> bool:
-    """Say whether a prediction is one of the answers, both normalised.
+    """Whether a prediction is one of the right answers, both normalised.
 
     As in the official evaluation nothing may be left of either: an empty prediction matches the
     answer "A".
-
-    Args:
-        prediction: What was written.
-        answers: All that are right.
     """
     return normalize_answer(prediction) in {normalize_answer(answer) for answer in answers}
 
 
-def exact_matches(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> list[float]:
-    """Give 1.0 for each prediction that is right and 0.0 for the others, (B,).
+def bleu_counts(
+    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
+) -> list[list[int]]:
+    """Return what BLEU is made of, for each sentence.
+
+    Args:
+        predictions: What was written, (B,).
+        references: What is right for each, at least one.
+        lowercase: As ToTTo's evaluation does, which lower-cases both sides.
+
+    Returns:
+        Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its
+        1- to 4-grams stand in a reference, and how many it has.
 
     Raises:
-        ValueError: If the lengths differ.
+        ValueError: If the lengths differ, there is nothing to measure, or a reference is missing.
     """
-    pairs = zip(predictions, answers, strict=True)
-    return [float(is_exact_match(prediction, right)) for prediction, right in pairs]
+    from sacrebleu.metrics.bleu import BLEU
+
+    if len(predictions) != len(references):
+        raise ValueError(f"{len(predictions)} predictions, {len(references)} with references")
+    if not predictions:
+        raise ValueError("there is nothing to measure: no predictions")
+    if not all(references):
+        raise ValueError("a sentence has no reference")
+    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
+    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
+    return [[score.sys_len, score.ref_len, *score.counts, *score.totals] for score in scores]
 
 
-# Sentences that tell a table: BLEU, and PARENT, which counts what the table says as right too.
-#
-# PARENT is that of Dhingra et al. 2019, section 4, with the word overlap model, as ToTTo's
-# evaluation uses it (Parikh et al. 2020): precision against the whole table, recall against the
-# highlighted cells. Text is lower-cased and cut by sacrebleu's tokenizer 13a.
+def bleu_of_counts(counts: Sequence[int]) -> float:
+    """Return BLEU of the sum of rows of `bleu_counts`, a fraction, by sacrebleu with its defaults.
 
-
-_ORDERS = (1, 2, 3, 4)
-_SMALL = 1e-5  # in place of a 0 for pairs of words and longer: the released evaluation's
-
-Tokens = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TableText:
-    """What a sentence about a table is compared with.
-
-    Attributes:
-        references: Sentences that are right, at least one.
-        values: All that the table says, titles included.
-        chosen: What of it is to be told.
+    Papineni et al. 2002; Post 2018.
     """
+    from sacrebleu.metrics.bleu import BLEU
 
-    references: Sequence[str]
-    values: Sequence[str]
-    chosen: Sequence[str]
+    size, reference, *grams = map(int, counts)
+    score: float = BLEU.compute_bleu(
+        correct=grams[:4],
+        total=grams[4:],
+        sys_len=size,
+        ref_len=reference,
+        smooth_method="exp",
+    ).score
+    return score / 100
 
 
-@dataclass(frozen=True)
-class Parent:
+class Parent(NamedTuple):
     """PARENT of one sentence, fractions.
 
     Attributes:
@@ -94,88 +110,22 @@ class Parent:
     f: float
 
 
-def corpus_bleu(
-    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> float:
-    """Give BLEU of all sentences together, a fraction, by sacrebleu with its defaults.
-
-    Papineni et al. 2002; Post 2018. Sentences may have different numbers of references.
+def parent(
+    text: str, references: Sequence[str], values: Sequence[str], chosen: Sequence[str]
+) -> Parent:
+    """Return PARENT of a sentence, by the reference that gives it the best F.
 
     Args:
-        predictions: What was written, (B,).
-        references: What is right for each, at least one.
-        lowercase: As ToTTo's evaluation does, which lower-cases both sides.
-
-    Raises:
-        ValueError: If the lengths differ, there is nothing to measure, or a reference is missing.
+        text: What was written.
+        references: Sentences that are right, at least one.
+        values: All that the table says, titles included.
+        chosen: What of it is to be told.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    _check(predictions, references)
-    most = max(map(len, references))
-    streams = [[own[i] if i < len(own) else None for own in references] for i in range(most)]
-    score: float = BLEU(lowercase=lowercase).corpus_score(list(predictions), streams).score
-    return score / 100
-
-
-def bleu_counts(
-    predictions: Sequence[str], references: Sequence[Sequence[str]], *, lowercase: bool = False
-) -> list[list[int]]:
-    """Give what BLEU is made of, for each sentence.
-
-    Args:
-        predictions: As `corpus_bleu`.
-        references: Likewise.
-        lowercase: Likewise.
-
-    Returns:
-        Rows of 10 numbers: its words, those of the reference of the nearest length, how many of its
-        1- to 4-grams stand in a reference, and how many it has. Their sum gives `corpus_bleu`.
-    """
-    from sacrebleu.metrics.bleu import BLEU
-
-    _check(predictions, references)
-    bleu = BLEU(lowercase=lowercase, effective_order=True)  # or it warns; counts are the same
-    scores = [bleu.sentence_score(*pair) for pair in zip(predictions, references, strict=True)]
-    return [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in scores]
-
-
-def bleu_of_counts(counts: Sequence[int]) -> float:
-    """Give BLEU of added rows of `bleu_counts`, a fraction, by sacrebleu."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    size, reference, *grams = map(int, counts)
-    score: float = BLEU.compute_bleu(
-        correct=grams[:4],
-        total=grams[4:],
-        sys_len=size,
-        ref_len=reference,
-        smooth_method="exp",  # as `corpus_bleu`, by sacrebleu's defaults
-    ).score
-    return score / 100
-
-
-def parent_each(predictions: Sequence[str], tables: Sequence[TableText]) -> list[Parent]:
-    """Give PARENT of each sentence, by the reference that gives it the best F.
-
-    Raises:
-        ValueError: If the lengths differ, there is nothing to measure, or a reference is missing.
-    """
-    _check(predictions, [table.references for table in tables])
-    return [
-        max((_against(tokenize(text), reference, table) for reference in table.references), key=_f)
-        for text, table in zip(predictions, tables, strict=True)
-    ]
-
-
-def parent_corpus(each: Sequence[Parent]) -> Parent:
-    """Give the means over sentences."""
-    count = len(each)
-    return Parent(
-        sum(one.precision for one in each) / count,
-        sum(one.recall for one in each) / count,
-        sum(one.f for one in each) / count,
-    )
+    tokens = tokenize(text)
+    known = frozenset(word for value in values for word in tokenize(value))
+    cells = [cell for cell in map(tokenize, chosen) if cell]
+    found = (_against(tokens, tokenize(reference), known, cells) for reference in references)
+    return max(found, key=lambda one: one.f)
 
 
 @cache
@@ -191,64 +141,43 @@ def tokenize(text: str) -> Tokens:
     return tuple(_cutter()(text.strip().lower()).split())
 
 
-def _check(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    if len(predictions) != len(references):
-        raise ValueError(f"{len(predictions)} predictions, {len(references)} with references")
-    if not predictions:
-        raise ValueError("there is nothing to measure: no predictions")
-    if not all(references):
-        raise ValueError("a sentence has no reference")
+def _against(
+    text: Tokens, reference: Tokens, known: frozenset[str], chosen: Sequence[Tokens]
+) -> Parent:
+    """Compare a sentence with one reference.
 
-
-def _f(parent: Parent) -> float:
-    return parent.f
-
-
-def _against(text: Tokens, reference_text: str, table: TableText) -> Parent:
-    """Compare a sentence with one reference."""
-    reference = tokenize(reference_text)
-    said = frozenset(word for value in table.values for word in tokenize(value))
-    chosen = [tokens for tokens in map(tokenize, table.chosen) if tokens]
-    precision = _mean_over_orders(_precision(text, reference, said, n) for n in _ORDERS)
-    of_reference = _mean_over_orders(_recall(text, reference, said, n) for n in _ORDERS) or _SMALL
-    recall = of_reference
+    Args:
+        text: The sentence.
+        reference: What is right.
+        known: Words that the table's values hold (not the names of columns: so does the released
+            evaluation); the share of an n-gram's words among them is the chance that it follows.
+        chosen: What is to be told.
+    """
+    precisions, recalls = [], []
+    for n in _ORDERS:
+        grams, right = _grams(text, n), _grams(reference, n)
+        # The share of n-grams that stand in the reference, or else follow from the table.
+        told = 0.0
+        for gram, count in grams.items():
+            both = min(count, right[gram])
+            told += both + (count - both) * _follows(gram, known)
+        precisions.append(told / sum(grams.values()) if grams else 0.0)
+        # The share of the reference's n-grams that are told, each as far as it follows.
+        weights = {gram: _follows(gram, known) for gram in right}
+        total = sum(count * weights[gram] for gram, count in right.items())
+        told = sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items())
+        recalls.append(told / total if total else 1.0)
+    precision, recall = _mean_over_orders(precisions), _mean_over_orders(recalls) or _SMALL
     if chosen:
         # Its section 4: the less of the table a reference tells, the more the table itself counts.
         weight = 1 - _mentioned(chosen, reference)
-        of_table = _mentioned(chosen, text) or _SMALL
-        recall = of_reference ** (1 - weight) * of_table**weight
+        recall = recall ** (1 - weight) * (_mentioned(chosen, text) or _SMALL) ** weight
     f = 2 * precision * recall / (precision + recall) if precision else 0.0
     return Parent(precision, recall, f)
 
 
-def _follows(gram: Tokens, said: frozenset[str]) -> float:
-    """Give the chance that words follow from the table: the share of them that stand in it.
-
-    Only values count, not the names of columns: so does the released evaluation.
-    """
-    return sum(word in said for word in gram) / len(gram)
-
-
-def _precision(text: Tokens, reference: Tokens, said: frozenset[str], n: int) -> float:
-    """Give the share of n-grams that stand in the reference, or else follow from the table."""
-    grams, right = _grams(text, n), _grams(reference, n)
-    if not grams:
-        return 0.0
-    total = 0.0
-    for gram, count in grams.items():
-        found = min(count, right[gram])
-        total += found + (count - found) * _follows(gram, said)
-    return total / sum(grams.values())
-
-
-def _recall(text: Tokens, reference: Tokens, said: frozenset[str], n: int) -> float:
-    """Give the share of the reference's n-grams that are told, each as far as it follows."""
-    grams, right = _grams(text, n), _grams(reference, n)
-    weights = {gram: _follows(gram, said) for gram in right}
-    total = sum(count * weights[gram] for gram, count in right.items())
-    if not total:
-        return 1.0
-    return sum(min(count, grams[gram]) * weights[gram] for gram, count in right.items()) / total
+def _follows(gram: Tokens, known: frozenset[str]) -> float:
+    return sum(word in known for word in gram) / len(gram)
 
 
 def _grams(tokens: Tokens, n: int) -> Counter[Tokens]:
@@ -256,7 +185,7 @@ def _grams(tokens: Tokens, n: int) -> Counter[Tokens]:
 
 
 def _mean_over_orders(values: Iterable[float]) -> float:
-    """Give the geometric mean; 0 if no single word is right, else a longer n-gram's 0 is small."""
+    """Return the geometric mean; 0 if no word is right, else a longer n-gram's 0 is small."""
     first, *others = values
     if not first:
         return 0.0
@@ -265,23 +194,20 @@ def _mean_over_orders(values: Iterable[float]) -> float:
 
 
 def _mentioned(values: Sequence[Tokens], text: Tokens) -> float:
-    """Give the mean share of each value's words that a text has in their order."""
+    """Return the mean share of each value's words that a text has in their order."""
     return sum(_common(value, text) / len(value) for value in values) / len(values)
 
 
-def _common(one: Tokens, other: Tokens) -> int:
+def _common(a: Tokens, b: Tokens) -> int:
     """Count the words of the longest common subsequence."""
-    best = [0] * (len(other) + 1)
-    for word in one:
+    best = [0] * (len(b) + 1)
+    for word in a:
         before = 0
-        for i, word_of_other in enumerate(other, 1):
+        for i, other in enumerate(b, 1):
             kept = best[i]
-            best[i] = before + 1 if word == word_of_other else max(best[i], best[i - 1])
+            best[i] = before + 1 if word == other else max(best[i], best[i - 1])
             before = kept
     return best[-1]
-
-
-SUBSETS = ("overlap", "nonoverlap")
 
 
 @dataclass(frozen=True)
@@ -294,7 +220,7 @@ class Written:
             "overlap/bleu".
         each: By name a fraction a query, for paired tests: "exact_match" and "parent" have such,
             BLEU has none.
-        counts: What BLEU is made of, a row a query (`table_text.bleu_counts`); none without it.
+        counts: What BLEU is made of, a row a query; none without it.
     """
 
     values: Mapping[str, float]
@@ -315,48 +241,43 @@ def measure_written(
     Raises:
         ValueError: If the lengths differ, or there is nothing to measure.
     """
-    texts = [text.strip() for text in predictions]
-    if len(texts) != len(references) or not texts:
-        raise ValueError(f"{len(texts)} predictions, {len(references)} queries")
-    whole = _measure(task.metrics, texts, references)
-    values = dict(whole.values)
-    for name, wanted in zip(SUBSETS, (True, False), strict=True):
-        rows = [
-            i for i, own in enumerate(references) if own.table and own.table.is_overlap is wanted
-        ]
-        if rows:
-            part = _measure(task.metrics, [texts[i] for i in rows], [references[i] for i in rows])
-            values |= {f"{name}/{metric}": value for metric, value in part.values.items()}
-    return Written(values, whole.each, whole.counts)
-
-
-def _measure(
-    metrics: Sequence[str], texts: Sequence[str], references: Sequence[Reference]
-) -> Written:
-    values: dict[str, float] = {}
+    if len(predictions) != len(references) or not predictions:
+        raise ValueError(f"{len(predictions)} predictions, {len(references)} queries")
+    pairs = [(text.strip(), own) for text, own in zip(predictions, references, strict=True)]
     each: dict[str, list[float]] = {}
-    counts: Sequence[Sequence[int]] = ()
-    answers = [reference.answers for reference in references]
-    for metric in metrics:
+    counts: list[list[int]] = []
+    for metric in task.metrics:
         if metric == "exact_match":
-            each[metric] = exact_matches(texts, answers)
-            values[metric] = sum(each[metric]) / len(texts)
+            each[metric] = [float(is_exact_match(text, own.answers)) for text, own in pairs]
         elif metric == "bleu":
             # ToTTo's evaluation lower-cases; so do we for every table.
             is_lower = references[0].table is not None
-            values[metric] = corpus_bleu(texts, answers, lowercase=is_lower)
+            texts, answers = zip(*((text, own.answers) for text, own in pairs), strict=True)
             counts = bleu_counts(texts, answers, lowercase=is_lower)
+            each[metric] = []
         else:
-            found = parent_each(texts, [_compared(reference) for reference in references])
-            each[metric] = [one.f for one in found]
-            mean = parent_corpus(found)
-            values[metric] = mean.f
-            values |= {"parent_precision": mean.precision, "parent_recall": mean.recall}
-    return Written(values, each, counts)
+            found = [_parent_of(text, own) for text, own in pairs]
+            each[metric] = [score.f for score in found]
+            each["parent_precision"] = [score.precision for score in found]
+            each["parent_recall"] = [score.recall for score in found]
+    kinds = [own.table.is_overlap if own.table else None for own in references]
+    subsets = {"": list(range(len(pairs)))}
+    for subset, wanted in zip(SUBSETS, (True, False), strict=True):
+        rows = [i for i, kind in enumerate(kinds) if kind is wanted]
+        subsets |= {f"{subset}/": rows} if rows else {}
+    values = {
+        f"{subset}{name}": bleu_of_counts(np.sum([counts[i] for i in rows], axis=0).tolist())
+        if name == "bleu"
+        else sum(own[i] for i in rows) / len(rows)
+        for subset, rows in subsets.items()
+        for name, own in each.items()
+    }
+    kept = {name: own for name, own in each.items() if name in ("exact_match", "parent")}
+    return Written(values, kept, counts)
 
 
-def _compared(reference: Reference) -> TableText:
+def _parent_of(text: str, reference: Reference) -> Parent:
     table = reference.table
     if table is None:
         raise ValueError("PARENT compares with a table, and there is none")
-    return TableText(reference.answers, table.values, table.chosen_values)
+    return parent(text, reference.answers, table.values, table.chosen_values)

@@ -91,7 +91,7 @@ class Shard:
     is_checked: bool = False
 
     def path(self, part: str) -> Path:
-        """Give the file of a part."""
+        """Return the file of a part."""
         return self.record.with_name(f"{self.record.stem}.{part}.npy")
 
     @property
@@ -100,7 +100,7 @@ class Shard:
         return [part for part in ("states", "scales") if self.path(part).name in self.files]
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
-        """Give the states at these places of the shard, (n, H) float32.
+        """Return the states at these places of the shard, (n, H) float32.
 
         Raises:
             ArtifactError: If the states are not what was written.
@@ -201,7 +201,7 @@ def read_shard(record: Path, *, bank: str = "") -> OpenShard:
 
 
 def _pack(keys: Rows, states: Tensor, dtype: str) -> dict[str, Tensor]:
-    """Give the arrays that states are kept in."""
+    """Return the arrays that states are kept in."""
     if dtype == "auto":
         return {"states": states.view(torch.uint16) if states.dtype == torch.bfloat16 else states}
     states = states.float()
@@ -221,7 +221,7 @@ def _pack(keys: Rows, states: Tensor, dtype: str) -> dict[str, Tensor]:
 
 
 def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
-    """Give packed states as float32, (n, H)."""
+    """Return packed states as float32, (n, H)."""
     if states.dtype == torch.uint16:  # a bfloat16's bits
         states = states.view(torch.bfloat16)
     if scales is None:
@@ -253,7 +253,7 @@ def _way_out(record: Path) -> str:
 
 
 def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
-    """Give a record's text. It ends with its own digest, so that no byte of it can change."""
+    """Return a record's text. It ends with its own digest, so that no byte of it can change."""
     fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
     sealed = {**fields, "digest": digest(fields)}  # no times: the same bytes from any run
     return json.dumps(sealed, indent=2) + "\n"
@@ -350,7 +350,7 @@ class Bank:
 
         Args:
             folder: Where the shards are.
-            fingerprint: All that a state depends on, besides the key; `dtype` must be told by it.
+            fingerprint: All that a state depends on, besides the key; `dtype` must follow from it.
             dtype: How new states are kept: "auto" (as they come), "float16" or "int8".
 
         Raises:
@@ -374,11 +374,11 @@ class Bank:
 
     @property
     def width(self) -> int:
-        """Give H; 0 for an empty bank."""
+        """Return H; 0 for an empty bank."""
         return self._shards[0].width if self._shards else 0
 
     def missing(self, keys: npt.ArrayLike) -> Rows:
-        """Give the distinct keys that have no state yet, sorted."""
+        """Return the distinct keys that have no state yet, sorted."""
         wanted = np.unique(np.asarray(keys, dtype=np.int64))
         at = np.searchsorted(self._keys, wanted)
         known = at < len(self._keys)
@@ -456,7 +456,7 @@ class Bank:
             )
 
     def states(self, keys: npt.ArrayLike) -> Floats:
-        """Give the states of keys, (n, H) float32, in the order given.
+        """Return the states of keys, (n, H) float32, in the order given.
 
         Raises:
             KeyError: If a key has no state.
@@ -465,7 +465,7 @@ class Bank:
         return self._gather(self._find(keys))
 
     def norms(self, keys: npt.ArrayLike) -> Floats:
-        """Give the Euclidean norms of keys' states as they are kept, (n,) float32.
+        """Return the Euclidean norms of keys' states as they are kept, (n,) float32.
 
         Raises:
             KeyError: If a key has no state.
@@ -473,7 +473,7 @@ class Bank:
         return self._norms[self._find(keys)]
 
     def blocks(self, keys: Rows | None = None, *, rows: int) -> Iterator[Block]:
-        """Give states in the order in which they lie on disk, never all at once.
+        """Return states in the order in which they lie on disk, never all at once.
 
         Args:
             keys: Distinct keys, in any order; None is all.
@@ -492,7 +492,7 @@ class Bank:
             yield Block(wanted[part], self._gather(here), self._norms[here])
 
     def _find(self, keys: npt.ArrayLike) -> npt.NDArray[np.int32]:
-        """Give the slots of keys."""
+        """Return the slots of keys."""
         wanted = np.asarray(keys, dtype=np.int64)
         at = np.minimum(np.searchsorted(self._keys, wanted), max(0, len(self._keys) - 1))
         if len(wanted) and (not len(self._keys) or (self._keys[at] != wanted).any()):
@@ -500,7 +500,7 @@ class Bank:
         return self._slots[at]
 
     def _gather(self, slots: npt.NDArray[np.int32]) -> Floats:
-        """Give the states at slots, each shard mapped once."""
+        """Return the states at slots, each shard mapped once."""
         order = np.argsort(slots, kind="stable")
         cuts = np.searchsorted(slots[order], self._starts)
         out = np.empty((len(slots), self.width), dtype=np.float32)
@@ -537,7 +537,7 @@ class Bank:
 
 
 def query_key(example: Example, written: Sequence[int] = ()) -> int:
-    """Give the key of a query's state: a 64-bit hash of its fields, and of what follows its prompt.
+    """Return the key of a query's state: a hash of its fields, and of what follows its prompt.
 
     Args:
         example: The query.

@@ -389,7 +389,7 @@ Indices = npt.NDArray[np.intp]
 def score_candidates(
     bank: Bank, rows: Rows, *, query_bank: Bank, query_keys: Rows, similarity: Similarity
 ) -> Floats:
-    """Give each candidate's score: the product of its state and the query's, both changed.
+    """Return each candidate's score: the product of its state and the query's, both changed.
 
     Args:
         bank: Holds the candidates' states.
@@ -433,13 +433,13 @@ def _score(bank: Bank, rows: Rows, *, queries: Floats, similarity: Similarity) -
 
 
 def _runs(first: Indices, count: Indices) -> Indices:
-    """Give `count` numbers from each `first` on, end to end."""
+    """Return `count` numbers from each `first` on, end to end."""
     ends = np.cumsum(count)
     return np.arange(count.sum()) + np.repeat(first - ends + count, count)
 
 
 def _products(left: Floats, left_rows: Indices, *, right: Floats, right_rows: Indices) -> Floats:
-    """Give the inner products of pairs of rows, (n,), so few at a time that the cache holds them.
+    """Return the inner products of pairs of rows, (n,), so few at a time that the cache holds them.
 
     A matrix product would compute all pairs, and of 500,000 passages a query has 150.
     """

@@ -95,11 +95,11 @@ def fill_queries(
     by_key = {query_key(example, written): example for example in examples}
 
     def read(keys: Rows) -> Prompts:
-        asked = [by_key[int(key)] for key in keys]
+        requested = [by_key[int(key)] for key in keys]
         if tokenize is None:
-            prompts = encoder.tokenize([example.fields for example in asked])
+            prompts = encoder.tokenize([example.fields for example in requested])
         else:
-            prompts = tokenize(asked)
+            prompts = tokenize(requested)
         return encoder.continued(prompts, written) if written else prompts
 
     return bank.fill(

@@ -19,13 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from rapidfuzz.distance import OSA
 
-from pgra.artifacts import (
-    artifact_dir,
-    build_once,
-    digest,
-    read_array,
-    write_array,
-)
+from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
 from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_encoder, load_t5_encoder
@@ -49,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 Counts = npt.NDArray[np.int64]
 Search = Callable[[int], Candidates]
-"""Gives each query its so many nearest, (B, depth): rows of the collection, each text once."""
+"""Returns each query's so many nearest, (B, depth): rows of the collection, each text once."""
 
 LEAK_RULE = 2
 """Of fingerprints: what an older rule let pass is not taken for this one's."""
@@ -212,33 +206,10 @@ class LeakGuard:
             return False
         return min(self._num_texts[word] for word in pairs[0]) <= 1
 
-    def sift(self, queries: Sequence[str], found: Candidates, count: int) -> Allowed:
-        """Keep each query's best that may be shown with it.
-
-        Args:
-            queries: B texts.
-            found: (B, K), best first.
-            count: How many to keep, m.
-        """
-        rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
-        scores = np.full((len(queries), count), -np.inf, dtype=np.float32)
-        dropped = np.zeros(len(queries), dtype=np.int64)
-        for line, query in enumerate(queries):
-            is_leak, kept = self.leaks(query), 0
-            for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
-                if row == MISSING_ROW or kept == count:
-                    break
-                if is_leak(row):
-                    dropped[line] += 1
-                    continue
-                rows[line, kept], scores[line, kept] = row, score
-                kept += 1
-        return Allowed(Candidates(rows, scores), dropped)
-
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
     ) -> Allowed:
-        """Return each query its nearest that may be shown with it, looking deeper where some fall.
+        """Return each query's nearest that may be shown with it, looking deeper where some fall.
 
         Args:
             search: Finds among the `distinct` rows.
@@ -250,11 +221,23 @@ class LeakGuard:
         depth = min(most, count + 1 if depth is None else depth)
         while True:
             found = search(depth)
-            allowed = self.sift(queries, found, count)
-            is_short = (allowed.candidates.rows == MISSING_ROW).any(axis=1)
+            rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
+            scores = np.full((len(queries), count), -np.inf, dtype=np.float32)
+            dropped = np.zeros(len(queries), dtype=np.int64)
+            for line, query in enumerate(queries):
+                is_leak, kept = self.leaks(query), 0
+                for row, score in zip(found.rows[line].tolist(), found.scores[line], strict=True):
+                    if row == MISSING_ROW or kept == count:
+                        break
+                    if is_leak(row):
+                        dropped[line] += 1
+                        continue
+                    rows[line, kept], scores[line, kept] = row, score
+                    kept += 1
+            is_short = (rows == MISSING_ROW).any(axis=1)
             has_more = (found.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
             if depth == most or not (is_short & has_more).any():
-                return allowed
+                return Allowed(Candidates(rows, scores), dropped)
             depth = min(most, _DEEPER * depth)
 
 

@@ -85,7 +85,7 @@ class FirstStage:
 
     @property
     def is_exact(self) -> bool:
-        """Say whether `rows` are all there will be."""
+        """Return whether `rows` are all there will be."""
         return self.basis in (STORED, SEARCHED, WHOLE)
 
 
@@ -163,7 +163,7 @@ class Survey:
         return tried or replace(base, num_texts=self._guess())
 
     def _parts(self, encoder: Encoder | None) -> dict[str, Mapping[str, Json]]:
-        """Give what determines each index of the retriever; a random one has none."""
+        """Return what determines each index of the retriever; a random one has none."""
         parts: dict[str, Mapping[str, Json]] = {}
         if encoder is not None:
             parts["dense"] = dense_fingerprint(self.corpus, encoder, self.args.index_factory)
@@ -177,7 +177,7 @@ class Survey:
 
     @property
     def _queries(self) -> list[str]:
-        """Give all queries, shuffled, so that any first part is a fair sample."""
+        """Return all queries, shuffled, so that any first part is a fair sample."""
         texts = [example.text for split in self.splits.values() for example in split]
         return random.Random(_SEED).sample(texts, len(texts))
 
@@ -209,7 +209,7 @@ class Survey:
         return np.concatenate(found)
 
     def _made_of(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Json]:
-        """Give the retriever's fingerprint."""
+        """Return the retriever's fingerprint."""
         if self.args.retriever == "random":
             return random_fingerprint(self.corpus)
         if "dense" in parts:

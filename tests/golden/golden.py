@@ -45,7 +45,7 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
 ]
 _DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"}
 """Of metrics: what differs each time, and notes, which are shown too."""
-_MANIFESTS = ("first.index_bytes", "sizes.index")
+_MANIFESTS = ("first.index_bytes", "index_bytes")
 """Of a plan: files that hold how long something took."""
 _NAME_ONLY = (
     "run.json",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conftest import SENTENCES, write_jsonl
-from pgra.commands.evaluate import main as evaluate_main
 
 from pgra.cli import run
+from pgra.commands.train import evaluate as evaluate_main
 from pgra.commands.train import main as train_main
 
 ROOT = Path(__file__).parents[2]

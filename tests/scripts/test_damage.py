@@ -79,7 +79,7 @@ def test_damaged_weights_of_a_run_are_named(whole):
     good = path.read_bytes()
     flip_byte(path)
     for called in (whole.evaluate("whole"), whole.train("whole")):
-        assert f"{path} is damaged (it is not what metrics.json tells of)" in called.error
+        assert f"{path} is damaged (it is not what metrics.json says)" in called.error
     path.unlink()
     assert f"{path} is missing: delete {path.parent}" in whole.evaluate("whole").error
     path.write_bytes(good)

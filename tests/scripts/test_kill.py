@@ -35,28 +35,6 @@ def products(folder):
     }
 
 
-def test_index_build_goes_on(bench):
-    flags = ["--corpus", bench.corpus, "--encoder", bench.encoder, "--shard_rows", 2]
-    flags = [str(flag) for flag in (*flags, "--artifacts_dir", bench.artifacts, "--device", "cpu")]
-    one, two = bench.root / "one", bench.root / "two"
-    finish(["-m", "index_build", *flags, "--output_dir", str(one)])  # threads alter the last bit
-    words = ["-m", "index_build", *flags, "--output_dir", str(two)]
-    for wanted in (10, 40):  # killed twice
-        kill_when(words, lambda wanted=wanted: len(done_shards(two, "vectors-*.json")) >= wanted)
-    assert not (two / "manifest.json").exists()
-    before = done_shards(two, "vectors-*.json")
-    assert 40 <= len(before) < NUM_PASSAGES / 2
-    told = finish(words)
-    assert f"{2 * len(before):,} passages reused" in told
-    after = done_shards(two, "vectors-*.json")
-    assert {path: after[path] for path in before} == before
-    assert len(after) == NUM_PASSAGES / 2
-    assert half_written(two) == []
-    records = [name for name in products(one) if name.endswith(".json")]
-    assert len(records) == NUM_PASSAGES / 2
-    assert products(two) == products(one)
-
-
 def test_train_goes_on_from_the_shards_of_a_killed_rerank(bench):
     small = {"num_candidates": 100, "bank_shard_rows": 2, "max_steps": 2}
     finish(["train.py", *bench.argv("one", **small, artifacts_dir=bench.root / "one")])

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
 
+from pgra.core import ALONE
 from pgra.errors import ConfigError
 from pgra.experiments.consistency import ways_of
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 
 
 def evidence(args):
-    found = read_task(args)
-    find_evidence(found, args)
+    found = Stages.read(args, ALONE)
+    found.find()
     return found, found.evidence["test"].candidates
 
 
@@ -25,7 +26,7 @@ def test_scores_are_the_mean_over_the_prefixes(args):
     found, both = evidence(with_rerank(args, num_prefixes=2))
     prompt = found.prompt
     assert prompt.exemplar_ids != prompt.others[0].exemplar_ids
-    assert not prompt.shown_ids & {example.id for example in found.splits.train}
+    assert not prompt.shown_ids & {example.id for example in found.data.train}
     alone = []
     for seed in (0, 1):
         one, scored = evidence(with_rerank(args, exemplar_seed=seed))

@@ -8,7 +8,7 @@ from following_lm import FollowingLM
 from pgra.core import Context
 from pgra.errors import DataError
 from pgra.lm.base import Completion
-from pgra.memory.chat import Conversation, Reading, read_understanding, show_entry, visible
+from pgra.memory.chat import Conversation, read_understanding, show_entry, visible
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import Bm25Lookup, EditLookup, LookupArguments, load_lookup
@@ -39,19 +39,19 @@ def test_what_was_meant_is_used_on_the_next_like_question_and_not_on_another(log
     conversation = talk(log, source="ana")
     first = conversation.ask(f"  {AKIN}\n")
     assert first.question == AKIN
-    assert first.reading == Reading("the homonym for pretty is …", "x")
+    assert (first.understanding, first.answer) == ("the homonym for pretty is …", "x")
     assert (first.found, first.num_used) == ((), 0)
     noted = conversation.correct(first.question, f" {MEANT} ")
     assert (noted.entry.feedback, noted.entry.source) == (MEANT, "ana")
     assert (noted.near, noted.in_prompt) == ([], "")
-    assert conversation.ask(AKIN).reading.understanding == "the synonym for pretty is …"
+    assert conversation.ask(AKIN).understanding == "the synonym for pretty is …"
     like = conversation.ask("what is akin to < fast > ?")
     assert like.output == "the synonym for fast is x"
     assert [(m.entry, m.score) for m in like.found] == [(noted.entry, 0.0)]
     assert used(like) == [noted.entry]
     assert f"| clarification: {MEANT}\n" in like.prompt
     other = conversation.ask("make something with < fast > ?")
-    assert other.reading.understanding == "the homonym for fast is …"
+    assert other.understanding == "the homonym for fast is …"
     assert [m.entry for m in other.found] == [noted.entry]  # shown, though it is too far
     assert used(other) == []
     assert MEANT not in other.prompt
@@ -98,18 +98,6 @@ def test_a_near_key_with_another_feedback_is_told(log):
     assert [entry.task for entry in other_task.entries()] == ["other"]
 
 
-def test_two_conversations_share_a_memory_at_once(log):
-    with FeedbackLog.open(log.path) as same:
-        here, there = talk(log), talk(same)
-        assert here.ask(AKIN).found == ()
-        entry = there.correct(AKIN, MEANT).entry
-        assert used(here.ask(AKIN)) == [entry]
-        here.forget(entry.id)
-        assert there.ask(AKIN).found == ()
-        with pytest.raises(DataError, match=f"has no entry {entry.id} now"):
-            there.forget(entry.id)
-
-
 def test_what_cannot_be_asked_or_kept_is_refused_and_nothing_is_written(log):
     conversation = talk(log)
     with pytest.raises(DataError, match="the question is empty: type one"):
@@ -143,12 +131,12 @@ def test_of_questions_of_fact_the_right_answer_is_kept_and_shown_as_an_example(l
     assert not talk(log).wants_answers
     question = "who wrote the odyssey?"
     first = conversation.ask(question)
-    assert first.reading == Reading("", first.output)
+    assert (first.understanding, first.answer) == ("", first.output)
     assert first.output != "Homer"
     entry = conversation.correct(question, "Homer").entry
     again = conversation.ask("who wrote the iliad?")
     assert used(again) == [entry]
-    assert again.reading == Reading("", "Homer")
+    assert (again.understanding, again.answer) == ("", "Homer")
 
 
 def test_a_threshold_counts_for_right_answers_too(log):
@@ -176,13 +164,7 @@ def test_a_threshold_counts_for_right_answers_too(log):
     ],
 )
 def test_an_output_is_taken_apart_where_it_has_a_form_of_the_family(output, understanding, answer):
-    assert read_understanding(FAMILY, output) == Reading(understanding, answer)
-
-
-def test_a_form_may_end_in_what_was_understood():
-    family = replace(FAMILY, answers={"syn": "{answer} is like {word} (a+b)"})
-    told = read_understanding(family, "fair is like pretty (a+b)")
-    assert told == Reading("… is like pretty (a+b)", "fair")
+    assert read_understanding(FAMILY, output) == (understanding, answer)
 
 
 def test_what_is_not_seen_is_told_by_its_number_and_the_rest_stays():

@@ -1,21 +1,21 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
-from pgra.config import CorpusArguments
-from pgra.core import Candidates, Context, Example
+from pgra.config import CorpusArguments, RunArguments
+from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.experiments.grid import foresee
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
+from pgra.methods.stages import Stages
 from pgra.plan import make_plan
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
@@ -184,8 +184,8 @@ def fitted(args):
 
 
 def find(args, done, **changes):
-    found = read_task(args)
-    find_evidence(found, with_retriever(args, **changes))
+    found = Stages.read(with_retriever(args, **changes), ALONE)
+    found.find()
     return found, done[-1]
 
 
@@ -219,11 +219,11 @@ def test_a_sweep_of_k_reads_nothing_more_and_is_a_cut(fitted, done, similarity):
 
 def test_a_new_query_is_scored_as_the_runs_were(fitted, done):
     found, _ = find(fitted, done)
-    test, best = found.examples("test"), found.evidence["test"].candidates
+    test, best = found.data.examples("test"), found.evidence["test"].candidates
     made = found.fingerprints["reranker"]
-    search = EvidenceSearch(fitted, found.prompt, reference=Reference(made=made))
+    search = Stages(fitted, ALONE, found.prompt, reference=Reference(made=made))
     for place in (0, 7):
-        alone = search.find([test[place]]).best
+        alone = search.search([test[place]]).best
         np.testing.assert_array_equal(alone.rows[0], best.rows[place])
         np.testing.assert_allclose(alone.scores[0], best.scores[place], rtol=1e-6)
     assert done[-1].num_new == 0
@@ -231,14 +231,16 @@ def test_a_new_query_is_scored_as_the_runs_were(fitted, done):
 
 def test_test_queries_change_no_others_scores(fitted, done, tmp_path):
     found, _ = find(fitted, done)
-    rows = [{"text": example.text, "label": example.label} for example in found.examples("test")]
+    rows = [
+        {"text": example.text, "label": example.label} for example in found.data.examples("test")
+    ]
     data = replace(fitted.data, test_file=str(write_jsonl(tmp_path / "few.jsonl", rows[:3])))
     few, _ = find(replace(fitted, data=data), done)
     assert few.fingerprints["reranker"] == found.fingerprints["reranker"]
     data = replace(fitted.data, max_train_samples=20)  # control: training queries do
     other = replace(fitted, data=data)
-    fewer = read_task(other)
-    open_stages(fewer, other)
+    fewer = Stages.read(other, ALONE)
+    fewer.open()
     assert fewer.fingerprints["reranker"] != found.fingerprints["reranker"]
 
 
@@ -283,11 +285,13 @@ def test_a_grid_of_similarities_reads_the_draw_once(wide, tmp_path):
 
     def run(similarity):
         args = with_rerank(wide, similarity=similarity)
-        return GridRun(Point(similarity, {}), None, 0, tmp_path / similarity, args, training)
+        sections = {section.name: getattr(args, section.name) for section in fields(args)}
+        made = RunArguments({**sections, "training": training})
+        return GridRun(Point(similarity, {}), None, made)
 
     runs = [run(name) for name in ("dot", "cosine", "whitened", "label_words")]
     costs = foresee(runs)
-    alone = make_plan(runs[2].args, seconds=0).cost.to_read
+    alone = make_plan(runs[2].args.pgra, seconds=0).cost.to_read
     assert sum(cost.texts for cost in costs) == alone
     assert [cost.texts > 0 for cost in costs] == [True, False, True, False]
     assert costs[2].note == "guessed, behind dot"

@@ -12,8 +12,7 @@ from pgra.commands.common import quiet_libraries
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context
 from pgra.data.corpus import open_corpus
-from pgra.encoders.encoder import Encoder
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.retrieval import IndexRequest, find_retriever, open_retriever
 from pgra.retrieval.dense import search_kept
 from pgra.retrieval.faiss import ask
@@ -71,41 +70,28 @@ def manifest_of(folder):
     return json.loads((folder / "manifest.json").read_text())
 
 
-def test_added_rows_stand_behind_and_old_shards_are_byte_equal(home):
+def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(home):
     folder = home.build(folder=home.root / "index")
     before = {name: data for name, data in files(folder).items() if name.startswith("vectors")}
     grown = home.add(folder)
-    assert grown.folder == folder
-    assert grown.num_reused == 7
+    assert (grown.folder, grown.num_reused) == (folder, 7)
     after = files(folder)
     assert {name: after[name] for name in before} == before
-    assert set(after) - set(before) == {
-        *(f"vectors-0000{n}.{end}" for n in (3, 4) for end in ("npy", "json")),
-        "index-12.faiss",
-        "manifest.json",
-    }
+    new = {f"vectors-0000{n}.{end}" for n in (3, 4) for end in ("npy", "json")}
+    assert set(after) - set(before) == {*new, "index-12.faiss", "manifest.json"}
     counts = grown.manifest.counts
     assert (counts["rows"], counts["is_exact"], set(counts["recall"])) == (12, True, {"10", "11"})
-    vectors = read_vectors(folder, np.arange(12))
-    expected = Encoder.from_name(str(home.encoder), device="cpu").encode(SENTENCES)
-    np.testing.assert_allclose(vectors, expected, atol=1e-3)
-    index = faiss.read_index(str(folder / "index-12.faiss"))
-    np.testing.assert_array_equal(index.reconstruct_n(0, 12), vectors.astype(np.float32))
-
-
-def test_a_grown_index_finds_what_one_built_whole_finds(home):
-    grown = home.add(home.build(folder=home.root / "index")).folder
-    whole = home.build(home.one, home.two, folder=home.root / "whole")
-    made, one = manifest_of(whole), manifest_of(grown)
-    assert one["fingerprint"] == made["fingerprint"]  # Flat: nothing is trained
-    queries = ["a warm film", "red apples", NEW[-1]]
     names = (home.one, home.two)
-    found = home.open(grown, *names).retrieve(queries, 4)
-    other = home.open(whole, *names).retrieve(queries, 4)
+    whole = home.build(*names, folder=home.root / "whole")
+    assert manifest_of(whole)["fingerprint"] == manifest_of(folder)["fingerprint"]  # Flat
+    rows = np.arange(12)
+    np.testing.assert_allclose(read_vectors(folder, rows), read_vectors(whole, rows), atol=1e-3)
+    queries = ["a warm film", "red apples", NEW[-1]]
+    found, other = (home.open(one, *names).retrieve(queries, 4) for one in (folder, whole))
     np.testing.assert_array_equal(found.rows, other.rows)
     assert found.rows[2, 0] == 11
     with pytest.raises(ArtifactError, match=r'made with corpus_sha256 ".*this run asks for'):
-        home.open(grown, home.one)  # the old corpus: its candidates are another index's
+        home.open(folder, home.one)  # the old corpus: its candidates are another index's
 
 
 def test_a_folder_named_by_its_fingerprint_gets_the_name_that_others_look_for(home):
@@ -155,32 +141,36 @@ def test_a_trained_index_is_not_trained_again_and_says_so(home, tmp_path):
     assert opened.fingerprint["trained_rows"] == 60
 
 
-def test_a_corpus_that_changed_cannot_grow(home):
-    folder = home.build(folder=home.root / "index")
+def test_what_cannot_grow_or_lose_rows_is_refused_by_name_and_left_alone(home, tmp_path):
+    folder = home.build(folder=tmp_path / "index")
     before = files(folder)
+    bm25 = home.build(folder=tmp_path / "bm25", retriever="bm25")
+    cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
+    for where, more, message in (
+        (bm25, home.two, "is a BM25 index, which weighs words by the whole"),
+        (cut, home.two, r"first 3 passages .*\(max_passages\), and cannot grow"),
+        (tmp_path / "nowhere", home.two, "nowhere does not exist"),
+        (folder, tmp_path / "no.txt", r"no\.txt does not exist"),
+    ):
+        with pytest.raises(PgraError, match=message):
+            home.add(where, more)
+    for where, rows, message in (
+        (folder, [2, 7], r"row 7 is not in .*index: it has rows 0 to 6"),
+        (folder, range(7), "these are all 7 rows of .*one must stay"),
+        (tmp_path / "nowhere", [1], "nowhere does not exist"),
+    ):
+        with pytest.raises(PgraError, match=message):
+            remove_rows(where, rows)
+    with lock_folder(folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
+        home.add(folder)
+    assert files(folder) == before
+    assert not (tmp_path / "nowhere").exists()
     home.one.write_text(home.one.read_text().replace("warm", "cold"))
     with pytest.raises(ArtifactError, match=r"one\.txt changed since .*its first 7 passages are"):
         home.add(folder)
-    assert files(folder) == before
-
-
-def test_what_cannot_grow_is_refused_by_name(home, tmp_path):
-    bm25 = home.build(folder=tmp_path / "bm25", retriever="bm25")
-    with pytest.raises(ConfigError, match="is a BM25 index, which weighs words by the whole"):
-        home.add(bm25)
-    cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
-    with pytest.raises(ConfigError, match=r"first 3 passages .*\(max_passages\), and cannot grow"):
-        home.add(cut)
-    with pytest.raises(ArtifactError, match="nowhere does not exist"):
-        home.add(tmp_path / "nowhere")
-    folder = home.build(folder=tmp_path / "index")
-    with pytest.raises(DataError, match=r"no\.txt does not exist"):
-        home.add(folder, tmp_path / "no.txt")
-    with lock_folder(folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
-        home.add(folder)
-    told = manifest_of(folder)
-    del told["counts"]["recipe"]
-    write_json(folder / "manifest.json", told)
+    manifest = manifest_of(folder)
+    del manifest["counts"]["recipe"]
+    write_json(folder / "manifest.json", manifest)
     with pytest.raises(ArtifactError, match="does not say what it was made from.*build it again"):
         home.add(folder)
     (folder / "index.faiss").write_bytes(b"short")
@@ -224,19 +214,6 @@ def test_removed_rows_stay_removed_when_it_grows(home):
     found = home.open(None, home.one, home.two).retrieve([OLD[3], NEW[0]], 4)
     assert 3 not in found.rows
     assert found.rows[1, 0] == 7
-
-
-def test_rows_that_cannot_be_removed_are_refused(home):
-    folder = home.build(folder=home.root / "index")
-    before = files(folder)
-    with pytest.raises(ConfigError, match=r"row 7 is not in .*index: it has rows 0 to 6"):
-        remove_rows(folder, [2, 7])
-    with pytest.raises(ConfigError, match="these are all 7 rows of .*one must stay"):
-        remove_rows(folder, range(7))
-    with pytest.raises(ArtifactError, match="nowhere does not exist"):
-        remove_rows(home.root / "nowhere", [1])
-    assert not (home.root / "nowhere").exists()
-    assert files(folder) == before
 
 
 def test_a_search_goes_deeper_until_enough_are_kept():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pgra.exemplars.selection import majority, vote_shares
-from pgra.methods.answers import CONTENT_FREE, calibrate, content_free_fields
+from pgra.methods.answers import calibrate
 
 
 def test_calibration_by_hand():
@@ -21,11 +21,6 @@ def test_calibration_by_hand():
 def test_chances_of_next_to_nothing_stay_finite():
     scores, free = np.array([[-2000.0, -1.0]], np.float32), np.zeros((1, 3, 2), np.float32)
     assert np.isfinite(calibrate(scores, free)).all()
-
-
-def test_an_input_without_content_fills_every_field():
-    assert content_free_fields(("text", "other"))[0] == {"text": "N/A", "other": "N/A"}
-    assert len(content_free_fields(("text",))) == len(CONTENT_FREE) == 3
 
 
 def test_a_tie_of_the_vote_goes_to_the_nearest_of_the_tied():

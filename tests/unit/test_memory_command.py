@@ -8,7 +8,6 @@ from tiny_models import build_lm
 
 from pgra.cli import main
 from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
 from pgra.memory.stream import make_stream
 
 
@@ -30,14 +29,6 @@ def error(called):
     assert (code, out) == (2, "")
     assert err.count("\n") == 2
     return err.strip().removeprefix("pgra: error: ")
-
-
-def test_help_names_every_word(memory):
-    code, out, _ = memory("--help")
-    assert code == 0
-    words = ("add", "list", "lookup", "correct", "forget", "export", "import", "salvage")
-    words += ("gate", "stream", "score", "train-gud-ir", "train-similarity")
-    assert all(f"  {word} " in out for word in words)
 
 
 def test_a_correction_is_noted_found_changed_and_forgotten(memory):
@@ -101,27 +92,19 @@ def test_label_feedback_shows_what_the_gate_lets_through(memory):
     assert told("--threshold", -1) == ["used"] * 3 + ["too"]
 
 
-def test_an_export_is_imported_into_another_memory(memory, tmp_path):
+def test_a_memory_is_exported_imported_damaged_and_salvaged(memory, tmp_path):
     memory("add", "a", "one", "--task", "t", "--source", "me")
     assert memory("export", "log.jsonl")[1] == "log.jsonl: 1 events\n"
     told = memory("import", "log.jsonl", "--memory", "other.sqlite")[1]
     assert told == "other.sqlite: 1 events added, 0 were there; 1 entries\n"
-    with FeedbackLog.open(tmp_path / "other.sqlite") as log:
-        (entry,) = log.entries()
-    assert (entry.task, entry.source) == ("t", "me")
-
-
-def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
-    memory("add", "a", "one")
+    assert "t  " in memory("list", "--memory", "other.sqlite")[1]
     path = tmp_path / "memory.sqlite"
     path.write_bytes(b"?" * 100 + path.read_bytes()[100:])
     told = error(memory("list"))
     assert "is damaged" in told
     assert "pgra memory salvage memory.sqlite --output NEW.sqlite" in told
-    assert (
-        "1 events of memory.sqlite were read whole"
-        in (memory("salvage", "memory.sqlite", "--output", "new.sqlite")[1])
-    )
+    _, out, _ = memory("salvage", "memory.sqlite", "--output", "new.sqlite")
+    assert "1 events of memory.sqlite were read whole" in out
     assert '"a" -> "one"' in memory("list", "--memory", "new.sqlite")[1]
 
 
@@ -130,13 +113,9 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
     [
         (("ad",), "unknown word after pgra memory 'ad'. Did you mean 'add'?"),
         (("add", "a"), 'there is nothing to add: pgra memory add "QUESTION"'),
-        (("add", "a", " "), "the feedback is empty: say what was meant"),
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
         (("list",), "there is no memory memory.sqlite: pgra memory add makes one"),
         (("lookup",), "there is nothing to look up"),
-        (("lookup", "a", "--lookup", "bm52"), "unknown lookup 'bm52'"),
-        (("lookup", "a", "--threshold", "nan"), "threshold is nan: give a number"),
-        (("lookup", "a", "--threshold", "inf"), "threshold is inf: give a number"),
         (("lookup", "a", "--threshold", "-5"), "threshold is -5: a relative edit distance is"),
         (("lookup", "a", "--family", "lexcal"), "unknown family of questions 'lexcal'"),
         (
@@ -149,7 +128,6 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
         ),
         (("stream", "--stream", "x", "--threshold", "0.9"), "an edit distance counts below 0"),
         (("correct", "1"), "name one entry and what was meant"),
-        (("correct", "1", "x"), "there is no memory memory.sqlite"),
         (("forget", "1"), "there is no memory memory.sqlite"),
         (("forget",), "no entry is named: pgra memory forget 7 9"),
         (("forget", "x"), "invalid int value: 'x'"),
@@ -158,8 +136,6 @@ def test_a_damaged_memory_is_told_and_salvaged(memory, tmp_path):
         (("import", "none.jsonl"), "none.jsonl does not exist"),
         (("gate",), "give questions whose types are known: --stream FILE.jsonl"),
         (("stream",), "give the questions: --stream FILE.jsonl, or --words FILE"),
-        (("stream", "--stream", "x", "--family", "lexcal"), "unknown family of questions"),
-        (("stream", "--stream", "x", "--num_steps", "0"), "num_steps is 0"),
         (("stream", "--stream", "x", "--systems", "men"), "systems names 'men'"),
         (
             ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),

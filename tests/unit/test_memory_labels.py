@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pgra.core import Prediction
-from pgra.errors import ArtifactError, ConfigError, DataError
+from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import (
     LabelMemory,
     LabelMemoryArguments,
@@ -44,13 +44,6 @@ def test_a_near_text_and_the_very_same_recall_a_correction_and_a_far_one_does_no
     assert recalled(path, NEAR, memory_threshold=0.94) == []
     assert recalled(path, FAR) == []
     assert recalled(path, FAR, task="mr") == [("memory-2", 1)]
-
-
-def test_edit_distance_of_texts_counts_letters_whatever_their_length(path):
-    edit = {"memory_lookup": "edit"}
-    assert recalled(path, NEAR, **edit) == [("memory-1", -2)]  # "its": a space and an i less
-    assert recalled(path, NEAR, memory_threshold=-1, **edit) == []
-    assert recalled(path, "x", memory_threshold=-30, **edit) == [("memory-1", -24)]  # no x in it
 
 
 def test_a_correction_of_a_short_text_is_not_for_another_short_text(path):
@@ -142,12 +135,6 @@ def test_inputs_of_several_fields_are_keys_as_json(tmp_path):
         log.write("Who? A man came.", "yes", task="qnli")
     with pytest.raises(DataError, match=r"entry 2: the key 'Who\? A man came\.' is no JSON object"):
         opened(tmp_path / "m", **args)
-
-
-def test_a_missing_memory_is_told_and_not_made(tmp_path):
-    with pytest.raises(ArtifactError, match=r"there is no memory .*none\.sqlite"):
-        opened(tmp_path / "none.sqlite")
-    assert list(tmp_path.iterdir()) == []
 
 
 def corrections(*labels):

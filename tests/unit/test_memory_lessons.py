@@ -5,10 +5,8 @@ from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pgra.cli import main
-from pgra.config import config_root
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import list_yamls, load_family
@@ -82,32 +80,6 @@ def test_a_question_that_says_nothing_means_every_type_and_the_clarification_dec
 def test_the_seed_decides_what_is_drawn():
     assert draw(LEXICAL, 20) == draw(LEXICAL, 20)
     assert draw(LEXICAL, 20) != draw(LEXICAL, 20, seed=1)
-
-
-def lessons_file(folder, **changes):
-    values = yaml.safe_load((config_root() / "memory_training" / "lexical.yaml").read_text())
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({**values, **changes}))
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vague": ["What is akin to < {word} > ?"]}, "edit distance of 5 of 'what is akin to'"),
-        ({"vague": ["< {word} > jaisa kya haai ?"]}, "of 'jaisa kya hai', which is measured"),
-        ({"vague": ["what of {word}"]}, "'what of {word}' lacks"),
-        ({"feedback": ["no"]}, "'no' lacks"),
-        ({"meant": {"syn": "a synonym"}}, "meant must name the types syn, ant"),
-        ({"more": 1}, "must have family, feedback, meant, questions, vague, words, and no more"),
-    ],
-)
-def test_lessons_that_are_measured_or_not_whole_are_refused(tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        load_lessons(lessons_file(tmp_path, **changes))
-    assert load_lessons(lessons_file(tmp_path)).meant == LEXICAL.meant  # the control
-    with pytest.raises(ConfigError, match="unknown lessons 'lexcal'"):
-        load_lessons("lexcal")
 
 
 def test_words_of_measured_streams_are_left_out(tmp_path):
@@ -330,16 +302,3 @@ def test_a_users_error_is_one_line_and_leaves_nothing(
     assert main(["memory", "finetune", "--lm", lm, *flags]) == 2
     assert message in capsys.readouterr().err.strip().splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stream_is_not_asked_of_an_lm_that_learned_with_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    step = make_stream(LEXICAL.family, LEXICAL.words, num_steps=1, seed=0)[0]
-    told = {"type": step.kind, "word": step.word, "question": step.question}
-    told |= {"feedback": step.feedback, "expected_answer": step.expected[0]}
-    (tmp_path / "s.jsonl").write_text(json.dumps(told) + "\n")
-    (tmp_path / "lm").mkdir()
-    Seen({step.word}, ()).write(tmp_path / "lm")
-    assert main(["memory", "stream", "--stream", "s.jsonl", "--lm", "lm"]) == 2
-    assert f"was fine-tuned with the word '{step.word}'" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"s.jsonl", "lm"}

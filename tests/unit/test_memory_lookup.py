@@ -148,7 +148,7 @@ def test_one_key_with_two_meanings_collides_with_itself():
 KEY = st.text("ab cd", min_size=1, max_size=7).filter(str.strip)
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(
     changes=st.lists(st.tuples(KEY, st.sampled_from(["write", "forget"])), max_size=12),
     question=KEY,

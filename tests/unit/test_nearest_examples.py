@@ -137,13 +137,6 @@ def test_what_is_no_example_is_refused(tmp_path, line, told):
         read_pool(path)
 
 
-def test_an_empty_pool_is_refused(tmp_path):
-    path = tmp_path / "pool.jsonl"
-    path.write_text("\n")
-    with pytest.raises(DataError, match=r"pool.jsonl holds no example|is empty"):
-        read_pool(path)
-
-
 def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
     rows = [
         {

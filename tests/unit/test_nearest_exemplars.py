@@ -1,24 +1,20 @@
 """Each query's own prefix: who stands in it, in which order, and who never does."""
 
-from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
-from test_trained import RECORD
 
-from pgra.core import Example
+from pgra.core import ALONE, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import open_stages, read_task
+from pgra.methods.stages import Stages
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.retrieval.neighbors import Neighbors
-from pgra.runs import _arguments, _begin
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}
@@ -126,38 +122,18 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     assert (exemplars.num_shortened, shorter.num_cut) == (1, 0)
 
 
-def test_a_runs_prompt_is_shown_as_short_as_the_lm_reads_it(args, tmp_path):
+def test_a_runs_prompt_is_shown_as_short_as_the_lm_reads_it(args):
     shown = []
     for limit in (200, None):
-        one = with_rerank(args, exemplars="knn", max_prompt_tokens=limit)
-        found = read_task(one)
-        open_stages(found, one)
-        found.exemplars.look_up(found.splits.test[:1])
-        training = ReaderTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-        _begin(tmp_path, {}, one, training, found)
-        told = (tmp_path / "prompt.txt").read_text()
-        shown.append(
-            (told.count("The answer is"), len(found.reranker.encoder.lm.tokenize([told])[0]))
-        )
+        found = Stages.read(with_rerank(args, exemplars="knn", max_prompt_tokens=limit), ALONE)
+        found.open()
+        found.exemplars.look_up(found.data.test[:1])
+        (prompt,) = found.reranker.prompts(found.data.test[0])
+        tokens = len(found.reranker.encoder.lm.tokenize([prompt])[0])
+        shown.append((prompt.count("The answer is"), tokens))
     (few, tokens), (every, whole) = shown
     assert 1 < few < every == 4 + 1
     assert tokens <= 200 < whole
-
-
-def test_a_later_run_keeps_the_dtype_of_what_found_the_exemplars(args, tmp_path):
-    """On another device `auto` would take another, and the run's reranker would be refused."""
-    args = with_retriever(with_rerank(args, exemplars="knn"), retriever="bm25")
-    for kind, expected in (("encoder", "bfloat16"), ("reader", "auto")):
-        one = with_retriever(args, neighbor_encoder=kind)
-        told = {
-            "encoder": "ab",
-            "dtype": "bfloat16",
-            **({"part": "T5"} if kind == "reader" else {}),
-        }
-        made = {"reranker": {"dtype": "float32", "exemplar encoder": told}}
-        record = replace(RECORD, arguments=asdict(one), fingerprints=made)
-        again = _arguments(tmp_path, record, {"device": "cpu"})
-        assert (again.retriever.encoder_dtype, again.rerank.lm_dtype) == (expected, "float32")
 
 
 def test_too_few_training_examples_are_refused(neighbors):
@@ -168,11 +144,11 @@ def test_too_few_training_examples_are_refused(neighbors):
 
 @pytest.mark.parametrize("kind", ["encoder", "reader"])
 def test_a_task_keeps_all_training_examples(args, kind):
-    found = read_task(with_retriever(with_rerank(args, exemplars="knn"), neighbor_encoder=kind))
-    fixed = read_task(args)
+    nearest = with_retriever(with_rerank(args, exemplars="knn"), neighbor_encoder=kind)
+    found, fixed = Stages.read(nearest, ALONE), Stages.read(args, ALONE)
     assert found.prompt.prefix == ""
-    assert len(found.splits.train) == len(fixed.splits.train) + 4
-    found.exemplars.look_up(found.splits.test[:1])
+    assert len(found.data.train) == len(fixed.data.train) + 4
+    found.exemplars.look_up(found.data.test[:1])
     told = found.exemplars.neighbors.fingerprint["encoder"]
     assert ("part" in told) == (kind == "reader")
     assert fixed.exemplars is None

@@ -10,14 +10,14 @@ from conftest import with_rerank
 from transformers import AutoModel, AutoTokenizer
 
 from pgra.config import CorpusArguments, RerankArguments
-from pgra.core import Candidates, Context, Example
+from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import EvidenceSearch, find_evidence, open_stages, read_task
+from pgra.methods.stages import Stages
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.neighbors import NeighborReranker
@@ -247,21 +247,19 @@ def test_a_pair_that_was_not_read_is_an_error(lm_dirs, open_one):
 def test_both_stages_run_with_each_querys_own_neighbors(args):
     few = replace(args, data=replace(args.data, max_train_samples=12, max_test_samples=6))
     args = with_rerank(few, exemplars="knn")
-    found = read_task(args)
-    find_evidence(found, args)
+    found, again = Stages.read(args, ALONE), Stages.read(args, ALONE)
+    found.find()
     lines = found.evidence_lines("train")
-    assert len(lines) == len(found.splits.train)
+    assert len(lines) == len(found.data.train)
     assert {len(line) for line in lines} == {3}
-    again = read_task(args)
-    find_evidence(again, args)
+    again.find()
     assert all(stored.reused for stored in again.evidence.values())
     assert again.fingerprints == found.fingerprints
     # New queries, as `pgra rerank TEXT` and `pgra predict` ask them, rank as the run's do.
-    search = EvidenceSearch(args, found.prompt, exemplars=read_task(args).exemplars)
-    ranked = search.find(found.examples("test"))
+    ranked = Stages.read(args, ALONE).search(found.data.test)
     np.testing.assert_array_equal(ranked.best.rows, found.evidence["test"].candidates.rows)
-    fixed = read_task(with_rerank(args, exemplars="balanced"))
-    find_evidence(fixed, with_rerank(args, exemplars="balanced"))
+    fixed = Stages.read(with_rerank(args, exemplars="balanced"), ALONE)
+    fixed.find()
     control = fixed.evidence["test"].candidates
     assert not np.array_equal(control.scores, found.evidence["test"].candidates.scores)
 
@@ -280,9 +278,8 @@ def test_what_needs_one_prompt_for_all_is_refused(change, message):
 
 
 def test_neighbors_must_be_given(args):
-    args = with_rerank(args, exemplars="knn")
-    found = read_task(args)
-    open_stages(found, args)
+    found = Stages.read(with_rerank(args, exemplars="knn"), ALONE)
     assert isinstance(found.reranker, NeighborReranker)
+    request = RerankRequest(args=found.args.rerank, prompt=found.prompt, corpus=found.corpus)
     with pytest.raises(ConfigError, match="chosen from training examples"):
-        open_reranker(RerankRequest(args=args.rerank, prompt=found.prompt, corpus=found.corpus))
+        open_reranker(request)

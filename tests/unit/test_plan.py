@@ -7,13 +7,11 @@ import pytest
 from conftest import with_rerank, with_retriever
 
 from pgra.commands.plan import describe_plan
-from pgra.core import MISSING_ROW, Candidates
+from pgra.core import ALONE, MISSING_ROW, Candidates
 from pgra.errors import ConfigError
-from pgra.experiments.grid import GridRun, Point, foresee
 from pgra.lm.cost import Speed
-from pgra.methods.pgra import find_evidence, open_stages, read_task
+from pgra.methods.stages import Stages
 from pgra.plan import make_plan
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import Reranker
 
 
@@ -57,11 +55,10 @@ def nearest(args):
 
 def run(args):
     """Run both stages; give what the reranker did."""
-    found, done = read_task(args), []
-    open_stages(found, args)
+    found, done = Stages.read(args, ALONE), []
     prepare = found.reranker.prepare
     found.reranker.prepare = lambda *inputs: done.append(prepare(*inputs)) or done[-1]
-    find_evidence(found, args)
+    found.find()
     return done[-1]
 
 
@@ -215,8 +212,8 @@ def test_of_a_reranker_from_outside_it_tells_the_first_stage(plain):
     told = describe_plan(plan)
     assert f"what {__name__}:Longest reads is not known" in told
     assert "first stage" in told
-    found = read_task(args)
-    find_evidence(found, args)
+    found = Stages.read(args, ALONE)
+    found.find()
     best = found.evidence["test"].candidates
     scores = best.scores[best.rows != MISSING_ROW]
     assert (np.diff(best.scores[0][best.rows[0] != MISSING_ROW]) <= 0).all()
@@ -240,35 +237,6 @@ def test_a_wrong_index_factory_is_refused_as_by_the_run(args, retriever, factory
     with pytest.raises(ConfigError, match=f"index_factory '{factory}' {message}") as planned:
         make_plan(wrong, seconds=0)
     with pytest.raises(ConfigError) as ran:
-        find_evidence(read_task(wrong), wrong)
+        Stages.read(wrong, ALONE).find()
     assert str(planned.value) == str(ran.value)
     make_plan(with_retriever(wrong, index_factory="IVF2,Flat"), seconds=0)
-
-
-def test_a_dry_run_tells_the_cost_of_each_reranker(nearest, tmp_path, cross_encoder_dir):
-    training = ReaderTrainingArguments(output_dir=str(tmp_path / "run"), use_cpu=True)
-    fixed = with_rerank(nearest, exemplars="balanced")
-    cross = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
-    points = {
-        "knn": nearest,
-        "balanced": fixed,
-        "cosine": with_rerank(fixed, similarity="cosine"),
-        "cross": with_rerank(fixed, **cross),
-        "outside": with_rerank(fixed, reranker=f"{__name__}:Longest"),
-        "none": with_rerank(fixed, reranker="none"),
-    }
-    runs = [
-        GridRun(Point(name, {}), None, 0, tmp_path / name, args, training)
-        for name, args in points.items()
-    ]
-    costs = dict(zip(points, foresee(runs), strict=True))
-    num_queries = sum(make_plan(nearest, seconds=0).queries.values())
-    assert costs["knn"].texts == num_queries * 7
-    assert costs["cross"].texts == make_plan(points["cross"], seconds=0).cost.to_read
-    for name in ("knn", "cross"):
-        assert costs[name].note.startswith("every pair: each passage with each query, about ")
-    assert 0 < costs["balanced"].texts < costs["knn"].texts / 3
-    assert costs["cosine"].note == "shares the bank of balanced"
-    assert costs["outside"].texts is None
-    assert costs["outside"].note.endswith("Longest reads is not known")
-    assert costs["none"].texts == 0

@@ -66,13 +66,6 @@ def test_an_experiment_gives_its_values(path):
     assert {key: values[key] for key in given_in(path)} == given_in(path)
 
 
-@pytest.mark.parametrize("name", task_names())
-def test_a_task_is_named_as_its_file_and_has_a_word_for_each_label(name):
-    task = load_task(name)
-    assert task.name == name
-    assert tuple(task.verbalizer) == tuple(task.prompt_words) == task.labels
-
-
 def test_the_default_profile_is_the_defaults():
     plain, profile = parse("--output_dir", "x"), parse("--output_dir", "x", "--profile", "pgra")
     names = [f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)]

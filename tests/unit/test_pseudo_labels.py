@@ -11,7 +11,7 @@ from conftest import with_rerank, with_retriever
 
 from pgra.commands.consistency import main
 from pgra.commands.evidence import main as show_evidence
-from pgra.core import Example, Prediction
+from pgra.core import ALONE, Example, Prediction
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (
     compare_evidence,
@@ -21,7 +21,7 @@ from pgra.experiments.consistency import (
     ways_of,
 )
 from pgra.lm.load import find_model, load_tokenizer
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
@@ -333,14 +333,14 @@ def test_a_command_with_nothing_to_do_is_refused(words, message):
 
 
 def evidence_by_hand(args, labeler, depth):
-    found = read_task(args)
-    find_evidence(found, args, splits=("test",))
-    texts = [own[:depth] for own in found.evidence_texts("test")]
+    stages = Stages.read(args, ALONE)
+    stages.find(("test",))
+    texts = [[line.text for line in own[:depth]] for own in stages.evidence_lines("test")]
     reader = Reader.load(labeler)
     return np.mean(
         [
             np.mean([one.label == example.label for one in reader.predict(own)])
-            for example, own in zip(found.examples("test"), texts, strict=True)
+            for example, own in zip(stages.data.examples("test"), texts, strict=True)
         ]
     )
 

@@ -9,7 +9,6 @@ import torch
 from conftest import SENTENCES
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pgra.config import RerankArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import check_8bit
@@ -169,12 +168,6 @@ def test_plain_and_quantized_states_are_never_taken_for_each_other(folders):
     assert set(prints[0]) == {"model", "dtype"}  # as it was before there were other kinds
 
 
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-def test_the_tolerance_follows_the_dtype_alone(folders, quantization):
-    assert load(folders["opt"], quantization).tolerance == 1e-4
-    assert load(folders["opt"], quantization, "bfloat16").tolerance == 0.05
-
-
 def test_8bit_refuses_an_lm_whose_layers_it_would_leave_as_they_are(folders):
     with pytest.raises(ModelError, match="leaves 100% of the weights of .* know its Conv1D layers"):
         load(folders["gpt2"], "8bit").states_of(IDS)
@@ -230,16 +223,3 @@ def test_what_the_libraries_lack_is_not_said_by_a_command(is_quiet):
     words = [sys.executable, "-c", quiet * is_quiet + imports]
     told = subprocess.run(words, capture_output=True, text=True, check=True).stderr
     assert (told == "") == is_quiet
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"lm_quantization": "int8"}, "unknown lm_quantization 'int8'"),
-        ({"lm_device_map": "all"}, "unknown lm_device_map 'all'"),
-    ],
-)
-def test_arguments_refuse_unknown_ways_to_load(values, message):
-    with pytest.raises(ConfigError, match=message):
-        RerankArguments(**values)
-    assert RerankArguments(lm_quantization="8bit", lm_device_map="auto").lm_quantization == "8bit"

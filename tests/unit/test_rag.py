@@ -9,6 +9,7 @@ from conftest import SENTENCES
 from small_training import VERBALIZER, at_batch, make_arguments, run_files, signal_self, tokens
 
 from pgra import Reader
+from pgra.config import RunArguments
 from pgra.core import Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, Stopped
@@ -26,7 +27,7 @@ from pgra.reader.rag import (
     choose_evidence,
     collate_pooled,
 )
-from pgra.runs import run_system
+from pgra.runs import run
 
 QUERIES = [
     Example("a", {"text": "A warm film"}, "positive"),
@@ -209,11 +210,15 @@ RUN = {"max_steps": 4, "eval_steps": 2}
 
 @pytest.fixture
 def rag(args):
-    return replace(args, runtime=replace(args.runtime, system="rag"))
+    return replace(args, runtime=replace(args.runtime, method="rag"))
+
+
+def run_rag(args, training):
+    return run(RunArguments({**vars(args), "training": training}))
 
 
 def test_a_run_trains_both_is_measured_and_taken_up(rag, tmp_path):
-    done = run_system(rag, make_arguments(tmp_path / "run", **RUN))
+    done = run_rag(rag, make_arguments(tmp_path / "run", **RUN))
     assert done.metrics["system"] == "rag"
     assert (done.folder / "reader" / QUERY_ENCODER_FILE).is_file()
     text = (done.folder / "predictions.jsonl").read_text()
@@ -224,22 +229,22 @@ def test_a_run_trains_both_is_measured_and_taken_up(rag, tmp_path):
         assert len(weights) == 3
         assert np.exp(weights).sum() == pytest.approx(1, rel=1e-5)
         assert all(1 <= seen["stage1_rank"] <= 6 for seen in line["evidence"])
-    assert run_system(rag, make_arguments(tmp_path / "run", **RUN)).reused
+    assert run_rag(rag, make_arguments(tmp_path / "run", **RUN)).reused
     fewer = replace(rag, rerank=replace(rag.rerank, num_evidence=2))
     with pytest.raises(ArtifactError, match="num_evidence"):
-        run_system(fewer, make_arguments(tmp_path / "run", **RUN))
-    with pytest.raises(ConfigError, match="--system rag, which makes its inputs"):
+        run_rag(fewer, make_arguments(tmp_path / "run", **RUN))
+    with pytest.raises(ConfigError, match="--method rag, which makes its inputs"):
         Reader.load(done.folder)
 
 
 def test_a_stopped_run_goes_on_to_the_same_weights(rag, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    run_system(rag, make_arguments(whole, **RUN))
+    run_rag(rag, make_arguments(whole, **RUN))
     workers = {"dataloader_num_workers": 1}  # to which batches are passed, pickled
     with at_batch(3, signal_self(signal.SIGTERM), kind=RagReader), pytest.raises(Stopped):
-        run_system(rag, make_arguments(stopped, **RUN, **workers))
+        run_rag(rag, make_arguments(stopped, **RUN, **workers))
     assert not (stopped / "reader").exists()
-    run_system(rag, make_arguments(stopped, **RUN, **workers))
+    run_rag(rag, make_arguments(stopped, **RUN, **workers))
     assert run_files(stopped) == run_files(whole)
     encoders = [
         (folder / "reader" / QUERY_ENCODER_FILE).read_bytes() for folder in (whole, stopped)
@@ -254,6 +259,6 @@ def test_what_it_cannot_do_is_refused(rag, tmp_path):
     values = {"decode": "official", "length_normalize": True, "lora_rank": 4}
     for name, value in {**values, "evidence_attention": True}.items():
         odd = replace(rag, reader=replace(rag.reader, **{name: value}))
-        with pytest.raises(ConfigError, match=f"{name}.* is not for system 'rag'"):
-            run_system(odd, make_arguments(tmp_path / "run", **RUN))
+        with pytest.raises(ConfigError, match=f"{name}.* is not for method 'rag'"):
+            run_rag(odd, make_arguments(tmp_path / "run", **RUN))
     assert not (tmp_path / "run").exists()

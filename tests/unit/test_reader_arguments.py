@@ -14,6 +14,7 @@ from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
 from pgra.memory.lessons import FinetuneArguments
 from pgra.memory.train import training_arguments
+from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import (
     REFUSED,
     ReaderTrainingArguments,
@@ -22,7 +23,6 @@ from pgra.reader.arguments import (
     finish_trackers,
 )
 from pgra.reader.fields import NOT_DECIDING
-from pgra.run_folder import training_identity
 
 
 def test_arguments_have_the_papers_defaults_and_are_read_from_yaml_and_command_line(tmp_path):

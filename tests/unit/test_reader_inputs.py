@@ -140,7 +140,7 @@ def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
 def test_what_cannot_be_built_is_refused(build):
     with pytest.raises(ConfigError, match=r"max_segment_tokens \(8\) is less than the reader temp"):
         build([example()], [[]], max_tokens=8)
-    with pytest.raises(ConfigError, match=r"unknown input 'texts'. Did you mean 'text'"):
+    with pytest.raises(ConfigError, match=r"'texts'. Did you mean 'text'"):
         build([example()], [[]], "{texts} It was")
     with pytest.raises(ConfigError, match=r"unknown segment order 'query'"):
         SegmentLayout(TEMPLATE, "query")

@@ -9,6 +9,7 @@ import pytest
 from conftest import SENTENCES
 
 from pgra.artifacts import lock_folder
+from pgra.cli import main as pgra
 from pgra.config import RETRIEVERS as NAMED
 from pgra.config import Arguments, CorpusArguments, RetrieverArguments, arg
 from pgra.core import Candidates, Context
@@ -158,6 +159,17 @@ def test_the_arguments_of_a_retriever_are_its_own(world):
     for name in ("random", OWN):
         with pytest.raises(ConfigError, match=f"'{name}' has no index: there is nothing to build"):
             prepare(world, name)
+
+
+def test_one_from_outside_serves_a_command(world, capsys):
+    corpus = world.root / "12.txt"
+    words = ["search", "old town", "--corpus", corpus, "--retriever", OWN, "--device", "cpu"]
+    words += ["--artifacts_dir", world.context.artifacts, "--num_candidates", 2]
+    assert pgra([str(word) for word in words]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "old town",
+        f"     1     1.0000  row 4         {SENTENCES[4]}",
+    ]
 
 
 def flip_byte(path):

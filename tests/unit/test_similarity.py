@@ -7,10 +7,10 @@ from conftest import with_rerank
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
-from pgra.core import Context
+from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
 from pgra.lm.score import AnswerWords, LMHead
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.similarity import (
@@ -81,10 +81,9 @@ def test_one_of_ones_own_is_fitted_and_used_by_name(args):
     ]  # of (-1, -10), (1, 10) and (-1, 0), (1, 0)
     found = {}
     for name in ("dot", f"{__name__}:Centred"):
-        own = with_rerank(args, similarity=name)
-        task = read_task(own)
-        find_evidence(task, own)
-        found[name] = task.evidence["test"].candidates.scores
+        stages = Stages.read(with_rerank(args, similarity=name), ALONE)
+        stages.find()
+        found[name] = stages.evidence["test"].candidates.scores
     assert not np.allclose(*found.values())
     with pytest.raises(ConfigError, match="unknown similarity 'cosin'. Did you mean 'cosine'"):
         find_similarity("cosin")

@@ -116,6 +116,11 @@ BAD = {
         "verbalizer": {"no": "right ", "yes": "right"}
     },
     "prompt_words is 'x'; it must be a mapping": {"prompt_words": "x"},
+    "prompt does not hold {question}, the first input": {
+        "inputs": ["question", "text"],
+        "prompt": "Is it so? {text}",
+    },
+    "'no' is in labels and in ignored_labels too": {"ignored_labels": ["no"]},
     "an input cannot be named 'label'": {"inputs": ["text", "label"]},
     "hub.labels are no, maybe": {"hub": {"id": "a/b", "labels": ["no", "maybe"]}},
     "'hub.id' is missing": {"hub": {}},

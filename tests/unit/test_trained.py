@@ -112,14 +112,6 @@ def test_evidence_counts_and_its_order_does_not(reader):
     assert abs(without[0][0] - found[0][0]) > 1e-4
 
 
-def test_a_query_alone_is_decided_as_among_others(reader):
-    together = reader.predict(QUERIES, EVIDENCE)
-    (alone,) = reader.predict(QUERIES[2:], EVIDENCE[2:])
-    np.testing.assert_allclose(
-        list(alone.scores.values()), list(together[2].scores.values()), atol=1e-5
-    )
-
-
 def test_attention_is_shared_out_among_a_querys_evidence(reader):
     shares = reader.attention(QUERIES, EVIDENCE)
     assert [len(part) for part in shares] == [2, 0, 1]

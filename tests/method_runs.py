@@ -1,0 +1,79 @@
+"""Arguments of runs on tiny models, and what runs leave, for the tests of methods."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+from pgra.config import (
+    DataArguments,
+    FolderArguments,
+    PgraArguments,
+    RunArguments,
+    RuntimeArguments,
+)
+from pgra.exemplars import SelectionArguments
+from pgra.lm.base import CompleterArguments
+from pgra.memory.labels import PromptMemoryArguments
+from pgra.methods.base import find_method
+from pgra.methods.kate import AnswerArguments
+from pgra.reader.arguments import ReaderTrainingArguments
+
+
+def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:
+    """A run of a method with PGRA's arguments; `training` holds the Trainer's, and the seed."""
+    runtime = replace(args.runtime, method=method)
+    parts = {f.name: getattr(args, f.name) for f in fields(args)}
+    sections = {k: v for k, v in {**parts, "runtime": runtime}.items() if v is not None}
+    if "training" in find_method(method).SECTIONS:
+        usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1, "disable_tqdm": True}
+        sections["training"] = ReaderTrainingArguments(
+            output_dir=str(folder), use_cpu=True, **{**usual, **training}
+        )
+    else:
+        seed = int(training.get("seed", 0))
+        sections["folder"] = FolderArguments(output_dir=str(folder), seed=seed)
+    return RunArguments(sections)
+
+
+def kate_run(
+    data: DataArguments, root: Path, *, lm: Path, name: str = "run", **changes: object
+) -> RunArguments:
+    """A run of KATE: `changes` go to whichever section has an argument of that name."""
+    run = RunArguments(
+        {
+            "runtime": RuntimeArguments(
+                method="kate", artifacts_dir=str(root / "artifacts"), device="cpu"
+            ),
+            "data": data,
+            "completer": CompleterArguments(lm=str(lm)),
+            "selection": SelectionArguments(),
+            "icl": AnswerArguments(),
+            "memory": PromptMemoryArguments(),
+            "folder": FolderArguments(output_dir=str(root / "runs" / name)),
+        }
+    )
+    return having(run, **changes)
+
+
+def having(run: RunArguments, **changes: object) -> RunArguments:
+    """Change arguments wherever they stand; `name` is the run folder's."""
+    sections = dict(run.sections)
+    if "name" in changes:
+        changes["output_dir"] = str(run.folder.with_name(str(changes.pop("name"))))
+    for section, part in sections.items():
+        names = [f.name for f in fields(part) if f.name in changes]
+        if section == "training":
+            for name in names:
+                part = run.change(section, **{name: changes[name]})[section]
+        elif names:
+            part = replace(part, **{name: changes[name] for name in names})
+        sections[section] = part
+        for name in names:
+            del changes[name]
+    assert not changes, changes
+    return RunArguments(sections)
+
+
+def lines_of(folder: Path) -> list[dict]:
+    text = (folder / "predictions.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,271 @@
+"""The contract of methods, over all that take PGRA's arguments; and what is each one's own."""
+
+import json
+import signal
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from conftest import with_rerank, with_retriever
+from method_runs import having, lines_of, run_of
+from small_training import at_batch, run_files, signal_self
+
+from pgra.commands.common import parse_run
+from pgra.config import READERS, PgraArguments, config_root
+from pgra.core import ALONE
+from pgra.encoders.encoder import load_encoder, load_t5_encoder
+from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.methods.base import METHODS, find_method
+from pgra.methods.knn import NUMBERS, vote
+from pgra.methods.stages import Stages
+from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
+
+FEW = {"num_shots": 4, "exemplar_sets": 2}
+
+
+def few(method, **changes):
+    return {**(FEW if method == "lm-bff" else {}), **changes}
+
+
+def parse(*flags):
+    words = ["--task", "sst2", "--output_dir", "x", "--device", "cpu", *flags]
+    return parse_run(words, prog="test", description="", epilog="")[0]
+
+
+def test_every_name_stands_for_a_method_and_says_what_its_seeds_are():
+    for name in METHODS:
+        method = find_method(name)
+        assert method.SEEDS
+        assert not {"runtime", "data", "folder"} & set(method.SECTIONS)
+    assert set(READERS) <= set(METHODS)
+    with pytest.raises(ConfigError, match="unknown method 'fib'. Did you mean 'fid'"):
+        find_method("fib")
+
+
+@pytest.mark.parametrize("method", sorted(READERS))
+def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tmp_path, method):
+    folder = tmp_path / "run"
+    mine = run_of(args, method, folder, **few(method))
+    done = run(mine)
+    assert not done.reused
+    assert done.metrics["system"] == method
+    assert done.metrics["n"] == len(lines_of(folder)) == 12
+    assert run(mine).reused
+    again = evaluate_run(folder, output_dir=tmp_path / "again")
+    assert again.metrics["metrics"] == done.metrics["metrics"]
+    assert lines_of(tmp_path / "again") == lines_of(folder)
+    other = having(mine, max_test_samples=4)
+    with pytest.raises(ArtifactError, match="was made with"):
+        run(other)
+    depth = 0 if method in ("knn", "lm-bff", "plain", "ralm") else 3
+    assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "fid", "knn", "pgra", "plain", "random"])
+def test_a_run_decides_its_own_test_texts_as_new_ones_alike(args, tmp_path, method):
+    folder = run(run_of(args, method, tmp_path / "run")).folder
+    lines = lines_of(folder)[:5]
+    answers = Predictor.open(folder, device="cpu").answer([line["text"] for line in lines])
+    for line, answer in zip(lines, answers, strict=True):
+        assert answer.prediction.label == line["prediction"]
+        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-4)
+        assert [each.row for each in answer.evidence] == [e["row"] for e in line["evidence"]]
+
+
+@pytest.mark.parametrize("method", ["lm-bff", "pgra"])
+def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    more = few(method, max_steps=4, eval_steps=2)
+    run(run_of(args, method, whole, **more))
+    with at_batch(3, signal_self(signal.SIGTERM)), pytest.raises(Stopped):
+        run(run_of(args, method, stopped, **more))
+    assert not (stopped / "metrics.json").exists()
+    run(run_of(args, method, stopped, **more))
+    assert run_files(stopped) == run_files(whole)
+
+
+def test_seeds_of_a_method_that_trains_nothing(args, tmp_path):
+    summary = run_seeds(run_of(args, "knn", tmp_path / "knn"), [0, 1])
+    assert summary.values["seeds_are"] == find_method("knn").SEEDS
+    assert summary.values["sd"] == 0
+    assert [each["seed"] for each in summary.values["runs"]] == [0, 1]
+    assert (tmp_path / "knn" / "seed-1" / "metrics.json").is_file()
+
+
+# What tells readers apart.
+
+
+def as_method(args, name):
+    return replace(args, runtime=replace(args.runtime, method=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "retriever", "reranker", "depth"),
+    [
+        ("pgra", "dense", "prompted", 3),
+        ("fid", "dense", "none", 3),
+        ("plain", "dense", "prompted", 0),
+        ("random", "random", "none", 3),
+        ("exhaustive", "exhaustive", "prompted", 3),
+        ("knn", "dense", "prompted", 0),
+    ],
+)
+def test_a_method_decides_what_makes_it(args, name, retriever, reranker, depth):
+    args = as_method(args, name)
+    assert args.method == name
+    assert args.retriever.retriever == retriever
+    assert args.rerank.reranker == reranker
+    assert args.rerank.num_evidence == depth
+    assert args.retriever.num_candidates == 6  # the rest stays as it was
+    assert with_rerank(args, lm="other").rerank.num_evidence == depth  # also in a changed copy
+
+
+def test_the_arguments_alone_tell_a_method_too(args):
+    assert with_rerank(args, reranker="none").method == "fid"
+    assert with_rerank(args, num_evidence=0).method == "plain"
+    assert with_retriever(args, retriever="exhaustive").method == "exhaustive"
+    by_chance = with_retriever(with_rerank(args, reranker="none"), retriever="random")
+    assert by_chance.method == "random"
+    assert with_retriever(args, retriever="random").method == "pgra"  # the LM picks among them
+
+
+def test_flags_that_contradict_the_method_are_refused(tmp_path):
+    assert parse("--method", "plain").pgra.rerank.num_evidence == 0
+    assert parse("--method", "plain", "--num_evidence", "0").pgra.rerank.num_evidence == 0
+    with pytest.raises(ConfigError, match="num_evidence is 8, and method 'plain' is the one with"):
+        parse("--method", "plain", "--num_evidence", "8")
+    config = tmp_path / "base.yaml"  # a YAML gives defaults: one base serves all methods
+    config.write_text("num_evidence: 8\nreranker: prompted\n")
+    assert parse("--method", "plain", "--config", str(config)).pgra.rerank.num_evidence == 0
+    assert parse("--method", "fid", "--config", str(config)).pgra.rerank.num_evidence == 8
+
+
+def test_what_no_method_can_be_is_refused(args):
+    for name in ("fid", "random", "exhaustive"):
+        with pytest.raises(ConfigError, match=f"method '{name}' reads evidence, and num_ev"):
+            as_method(with_rerank(args, num_evidence=0), name)
+    with pytest.raises(ConfigError, match="is a method of its own: use --method random"):
+        as_method(with_retriever(args, retriever="random"), "fid")
+    as_method(with_retriever(args, index_dir="there"), "fid")  # the control
+
+
+def test_arguments_of_another_method_are_passed_over_and_unknown_ones_refused(caplog):
+    args = parse("--method", "knn", "--num_evidence", "0", "--learning_rate", "1e-3")
+    assert args.method == "knn"
+    assert "--learning_rate is of another method: it is not used" in caplog.text
+    with pytest.raises(ConfigError, match="unknown argument '--lerning_rate'"):
+        parse("--method", "knn", "--lerning_rate", "1e-3")
+
+
+def test_random_evidence_is_the_same_for_a_text_in_any_run(args):
+    texts = []
+    for depth in (3, 2):
+        own = as_method(with_rerank(args, num_evidence=depth), "random")
+        stages = Stages.read(own, ALONE)
+        stages.find()
+        texts.append([[line.text for line in each] for each in stages.evidence_lines("test")])
+    for three, two in zip(*texts, strict=True):
+        assert three[:2] == two[:2]
+    assert len({tuple(each) for each in texts[0]}) > 1
+
+
+def test_both_stages_find_for_new_queries_what_they_found_for_a_split(args):
+    stages = Stages.read(args, ALONE)
+    stages.find(("test",))
+    known = stages.ranked("test")
+    found = stages.search(stages.data.examples("test")[:4])
+    np.testing.assert_array_equal(found.best.rows, known.best.rows[:4])
+    np.testing.assert_allclose(found.best.scores, known.best.scores[:4], rtol=1e-5)
+    lm = known.first.rows != known.best.rows
+    assert lm.any()  # the control: the second stage changes the order
+
+
+# k nearest neighbors.
+
+
+def test_a_hand_worked_vote_whose_ties_go_to_the_nearest_of_the_tied():
+    columns = np.array([0, 0, 1, 1, 2])
+    votes = vote(np.array([[4, 2, 3], [0, 4, 1], [4, 0, 2]]), columns, 3)
+    np.testing.assert_allclose(votes.shares * 3, [[0, 2, 1], [2, 0, 1], [1, 1, 1]])
+    assert votes.decided.tolist() == [1, 0, 2]  # the last is a tie: the nearest's label
+    columns = np.array([2, 1, 1, 0, 0])
+    assert vote(np.array([[0, 3, 1, 2, 4]]), columns, 3).decided.tolist() == [0]
+    assert vote(np.array([[0, 1, 3, 4, 2]]), columns, 3).decided.tolist() == [1]  # the control
+
+
+@pytest.mark.parametrize("encoder", ["encoder", "reader"])
+def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
+    args = with_retriever(args, num_neighbors=1, neighbor_encoder=encoder)
+    data = Stages.read(args, ALONE).data
+    if encoder == "encoder":
+        model = load_encoder(args.retriever, "cpu")
+    else:
+        model = load_t5_encoder(args.reader.model_name_or_path, device="cpu")
+    train, test = (
+        model.encode([example.text for example in part]) for part in (data.train, data.test)
+    )
+    nearest = (test @ train.T).argmax(axis=1)
+    folder = run(run_of(args, "knn", tmp_path / "knn")).folder
+    expected = [data.train[row].label for row in nearest]
+    assert [line["prediction"] for line in lines_of(folder)] == expected
+
+
+def test_the_dev_set_chooses_how_many_vote(args, tmp_path):
+    outcome = run(run_of(args, "knn", tmp_path / "knn"))
+    tried = [number for number in NUMBERS if number <= 32]
+    dev = tmp_path / "dev.jsonl"
+    rows = [{**e.fields, "label": e.label} for e in Stages.read(args, ALONE).data.dev]
+    dev.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = []
+    for number in tried:  # the same, one by one
+        own = run_of(with_retriever(args, num_neighbors=number), "knn", tmp_path / f"k{number}")
+        values.append(run(having(own, test_file=str(dev))).metrics["value"])
+    assert outcome.training["value"] == max(values)
+    assert outcome.training["num_neighbors"] == tried[values.index(max(values))]
+    with pytest.raises(ConfigError, match=r"num_neighbors \(37\) exceeds the 32 training"):
+        run(run_of(with_retriever(args, num_neighbors=37), "knn", tmp_path / "many"))
+
+
+# LM-BFF and RAG.
+
+
+def test_the_seed_of_lm_bff_gives_the_split(args, tmp_path):
+    def split(seed):
+        own = run_of(args, "lm-bff", tmp_path / "run", seed=seed, **FEW)
+        data = open_method(own, ALONE).data
+        return [example.id for example in (*data.train, *data.dev)]
+
+    assert len(set(split(13))) == 16
+    assert split(13) == split(13)
+    assert split(13) != split(21)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "told"),
+    [
+        ("lm-bff", {"decode": "official"}, "decode 'official' writes one token, and lm-bff"),
+        ("lm-bff", {"num_shots": 11}, "label 'negative' has 20 training examples"),
+        ("rag", {"decode": "official"}, "decode 'official' is not for method 'rag'"),
+        ("rag", {"lora_rank": 2}, "lora_rank is not for method 'rag'"),
+        ("rag", {"evidence_attention": True}, "evidence_attention is not for method 'rag'"),
+    ],
+)
+def test_what_a_method_cannot_do_is_refused(args, tmp_path, method, changes, told):
+    own = run_of(args, method, tmp_path / "run", **few(method))
+    with pytest.raises((ConfigError, DataError), match=told):
+        run(having(own, **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_lm_bffs_experiment_holds_the_papers_settings():
+    args = parse("--config", str(config_root() / "experiments/lm-bff.yaml"))
+    assert args.method == "lm-bff"
+    assert (args.pgra.rerank.num_evidence, args.pgra.reader.max_segment_tokens) == (0, 128)
+    training = args["training"]
+    assert (training.num_shots, training.exemplar_sets, training.exemplar_share) == (16, 16, 0.5)
+    assert training.max_steps == 1000
+
+
+def test_sections_of_pgra_are_all_known(args):
+    names = {f.name for f in fields(PgraArguments)}
+    assert set(find_method("pgra").SECTIONS) - {"training"} <= names
