@@ -482,7 +482,7 @@ class Predictor:
                 f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
                 "leave it out"
             )
-        if attention and "reader" not in sections:
+        if attention and not hasattr(sections.get("reader"), "evidence_attention"):
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )

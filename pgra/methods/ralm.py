@@ -64,9 +64,6 @@ from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
 
-_BATCH_TOKENS = 2048
-"""Padded tokens that a dev batch has in training, on a CPU."""
-
 
 @dataclass(kw_only=True)
 class RalmArguments(LoraArguments):
@@ -377,7 +374,8 @@ class Ralm(Pgra):
     @classmethod
     def restore(cls, folder: Path, args: RunArguments, context: Context) -> "RestoredRalm | None":  # type: ignore[override]
         """Open a trained reader by its folder; see `RestoredReader`."""
-        if not args.trains and not (folder / READER_FOLDER).is_dir():
+        has_reader = args.trains or (folder / RECORD_FILE).is_file()  # or a reader that was moved
+        if not has_reader:
             return None
         return RestoredRalm(folder, context, artifacts=args.runtime.artifacts_dir)
 
@@ -491,11 +489,13 @@ class LMClassifier:
         module: What is trained.
         lm: Its tokens; no weights of it are loaded.
         words: Word by label.
+        batch_tokens: Padded tokens of a dev batch on a CPU; a GPU takes 16 times as many.
     """
 
     module: LMModule
     lm: CausalLM
     words: Mapping[str, str]
+    batch_tokens: int = 2048
 
     @property
     def tokenizer(self) -> Any:
@@ -526,7 +526,7 @@ class LMClassifier:
             ]
         sizes = [len(prompt) + len(next(iter(words.values()))) for _, prompt, words in rows]
         device, worker = self.module.device, context.worker
-        batches = token_budget_batches(sizes, batch_budget(_BATCH_TOKENS, device))
+        batches = token_budget_batches(sizes, batch_budget(self.batch_tokens, device))
         was_training = self.module.training
         self.module.eval()
         found: list[tuple[int, int, float]] = []

@@ -6,6 +6,7 @@ these are trained and saved; a finished model has them merged in and is a plain 
 """
 
 import importlib.util
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ class ReaderModule(nn.Module):
             "target_modules": args.lora_target_modules,
         }
         config = LoraConfig(**{name: v for name, v in options.items() if v is not None})
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # GPT-2's layers; peft knows
             torch.manual_seed(seed)
             try:
                 self._adapters = (LoraModel(self.model, config, "default"),)
