@@ -550,6 +550,7 @@ READERS: Mapping[str, Mapping[str, Any]] = {
     "pgra": {},
     "plain": {"num_evidence": 0},
     "rag": {"retriever": "dense", "reranker": "none"},
+    "ralm": {},
     "random": {"retriever": "random", "reranker": "none"},
 }
 """What tells the methods apart that take PGRA's arguments; with pgra these decide."""
@@ -664,7 +665,37 @@ class CorpusArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class ReaderArguments(Arguments):
+class LoraArguments(Arguments):
+    """Low-rank adapters of a reader (Hu et al. 2022)."""
+
+    lora_rank: int | None = arg(
+        None,
+        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
+        "Needs pip install 'pgra[lora]'. The finished reader is a plain model all the same.",
+        least=1,
+    )
+    lora_alpha: int | None = arg(
+        None,
+        "Scale of the adapters, over the rank; default: peft's.",
+        least=1,
+        needs={"lora_rank": True},
+    )
+    lora_dropout: float | None = arg(
+        None,
+        "Dropout before the adapters; default: peft's.",
+        least=0,
+        below=1,
+        needs={"lora_rank": True},
+    )
+    lora_target_modules: list[str] | None = arg(
+        None,
+        "Layers that get one, by the end of their names; default: peft's, q and v.",
+        needs={"lora_rank": True},
+    )
+
+
+@dataclass(kw_only=True)
+class ReaderArguments(LoraArguments):
     """The fused T5 that reads a query with its evidence."""
 
     model_name_or_path: str = arg(
@@ -690,30 +721,6 @@ class ReaderArguments(Arguments):
     )
     length_normalize: bool = arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
-    )
-    lora_rank: int | None = arg(
-        None,
-        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
-        "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
-        least=1,
-    )
-    lora_alpha: int | None = arg(
-        None,
-        "Scale of the adapters, over the rank; default: peft's.",
-        least=1,
-        needs={"lora_rank": True},
-    )
-    lora_dropout: float | None = arg(
-        None,
-        "Dropout before the adapters; default: peft's.",
-        least=0,
-        below=1,
-        needs={"lora_rank": True},
-    )
-    lora_target_modules: list[str] | None = arg(
-        None,
-        "Layers that get one, by the end of their names; default: peft's, q and v.",
-        needs={"lora_rank": True},
     )
     dropout_rate: float | None = arg(
         None,
@@ -881,7 +888,12 @@ class RunArguments:
     @property
     def home(self) -> str:
         """The section that names the run's folder and seed."""
-        return "training" if "training" in self.sections else "folder"
+        return "training" if self.trains else "folder"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains weights, which a run keeps in its `reader/`."""
+        return "training" in self.sections
 
     @property
     def folder(self) -> Path:
@@ -1118,8 +1130,8 @@ def parse_arguments(
     return tuple(parsed)
 
 
-CHOOSING = ("method", "reranker", "retriever")
-"""Arguments that choose a class, which may have arguments of its own."""
+CHOOSING = ("lora_rank", "method", "reranker", "retriever")
+"""Arguments that choose which others there are."""
 
 
 def _chosen(layers: Sequence[Defaults], words: Sequence[str]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.train import check_batches, check_classes, train_reader
+from pgra.reader.train import TrainResult, check_batches, check_classes, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
 from pgra.report.results import add_attention
 from pgra.rerank import Reference, find_reranker
@@ -81,7 +81,6 @@ class Pgra(Method):
         "reader": ReaderArguments,
         "training": ReaderTrainingArguments,
     }
-    TRAINS = True
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
 
     trained: "TrainedReader"
@@ -206,15 +205,7 @@ class Pgra(Method):
             arguments=training,
         )
         self._describe(folder)
-        return {
-            "metric": str(training.metric_for_best_model).removeprefix("eval_"),
-            "greater_is_better": bool(training.greater_is_better),
-            "value": result.best_metric,
-            "step": result.best_step,
-            "steps": result.steps,
-            "train_loss": result.train_loss,
-            "seconds": round(result.seconds, 3),
-        }
+        return training_record(result, training)
 
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its temperature where that is known."""
@@ -237,18 +228,22 @@ class Pgra(Method):
         """Fit the temperature on the dev set, and say in the reader's folder what it is."""
         with self.timed("calibration"):
             self.trained.fit_temperature(self.inputs("dev"))
+        self.write_record(folder, self.trained.calibration)
+
+    def write_record(self, folder: Path, calibration: Calibration) -> None:
+        """Finish the reader's folder."""
         if not self.context.is_main:
             return
-        args, trained = self.pgra, self.trained
+        args = self.pgra
         record = ReaderRecord(
             task=self.data.task.name,
             inputs=self.data.task.inputs,
             metric=self.data.metric,
-            words=dict(self.task.verbalizer),
+            words=dict(self.verbalizer.words),
             layout=self.layout,
             decode=self._decision.decode,
             length_normalize=self._decision.length_normalize,
-            calibration=trained.calibration,
+            calibration=calibration,
             num_evidence=self.stages.depth,
             method=args.method,
             prompt=self.stages.prompt if self.stages.depth else None,
@@ -422,19 +417,25 @@ class TrainedReader:
     def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
         if not self.is_scoring:
             return None
-        truth, temperature = self._columns(inputs.labels), self.calibration.temperature
-        before = measure_reliability(scores, truth)
-        after = measure_reliability(scores, truth, temperature=temperature)
-        return {
-            "temperature": temperature,
-            "dev_examples": self.calibration.num_examples,
-            "bins": BINS,
-            "nll": {"before": before.nll, "after": after.nll},
-            "ece": {"before": before.ece, "after": after.ece},
-        }
+        return reliability(scores, self._columns(inputs.labels), self.calibration)
 
     def _columns(self, labels: Sequence[str | None]) -> list[int]:
         return [self._verbalizer.labels.index(str(label)) for label in labels]
+
+
+def reliability(
+    scores: Scores, truth: Sequence[int], calibration: Calibration
+) -> Mapping[str, Json]:
+    """Return a temperature, and what it changes about labelled examples."""
+    before = measure_reliability(scores, truth)
+    after = measure_reliability(scores, truth, temperature=calibration.temperature)
+    return {
+        "temperature": calibration.temperature,
+        "dev_examples": calibration.num_examples,
+        "bins": BINS,
+        "nll": {"before": before.nll, "after": after.nll},
+        "ece": {"before": before.ece, "after": after.ece},
+    }
 
 
 class RestoredReader:
@@ -464,7 +465,7 @@ class RestoredReader:
             PgraError: As each stage says.
         """
         home = find_reader(folder)
-        self.reader = Reader.load(home, device=context.device)
+        self.reader = self.load_reader(home, context)
         record = self.reader.record
         self.about = TaskInfo(record.task, record.inputs, record.labels)
         self.attention = False
@@ -476,6 +477,11 @@ class RestoredReader:
             args = _recorded_arguments(home, record, runtime)
             context = replace(context, artifacts=args.artifacts)
             self.stages = _open_recorded(home, record, args, context)
+
+    @classmethod
+    def load_reader(cls, home: Path, context: Context) -> Any:
+        """Load what reads: it has a `record`, and a `predict` of fields and evidence."""
+        return Reader.load(home, device=context.device)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Find evidence for examples and decide them."""
@@ -591,6 +597,19 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
             "push_to_hub would have the Trainer upload every checkpoint: take it out with "
             "pgra.publish.take_target, and push the finished run with push_run"
         )
+
+
+def training_record(result: TrainResult, training: ReaderTrainingArguments) -> dict[str, Json]:
+    """Return what a training says of itself in `training.json`."""
+    return {
+        "metric": str(training.metric_for_best_model).removeprefix("eval_"),
+        "greater_is_better": bool(training.greater_is_better),
+        "value": result.best_metric,
+        "step": result.best_step,
+        "steps": result.steps,
+        "train_loss": result.train_loss,
+        "seconds": round(result.seconds, 3),
+    }
 
 
 def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:
