@@ -453,9 +453,9 @@ def reliability(
 class RestoredReader:
     """A finished run on new queries: evidence by its own index, bank and prompt, then its reader.
 
-    No training data is read: the reader's folder holds the prompt. Only with exemplars "knn" each
-    new query has neighbors to be found, and the training data must be where it was. Corpus, index
-    and LM must be those that the run was made with.
+    No training data is read: the reader's folder holds the prompt. Only where each query has
+    exemplars of its own are they chosen anew, and the training data must be where it was. Corpus,
+    index and LM must be those that the run was made with.
 
     Attributes:
         reader: Its reader.
@@ -553,7 +553,7 @@ def _open_recorded(
         )
     # A query's own neighbors are training examples, the one thing that the reader's folder does not
     # hold. That they are the run's, the reranker's fingerprint says.
-    is_own = args.rerank.exemplars == "knn" and args.rerank.reranker == "prompted"
+    is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
     made = record.fingerprints
     lm = made.get("reranker")
@@ -672,6 +672,6 @@ def evidence_models(args: PgraArguments) -> list[str]:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-    if reads and args.rerank.exemplars == "knn":
+    if reads and args.rerank.per_query:
         models.append(neighbor_model(args))
     return list(dict.fromkeys([*models, *reads]))
