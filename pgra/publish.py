@@ -14,7 +14,7 @@ from typing import Any
 
 from pgra import __version__
 from pgra.artifacts import write_text
-from pgra.config import config_root
+from pgra.config import DRAWN_EXEMPLARS, config_root
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -170,7 +170,7 @@ def _evidence(method: str, arguments: Mapping[str, Any]) -> dict[str, object]:
         values["candidates (k)"] = retriever["num_candidates"]
     values["reranker"] = rerank["reranker"]
     if rerank["reranker"] == "prompted":
-        nearest = ", the nearest of each query" if rerank["exemplars"] == "knn" else ""
+        nearest = "" if rerank["exemplars"] in DRAWN_EXEMPLARS else ", chosen for each query"
         values["LM"] = f"`{_public_name(rerank['lm'])}`"
         values["similarity"] = rerank["similarity"]
         values["exemplars in its prompt"] = f"{rerank['num_exemplars']}{nearest}"

@@ -8,6 +8,7 @@ evidence), exhaustive (no first stage).
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,10 +60,12 @@ from pgra.reader.record import (
 )
 from pgra.reader.train import TrainResult, check_batches, check_classes, train_reader
 from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
-from pgra.report.results import add_attention
+from pgra.report.results import PREDICTIONS_FILE, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
+
+logger = logging.getLogger(__name__)
 
 
 class Pgra(Method):
@@ -105,7 +108,7 @@ class Pgra(Method):
         self.tokenizer = load_tokenizer(self.source)
         self.read_data()
         self.verbalizer.audit(self.tokenizer, decode=args.reader.decode)
-        self.check_data()
+        self.check()
         self.stages.open()
 
     def read_data(self) -> None:
@@ -114,8 +117,9 @@ class Pgra(Method):
         self.data = self.stages.data
         self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse what cannot be trained on these examples."""
+        check_training(self.pgra, self.training)
         check_batches(len(self.data.train), self.training)
         check_classes([str(example.label) for example in self.data.train], self.data.labels)
 
@@ -249,7 +253,7 @@ class Pgra(Method):
             prompt=self.stages.prompt if self.stages.depth else None,
             base_model={"name": self.source.name, "identity": self.source.identity},
             seed=self.seed,
-            arguments=asdict(args),
+            arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
             fingerprints=self.fingerprints,
         )
         write_record(folder / READER_FOLDER, record)
@@ -257,6 +261,14 @@ class Pgra(Method):
     def finish(self, folder: Path) -> None:
         """Write the model card."""
         write_card(folder)
+
+    def reuse(self, folder: Path) -> None:
+        """Say how attention is added to a run that was made without."""
+        if self.pgra.reader.evidence_attention and self.stages.depth:
+            with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+                if '"attention": ' not in lines.readline():
+                    command = f"pgra evaluate --run {folder} --evidence_attention"
+                    logger.warning("attention: %s adds it", command)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples with the evidence that was found for them."""
@@ -441,9 +453,9 @@ def reliability(
 class RestoredReader:
     """A finished run on new queries: evidence by its own index, bank and prompt, then its reader.
 
-    No training data is read: the reader's folder holds the prompt. Only with exemplars "knn" each
-    new query has neighbors to be found, and the training data must be where it was. Corpus, index
-    and LM must be those that the run was made with.
+    No training data is read: the reader's folder holds the prompt. Only where each query has
+    exemplars of its own are they chosen anew, and the training data must be where it was. Corpus,
+    index and LM must be those that the run was made with.
 
     Attributes:
         reader: Its reader.
@@ -541,7 +553,7 @@ def _open_recorded(
         )
     # A query's own neighbors are training examples, the one thing that the reader's folder does not
     # hold. That they are the run's, the reranker's fingerprint says.
-    is_own = args.rerank.exemplars == "knn" and args.rerank.reranker == "prompted"
+    is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
     made = record.fingerprints
     lm = made.get("reranker")
@@ -660,6 +672,6 @@ def evidence_models(args: PgraArguments) -> list[str]:
         return []
     models = [args.retriever.encoder] if args.retriever.retriever in ("dense", "hybrid") else []
     reads = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
-    if reads and args.rerank.exemplars == "knn":
+    if reads and args.rerank.per_query:
         models.append(neighbor_model(args))
     return list(dict.fromkeys([*models, *reads]))

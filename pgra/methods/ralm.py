@@ -230,7 +230,7 @@ class Ralm(Pgra):
         self.reader = self._open_reader(self.asked.reader_lm)
         answer_words(self.verbalizer.words)  # refuses words that cannot be told apart
         if self.args.trains:
-            self.check_data()
+            self.check()
         self.stages.open()
 
     @property
