@@ -32,6 +32,7 @@ def parse_run(
     epilog: str,
     under: Sequence[Defaults] = (),
     over: Sequence[Defaults] = (),
+    others: Collection[str] = (),
 ) -> tuple[RunArguments, list[Any]]:
     """Read the arguments of a run: those of every run, and those of its method.
 
@@ -43,6 +44,7 @@ def parse_run(
         epilog: An example.
         under: As of `parse_arguments`.
         over: As of `parse_arguments`.
+        others: Arguments that are passed over, besides those of other methods of ours.
 
     Returns:
         The run's arguments, and one instance of each of `more`.
@@ -61,14 +63,16 @@ def parse_run(
             words.append("--use_cpu")
         return sections
 
-    others = {
+    ours = {
         field.name
         for name in METHODS
         for section in find_method(name).SECTIONS.values()
         for field in fields(section)
     }
     texts = {"prog": prog, "description": description, "epilog": epilog}
-    sections, rest = _parse(words, find, more, others=others, under=under, over=over, **texts)
+    sections, rest = _parse(
+        words, find, more, others=ours.union(others), under=under, over=over, **texts
+    )
     _refuse_contradictions(words, sections)
     return RunArguments(sections), rest
 

@@ -23,7 +23,7 @@ forward of the LM; how many become evidence is a cut of one ranking.
 import logging
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
@@ -33,12 +33,10 @@ import yaml
 
 from pgra.artifacts import write_json
 from pgra.config import (
+    CHOOSING,
     PROFILES,
-    DataArguments,
     Defaults,
-    FolderArguments,
     RunArguments,
-    RuntimeArguments,
     SeriesArguments,
     choose,
     config_root,
@@ -46,14 +44,7 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
-from pgra.methods.base import (
-    METHODS,
-    Forecast,
-    find_method,
-    find_options,
-    known_options,
-    open_method,
-)
+from pgra.methods.base import METHODS, Forecast, find_method, find_sections, open_method
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
@@ -294,17 +285,17 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_names(*chosen: Mapping[str, Any]) -> set[str]:
-    """Return the names of all arguments of our methods.
+def argument_names(grid: Grid) -> set[str]:
+    """Return the names of all arguments that a grid's points may have.
 
-    Args:
-        chosen: Values that may name a retriever or a reranker with arguments of its own.
+    Those of all methods of ours, and of every class that the grid names.
     """
-    own = [find_options(values) for values in chosen]
-    sections: list[Any] = [RuntimeArguments, DataArguments, FolderArguments]
-    for parts in (*(find_method(method).SECTIONS for method in METHODS), *own):
-        sections += parts.values()
-    return {f.name for cls in sections for f in fields(cls)}.union(known_options())
+    given = (own for point in grid.points for own in ({}, *point.by_task.values()))
+    layers = [{**grid.base, **point.values, **own} for point, own in product(grid.points, given)]
+    chosen = [{name: layer[name] for name in CHOOSING if name in layer} for layer in layers]
+    sections = [find_method(name).SECTIONS.values() for name in METHODS]
+    sections += [find_sections(each).values() for each in (*chosen, {})]
+    return {field.name for classes in sections for cls in classes for field in fields(cls)}
 
 
 def short(value: Json) -> str:
@@ -370,7 +361,7 @@ def _check(grid: Grid) -> None:
 
 
 def _check_names(grid: Grid) -> None:
-    known = {PROFILE, *argument_names(*({**grid.base, **point.values} for point in grid.points))}
+    known = [PROFILE, *argument_names(grid)]
     for name in grid.axes:
         if name not in known:
             raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
@@ -384,9 +375,8 @@ def _check_names(grid: Grid) -> None:
             raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
 
 
-def _nearest(kind: str, name: str, known: Collection[str]) -> str:
-    message = unknown_name(kind, name, known).split(" Known:")[0]
-    return f"{message} See pgra train --help."
+def _nearest(kind: str, name: str, known: Sequence[str]) -> str:
+    return f"{unknown_name(kind, name, known).split(' Known:')[0]} See pgra train --help."
 
 
 def cells(grid: Grid, root: Path) -> Iterator[tuple[str | None, Point, Path]]:
