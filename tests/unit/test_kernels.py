@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AttentionInterface, AutoModel, LlamaConfig, T5Config
+from transformers import AttentionInterface, AutoModel, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
-from transformers.models.t5.modeling_t5 import T5Stack
 
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
@@ -26,7 +25,6 @@ from pgra.lm.kernels import (
     is_same,
     packed_for,
     prepare_prefix,
-    read_encoded_tokens,
 )
 from pgra.reader.fid import FusionReader
 
@@ -338,95 +336,56 @@ def test_layers_are_packed_for_many_tokens_in_all_where_memory_holds_the_copies(
             assert is_packed(module[0]) == holds
 
 
-# Cross-attention to encoded tokens.
-
-
-@pytest.fixture
-def across():
-    """A T5 decoder's cross-attention, and what it is asked: 2 examples with 3 targets each."""
-    config = T5Config(
-        vocab_size=20, d_model=16, d_kv=4, d_ff=8, num_heads=4, num_layers=2, dropout_rate=0.0
-    )
-    config.is_decoder, config.use_cache = True, False
-    torch.manual_seed(5)
-    decoder = T5Stack(config).eval()
-    for part in decoder.parameters():
-        nn.init.normal_(part, std=0.5)
-    attention = decoder.block[1].layer[1].EncDecAttention
-    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
-    mask[1, ..., 5:] = False
-    return decoder, attention, torch.randn(6, 2, 16), torch.randn(2, 9, 16), mask
-
-
-def stock_output(attention, hidden, encoded, mask):
-    added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-    repeat = (encoded.repeat_interleave(3, 0), added.repeat_interleave(3, 0))
-    return type(attention).forward(attention, hidden, repeat[1], repeat[0])[0]
-
-
-def test_cross_attention_is_that_of_keys_and_values(across, fast_kernels):
-    decoder, attention, hidden, encoded, mask = across
-    truth = stock_output(attention, hidden, encoded, mask)
-    read_encoded_tokens(decoder)
-    found, _, weights = attention(hidden, mask=mask, key_value_states=encoded)
-    torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(6, 4, 2))
-    assert weights[3:, ..., 5:].abs().max() == 0
-    found.sum().backward()
-    assert attention.k.weight.grad.abs().sum() > 0
-    seen = attention(hidden, mask=torch.ones_like(mask), key_value_states=encoded)[0]  # control
-    assert not torch.allclose(seen[3:], truth[3:], atol=1e-3)
-
-
-# The switch, and what happens where a kernel is wrong, missing or raises.
+# The switch, and what happens where a kernel is wrong, missing or raises. That cross-attention to
+# encoded tokens is the stock one: tests/unit/test_fid.py.
 
 
 @pytest.mark.parametrize("way", ["differs", "is missing", "raises"])
-def test_a_packed_product_that_fails_is_dropped_with_one_warning(module, monkeypatch, caplog, way):
-    def raises(*_):
-        raise RuntimeError(f"no oneDNN for {way}")
-
-    right = torch.ops.mkldnn._linear_pointwise
-
-    def differs(*args):
-        return 1.01 * right(*args)
-
-    ops = SimpleNamespace(_reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight)
-    if way != "is missing":
-        ops._linear_pointwise = raises if way == "raises" else differs
-    monkeypatch.setattr(kernels.torch.ops, "mkldnn", ops)
-    kernels._warn.cache_clear()
-    x = torch.randn(5, 16)
-    plain = module(x)
-    with packed_for(module):
-        assert not is_packed(module[0])
-        torch.testing.assert_close(module(x), plain)
-    (warning,) = [r.getMessage() for r in caplog.records if r.name == "pgra.lm.kernels"]
-    assert "oneDNN's packed product does not work here" in warning
-    assert warning.endswith("its weights are laid out anew in every call, and reading is slower")
-
-
-def test_cross_attention_and_blocks_that_differ_are_dropped_with_one_warning(
-    across, lm_dirs, monkeypatch, caplog
+def test_a_kernel_that_fails_is_dropped_with_one_warning(
+    module, t5_dirs, lm_dirs, monkeypatch, caplog, way
 ):
-    decoder, attention, hidden, encoded, mask = across
-    truth = stock_output(attention, hidden, encoded, mask)
-    read_encoded_tokens(decoder)
-    right = kernels._attend_encoded
-    monkeypatch.setattr(kernels, "_attend_encoded", lambda *a: (right(*a)[0] * 1.01, None, None))
+    def broken(kernel):
+        def call(*args, **kwargs):
+            if way != "differs":
+                raise {"is missing": AttributeError, "raises": RuntimeError}[way](f"it {way}")
+            found = kernel(*args, **kwargs)
+            return (found[0] * 1.01, *found[1:]) if isinstance(found, tuple) else found * 1.01
+
+        return call
+
+    torch.manual_seed(5)
+    decoder = FusionReader.from_name(str(t5_dirs["t5"])).eval().model.decoder
+    across, width = decoder.block[1].layer[1].EncDecAttention, decoder.config.d_model
     lm = CausalLM.from_name(str(lm_dirs["llama"]), device="cpu")
-    ids = torch.arange(5, 175)[None] % 90
-    states = lm.model(input_ids=ids, use_cache=False).last_hidden_state
-    blocks = kernels.attend_in_blocks
-    monkeypatch.setattr(kernels, "attend_in_blocks", lambda *a, **k: (blocks(*a, **k)[0] * 2, None))
+    ids, x = torch.arange(5, 175)[None] % 90, torch.randn(5, 16)
+    hidden, encoded = torch.randn(6, 2, width), torch.randn(2, 9, width)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+
+    def use():
+        with packed_for(module):
+            products = module(x)
+        attended = across(hidden, mask=mask, key_value_states=encoded)[0].detach()
+        return products, read(lm, ids), attended
+
+    monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
+    truth = use()
+    monkeypatch.setenv("PGRA_FAST_KERNELS", "auto")
+    ops = SimpleNamespace(_reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight)
+    ops._linear_pointwise = broken(torch.ops.mkldnn._linear_pointwise)
+    monkeypatch.setattr(kernels.torch.ops, "mkldnn", ops)
+    for name in ("attend_in_blocks", "_attend_encoded"):
+        monkeypatch.setattr(kernels, name, broken(getattr(kernels, name)))
     kernels._warn.cache_clear()
     for _ in range(2):
-        found = attention(hidden, mask=mask, key_value_states=encoded)[0]
-        torch.testing.assert_close(found, truth, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(read(lm, ids), states)
+        for found, expected in zip(use(), truth, strict=True):
+            torch.testing.assert_close(found, expected)
     told = [r.getMessage() for r in caplog.records if r.name == "pgra.lm.kernels"]
-    names = [message.split(" does not work here")[0] for message in told]
-    assert names == ["cross-attention to encoded tokens", "attention in blocks"]
+    assert [message.split(" does not work here")[0] for message in told] == [
+        "oneDNN's packed product",
+        "cross-attention to encoded tokens",
+        "attention in blocks",
+    ]
+    assert told[0].endswith("its weights are laid out anew in every call, and reading is slower")
 
 
 def test_off_gives_stock_calls_only(module, lm_dirs, monkeypatch, lengths):
