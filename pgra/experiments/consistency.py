@@ -410,7 +410,7 @@ def _choose_labelers(
         raise ConfigError("two labelers are of the same task: give one for each task of the runs")
     chosen: dict[str, Labeler] = {}
     for (task, _), runs in rows.items():
-        plain = [r for r in study.group.runs if (r.task, r.system) == (task, "plain")]
+        plain = [r for r in study.group.runs if (r.task, r.method) == (task, "plain")]
         if task not in by_task and plain:
             by_task[task] = open_labeler(min(plain, key=lambda run: run.seed).folder)
         if task not in by_task:

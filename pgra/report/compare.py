@@ -16,7 +16,7 @@ from pgra.report.metrics import (
     average_differences,
     bootstrap,
     combine_p,
-    compare_systems,
+    compare_methods,
     holm,
     interval_95,
     mcnemar,
@@ -24,8 +24,8 @@ from pgra.report.metrics import (
     welch,
 )
 from pgra.report.results import (
-    SYSTEMS,
-    TASKS,
+    METHOD_ORDER,
+    TASK_ORDER,
     Group,
     Run,
     check_comparable,
@@ -59,7 +59,7 @@ class ReferenceTable:
         title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in hundredths), by row, in the columns' order.
-        match: Of a row, which run it stands beside: values by argument, and "system".
+        match: Of a row, which run it stands beside: values by argument, and "method".
         notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
         measure: What the values are: "metric", or another word where they are not the tasks'
             metrics.
@@ -104,11 +104,11 @@ class ReferenceTable:
         """Return the row that stands beside a run: of those that match the one with most names."""
         sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
         known = {name: value for section in sections for name, value in section.items()}
-        # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
-        return self.find_row_of({**known, "system": run.system})
+        # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
+        return self.find_row_of({**known, "method": run.method})
 
     def find_row_of(self, known: Mapping[str, Any]) -> str | None:
-        """Return the row that stands beside a run with these arguments and this "system"."""
+        """Return the row that stands beside a run with these arguments and this "method"."""
         fits = [
             (len(wanted), row)
             for row, wanted in self.match.items()
@@ -258,13 +258,13 @@ def compare_runs(
     check_comparable(group)
     names = row_names(group)
     known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
-    tasks = in_order(known, TASKS)
+    tasks = in_order(known, TASK_ORDER)
     has_average = len(tasks) > 1 and not any(run.is_of_texts for run in group.runs)
     columns = [*tasks, *([AVERAGE] if has_average else [])]
     rows = list(group.points)
     if not rows:
-        order = in_order([run.system for run in group.runs], SYSTEMS)
-        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].system))
+        order = in_order([run.method for run in group.runs], METHOD_ORDER)
+        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].method))
         rows = list(dict.fromkeys(name for name, _ in pairs))
     results = _collect(group, names)
     base = _choose_baseline(group, rows, baseline)
@@ -362,7 +362,7 @@ def _compare_row(
         kept = [[r for r in s if not pairs or any(r is p for p in paired)] for s in sides]
         # Another stream for each task, so that an average adds up independent resamples.
         outcomes = [[run.outcomes for run in side] for side in kept]
-        gaps.append(compare_systems(*outcomes, seed=_SEED + tasks.index(task)))
+        gaps.append(compare_methods(*outcomes, seed=_SEED + tasks.index(task)))
         if not pairs and len(sides[0]) == len(sides[1]) == 1:
             pairs = [(sides[0][0], sides[1][0])]
         is_decided = pairs and not pairs[0][0].is_of_texts
@@ -530,7 +530,7 @@ def _seeds_better(found: Comparison | None) -> str:
 
 
 def _head(study: Study) -> str:
-    return "point" if study.group.points else "system"
+    return "point" if study.group.points else "method"
 
 
 def _value_cell(study: Study, row: str, column: str) -> Cell:

@@ -20,7 +20,7 @@ from pgra.artifacts import write_aside
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import Result, Study, summarise
-from pgra.report.metrics import compare_systems
+from pgra.report.metrics import compare_methods
 from pgra.report.results import PREDICTIONS_FILE, TASK_AXIS, Group, Run, row_names
 from pgra.report.tables import Cell, Table
 
@@ -258,7 +258,7 @@ def _worded(result: Result | None) -> str:
 
 # What the page's browser of examples looks through, as one value for JSON.
 #
-# Texts, and lists of evidence that several runs share (the seeds of one system do), stand there
+# Texts, and lists of evidence that several runs share (the seeds of one method do), stand there
 # once: 10,000 queries of several runs stay a page that opens.
 
 
@@ -296,9 +296,9 @@ def browser_data(groups: Sequence[Group], *, most_evidence: int = MOST_EVIDENCE)
     texts, tasks = _numbering(), []
     for name, runs in zip(_distinct([task for task, _ in sets]), sets.values(), strict=True):
         labels, lists, laid = _numbering(), _numbering(), []
-        systems = [row for row, _ in runs.values()]
+        methods = [row for row, _ in runs.values()]
         names = [
-            f"{row} (seed {run.seed})" if systems.count(row) > 1 else row
+            f"{row} (seed {run.seed})" if methods.count(row) > 1 else row
             for row, run in runs.values()
         ]
         for run_name, (row, run) in zip(_distinct(names), runs.values(), strict=True):
@@ -309,7 +309,7 @@ def browser_data(groups: Sequence[Group], *, most_evidence: int = MOST_EVIDENCE)
                     f"{run.folder / PREDICTIONS_FILE} is damaged ({type(error).__name__}: {error}):"
                     f" leave {run.folder} out, or delete it and run it again"
                 ) from None
-            laid.append({"name": run_name, "system": row, **own})
+            laid.append({"name": run_name, "method": row, **own})
         lines = next(iter(runs.values()))[1].predictions
         task = {
             "name": name,
@@ -379,7 +379,7 @@ def demo_table(runs: Sequence[Run]) -> Table:
         low, high = run.metrics["interval_95"]
         cells = [run.name, f"{run.value:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
         if run is not runs[0]:
-            gap = compare_systems([run.outcomes], [runs[0].outcomes], seed=0)
+            gap = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
             cells[3] = f"{gap.difference:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
             cells[4] = f"{gap.p:.2f}"
         rows.append([Cell(text) for text in cells])
@@ -396,7 +396,7 @@ def choose_case(runs: Sequence[Run]) -> int:
 
 
 def case_study(runs: Sequence[Run], number: int, *, most: int = 4) -> str:
-    """Show one query as the paper's Table 3 does: what each system read, and what it said."""
+    """Show one query as the paper's Table 3 does: what each method read, and what it said."""
     query = runs[0].predictions[number]
     lines = [f"query: {query['text']}", f"label: {query['label']}"]
     for run in runs:

@@ -106,7 +106,7 @@ class RunRecord:
         fingerprints: Of all inputs, by stage.
         notes: What a reader of the numbers must know.
         calibration: The temperature, and what it changed on this split; None without one.
-        system: What decided, as --system names it.
+        method: What decided, as --method names it.
         more: Further entries of `metrics.json`.
     """
 
@@ -119,7 +119,7 @@ class RunRecord:
     fingerprints: Mapping[str, Json]
     notes: Sequence[str] = ()
     calibration: Mapping[str, Json] | None = None
-    system: str = "pgra"
+    method: str = "pgra"
     more: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -187,7 +187,7 @@ def describe_run(
         n: How many examples were measured.
     """
     return {
-        "system": record.system,
+        "method": record.method,
         "task": record.task,
         "split": record.split,
         "n": n,
@@ -318,7 +318,7 @@ class Run:
     """One finished run, or one measure of a run that wrote texts.
 
     Attributes:
-        system: As `--system` names it, such as "pgra" or "fid".
+        method: As `--method` names it, such as "pgra" or "fid".
         name: The folder's name; of a grid, the point's.
         task: The task's name; with the measure where texts were written: "totto bleu".
         seed: Of the run.
@@ -330,7 +330,7 @@ class Run:
         point: Values by axis where it is of a grid; else empty.
     """
 
-    system: str
+    method: str
     name: str
     task: str
     seed: int
@@ -387,13 +387,13 @@ class Run:
             if section in ("runtime", "data", "folder") or not isinstance(values, Mapping):
                 continue
             for name, value in values.items():
-                is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
+                is_used = section not in _UNUSED.get(self.method, ()) or name in _STILL_USED
                 # A model's name decides no fingerprint (its content does), but tells rows apart.
                 is_path = f"{section}.{name}" in _PATHS
                 decides = is_path or name not in _FREE
                 if section == "training":
                     decides = name not in NOT_DECIDING and name not in _SEEDS
-                    decides |= name in _SHOTS and self.system == "lm-bff"
+                    decides |= name in _SHOTS and self.method == "lm-bff"
                 if is_used and decides:
                     flat[f"{section}.{name}"] = value
         return flat
@@ -449,7 +449,7 @@ def load_measures(
         if metrics["n"] != len(examples):
             raise ValueError(f"n is {metrics['n']}, there are {len(examples)} predictions")
         run = Run(
-            str(metrics["system"]),
+            str(metrics["method"]),
             name or folder.name,
             str(metrics["task"]),
             int(metrics["seed"]),
@@ -639,9 +639,9 @@ def load_grid(folder: Path) -> Group:
 # Which runs may stand in one table, and in which row.
 
 
-SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive")
+METHOD_ORDER = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive")
 """In the order of the paper's Table 2, then our own; others come after, by name."""
-TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
+TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
 _UNSEEDED = (
     *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
@@ -656,7 +656,7 @@ _FREE = {
     for name, rule in rules(cls).items()
     if not rule.decides
 }
-# Sections that a system does not look at, but for the names after them.
+# Sections that a method does not look at, but for the names after them.
 _UNUSED = {
     "plain": ("corpus", "retriever", "rerank"),
     "icl": ("corpus", "retriever", "training"),
@@ -676,7 +676,7 @@ _SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}  # of which lm-bff's e
 
 def is_unseeded(run: Run) -> bool:
     """Whether any other seed would give the same run again: nothing is trained, nothing drawn."""
-    return run.system in _UNSEEDED and run.setting("selection.order") != "random"
+    return run.method in _UNSEEDED and run.setting("selection.order") != "random"
 
 
 def check_comparable(group: Group) -> None:
@@ -684,7 +684,7 @@ def check_comparable(group: Group) -> None:
 
     Raises:
         ArtifactError: If two runs of a task have another metric, test set, or split rule, are the
-            same system, setting and seed, or are seeds of one row with another setting or corpus;
+            same method, setting and seed, or are seeds of one row with another setting or corpus;
             both are named.
     """
     first: dict[str, Run] = {}
@@ -694,14 +694,14 @@ def check_comparable(group: Group) -> None:
     names = row_names(group)
     for run in group.runs:
         _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
-        if run.system in _ON_TRAINING_DATA:
+        if run.method in _ON_TRAINING_DATA:
             before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
     for name, run in zip(names, group.runs, strict=True):
         other = seeds.setdefault((name, run.task, run.seed), run)
         if other is not run:
             raise ArtifactError(
-                f"{other.folder} and {run.folder} are the same system, setting, task and seed "
+                f"{other.folder} and {run.folder} are the same method, setting, task and seed "
                 f"({name}, {run.task}, {run.seed}): leave one out"
             )
     for name, run in zip(names, group.runs, strict=True):  # a grid was gone on with otherwise
@@ -732,7 +732,7 @@ def _other_test(a: Run, b: Run) -> str | None:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Say why two systems do not stand on one division of the data; None if they do.
+    """Say why two methods do not stand on one division of the data; None if they do.
 
     What a grid varies may differ. The examples that stand in the prompt are left out of train, so
     training examples are compared only where the prompt's examples are chosen alike.
@@ -766,27 +766,27 @@ def _other_fingerprint(a: Run, b: Run, stage: str) -> str | None:
 def row_names(group: Group) -> list[str]:
     """Return the name of each run's row, in the order of the runs.
 
-    Of a grid it is the point's name; else the system's, with the settings in which runs of this
-    system differ on one task. A path is told by its last part, whole where two would be alike.
+    Of a grid it is the point's name; else the method's, with the settings in which runs of this
+    method differ on one task. A path is told by its last part, whole where two would be alike.
     """
     if group.points:
         return [run.name for run in group.runs]
     kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
     for run in group.runs:
         if run.settings:
-            kinds.setdefault((run.system, run.task), []).append(run.settings)
+            kinds.setdefault((run.method, run.task), []).append(run.settings)
     varied: dict[str, set[str]] = {}
-    for (system, _), settings in kinds.items():
+    for (method, _), settings in kinds.items():
         names = {name for values in settings for name in values}
-        varied.setdefault(system, set()).update(
+        varied.setdefault(method, set()).update(
             name for name in names if len({canonical_json(v.get(name)) for v in settings}) > 1
         )
     values = {(n, canonical_json(v)): v for run in group.runs for n, v in run.settings.items()}
     alike = Counter((name, _last_part(value)) for (name, _), value in values.items())
     rows = []
     for run in group.runs:
-        words = [run.system]
-        for name in sorted(varied.get(run.system, ())):
+        words = [run.method]
+        for name in sorted(varied.get(run.method, ())):
             if name in run.settings:
                 value = run.settings[name]
                 is_clear = alike[name, _last_part(value)] == 1

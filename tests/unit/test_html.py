@@ -59,7 +59,7 @@ class Reader(HTMLParser):
         return [attrs for name, attrs in self.elements if name == tag]
 
 
-def make_run(root, system, answers, *, seed=0, chance=0.75, evidence=(), texts=TEXTS):
+def make_run(root, method, answers, *, seed=0, chance=0.75, evidence=(), texts=TEXTS):
     """Write a run of four examples, and read it back."""
     examples = [
         Example(f"test-{i}", {"text": text}, gold)
@@ -70,9 +70,9 @@ def make_run(root, system, answers, *, seed=0, chance=0.75, evidence=(), texts=T
         for example, answer in zip(examples, answers, strict=True)
     ]
     record = RunRecord("sst2", "test", "accuracy", LABELS, seed, {}, {})
-    folder = root / f"{system}-{seed}"
+    folder = root / f"{method}-{seed}"
     write_results(folder, record, examples, predictions, [list(evidence)] * 4)
-    return dataclasses.replace(load_run(folder), system=system)
+    return dataclasses.replace(load_run(folder), method=method)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_hostile_names_stay_text_too(tmp_path):
     scores = {HOSTILE: 0.5, "b": 0.5}
     record = RunRecord("sst2", "test", "accuracy", labels, 0, {}, {}, notes=[HOSTILE])
     write_results(tmp_path, record, [example], [Prediction(HOSTILE, HOSTILE, scores)], [[]])
-    run = dataclasses.replace(load_run(tmp_path), system=HOSTILE, name=HOSTILE, task=HOSTILE)
+    run = dataclasses.replace(load_run(tmp_path), method=HOSTILE, name=HOSTILE, task=HOSTILE)
     for points in ({}, {HOSTILE: {"k": 1}}):
         text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
         reader = Reader(text)
@@ -309,7 +309,7 @@ def test_filters_give_the_examples_worked_out_by_hand(group):
     answer = json.loads(told.stdout)
     for (words, wanted), found in zip(STATES, answer["found"], strict=True):
         assert found == wanted, words
-    assert answer["first"] == ["any", "no", "any", "any"]  # one run a system
+    assert answer["first"] == ["any", "no", "any", "any"]  # one run a method
     assert answer["columns"] == [["pgra (seed 0)", "pgra (seed 1)"], ["fid"], ["t5"]]
     assert answer["numbers"] == ["none", "0.000", "0.123", "-12.35", "1831.1"]
 
@@ -318,7 +318,7 @@ MANY = """
 const {select, firstRuns} = require(process.argv[1]);
 const n = 10000, d = 16;
 const range = (k, f) => Array.from({length: k}, (_, i) => f(i));
-const run = (r) => ({name: `r${r}`, system: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
+const run = (r) => ({name: `r${r}`, method: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
   chances: range(n, () => [[0, 0.5], [1, 0.5]]), evidence: range(n, (i) => r * n + i), read: d});
 const data = {texts: range(5 * n, (i) => `passage number ${i}, with words of a usual length in it`),
   tasks: [{name: "t", labels: ["a", "b"], ids: range(n, (i) => `${i}`), queries: range(n, (i) => i),

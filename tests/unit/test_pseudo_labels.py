@@ -105,7 +105,7 @@ def write_run(
     labels=LABELS,
     train="digest-of-train",
     seed=0,
-    system=None,
+    method=None,
 ):
     """Write a run whose reader is right but for the last query."""
     examples = [Example(f"test-{i}", {"text": q}, labels[i % 2]) for i, q in enumerate(queries)]
@@ -119,8 +119,8 @@ def write_run(
         [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
         for texts in evidence
     ]
-    marks, system = {"train": train}, system or folder.name
-    record = RunRecord(task, "test", "accuracy", labels, seed, {}, marks, system=system)
+    marks, method = {"train": train}, method or folder.name
+    record = RunRecord(task, "test", "accuracy", labels, seed, {}, marks, method=method)
     write_results(folder, record, examples, predictions, lines)
     return folder
 
@@ -215,7 +215,7 @@ def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
     shutil.copytree(labeler / "reader", folder / "plain" / "reader")
     for seed in (0, 1):
         evidence = [TEXTS[:3], TEXTS[1:4], TEXTS[:3]]
-        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed, system="pgra")
+        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed, method="pgra")
     with caplog.at_level("INFO", "pgra"):
         report = report_consistency([folder], tmp_path / "out", **QUIET)
     (both,) = report.runs
@@ -228,16 +228,16 @@ def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
 def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_path):
     grid, points = tmp_path / "grid", []
     evidence = {"T5": [], "FiD": TEXTS[:2], "PGRA": TEXTS[2:4]}
-    for name, system in (("T5", "plain"), ("FiD", "fid"), ("PGRA", "pgra")):
+    for name, method in (("T5", "plain"), ("FiD", "fid"), ("PGRA", "pgra")):
         folders = {str(seed): f"{name}/seed-{seed}" for seed in (0, 1)}
-        points.append({"name": name, "values": {"system": system}, "seeds": folders})
+        points.append({"name": name, "values": {"method": method}, "seeds": folders})
         for seed in (0, 1)[: 1 if name == "PGRA" else 2]:
             run = write_run(grid / folders[str(seed)], QUERIES, [evidence[name]] * 3, seed=seed)
             values = json.loads((run / "metrics.json").read_text())
-            (run / "metrics.json").write_text(json.dumps({**values, "system": system}))
+            (run / "metrics.json").write_text(json.dumps({**values, "method": method}))
     shutil.copytree(labeler / "reader", grid / "T5" / "seed-0" / "reader")
-    told_of = {"name": "mine", "title": "Mine", "axes": ["system"], "seeds": [0, 1]}
-    rows = {"labels": {}, "reference": None, "baseline": {"system": "fid"}, "points": points}
+    told_of = {"name": "mine", "title": "Mine", "axes": ["method"], "seeds": [0, 1]}
+    rows = {"labels": {}, "reference": None, "baseline": {"method": "fid"}, "points": points}
     (grid / "grid.json").write_text(json.dumps({**told_of, **rows}))
     report = report_consistency([grid], tmp_path / "out", **QUIET)
     assert [(run.name, run.seeds) for run in report.runs] == [("FiD", 2), ("PGRA", 1)]

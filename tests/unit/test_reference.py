@@ -73,7 +73,7 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
     big = {"reader": {"model_name_or_path": "google-t5/t5-large"}}
     base = load_run(plant(tmp_path / "a"))
     large = load_run(plant(tmp_path / "b", arguments=big))
-    fid = load_run(plant(tmp_path / "c", system="fid"))
+    fid = load_run(plant(tmp_path / "c", method="fid"))
     k = load_run(plant(tmp_path / "d", arguments={"retriever": {"num_candidates": 50}}))
     assert load_reference("T8").find_row(base) == "T5-base average"
     assert load_reference("T8").find_row(large) == "T5-large average"
@@ -84,9 +84,9 @@ def test_a_run_stands_beside_the_row_that_matches_most_of_it(tmp_path):
 
 
 def test_a_plain_run_by_its_arguments_stands_beside_plain_t5(tmp_path):
-    """`--num_evidence 0` leaves --system as it was, pgra; the run says what it is."""
-    table, asked = load_reference("T2a"), {"runtime": {"system": "pgra"}}
-    plain = plant(tmp_path / "a", system="plain", arguments=asked)
+    """`--num_evidence 0` leaves --method as it was, pgra; the run says what it is."""
+    table, asked = load_reference("T2a"), {"runtime": {"method": "pgra"}}
+    plain = plant(tmp_path / "a", method="plain", arguments=asked)
     assert table.find_row(load_run(plain)) == "T5-base"
     assert table.find_row(load_run(plant(tmp_path / "b", arguments=asked))) == "PGRA"
 

@@ -10,7 +10,7 @@ from pgra.cli import main
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        plant(root / f"fid-{seed}", system="fid", seed=seed, wrong=range(20))
+        plant(root / f"fid-{seed}", method="fid", seed=seed, wrong=range(20))
         plant(root / f"pgra-{seed}", seed=seed, wrong=range(2))
     return root
 

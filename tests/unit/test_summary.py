@@ -32,16 +32,16 @@ def planted(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         more = [i for i in range(seed, 200, 9) if i not in HALF][:18]
-        plant(root / f"f{seed}", system="fid", seed=seed, n=200, wrong=HALF + more[seed:])
+        plant(root / f"f{seed}", method="fid", seed=seed, n=200, wrong=HALF + more[seed:])
         plant(root / f"p{seed}", seed=seed, n=200, wrong=HALF[seed:], notes=["bundled: small"])
-    plant(root / "t", system="plain", task="trec", n=10, wrong=[0])
+    plant(root / "t", method="plain", task="trec", n=10, wrong=[0])
     return root
 
 
 def test_rows_are_systems_columns_are_tasks_with_the_papers_beside(planted):
     table = results_table(study_of(planted, "T2a"))
     assert table.columns == [
-        *("system", "sst2", "sst2 (paper)", "trec", "trec (paper)", "average", "average (paper)")
+        *("method", "sst2", "sst2 (paper)", "trec", "trec (paper)", "average", "average (paper)")
     ]
     assert texts(table) == [
         ["plain", "missing", "91.3", "90.0", "80.4", "missing", "85.8"],
@@ -58,7 +58,7 @@ def test_only_a_win_beyond_noise_is_bold(planted):
 
 
 def test_a_win_within_noise_is_not_bold(tmp_path):
-    plant(tmp_path / "f", system="fid", n=200, wrong=range(12))
+    plant(tmp_path / "f", method="fid", n=200, wrong=range(12))
     plant(tmp_path / "p", n=200, wrong=range(11))
     table = results_table(study_of(tmp_path))
     assert texts(table) == [["fid", "94.0"], ["pgra", "94.5"]]
@@ -76,7 +76,7 @@ def test_notes_tell_artefacts_settings_and_what_runs_say(planted):
 def test_a_reference_without_a_value_for_these_rows_says_so(tmp_path):
     plant(tmp_path / "f", task="rotten-tomatoes")
     table = results_table(study_of(tmp_path, "T2a"))
-    assert table.columns == ["system", "rotten-tomatoes"]
+    assert table.columns == ["method", "rotten-tomatoes"]
     assert any("paper has no value for these rows and tasks" in note for note in table.notes)
 
 
@@ -89,7 +89,7 @@ def test_a_reference_of_something_else_is_refused(planted, name):
 def test_details_give_the_interval_the_difference_and_the_papers(planted):
     table = detail_table(study_of(planted, "T2a"))
     row = dict(zip(table.columns, texts(table)[6], strict=True))
-    assert (row["system"], row["task"]) == ("pgra", "sst2")
+    assert (row["method"], row["task"]) == ("pgra", "sst2")
     assert row["over"] == "seeds"
     assert row["difference"] == "+9.0"
     assert row["seeds better"] == "2 of 2"

@@ -5,7 +5,7 @@
 //   texts: every query and passage once
 //   tasks: [{name, labels, ids, queries (numbers of texts), gold (of labels, -1 unknown),
 //            lists: [[text, stage-1 rank, stage-1 score, stage-2 score, text, ...], ...],
-//            runs: [{name, system, answers (of labels), chances ([label, probability], ...),
+//            runs: [{name, method, answers (of labels), chances ([label, probability], ...),
 //                    evidence (of lists), attention (shares, or null), read (most evidence)}]}]
 
 const STRIDE = 4; // numbers of one evidence in a list
@@ -53,10 +53,10 @@ function select(data, form) {
   return found.sort((a, b) => keys.get(a) - keys.get(b));
 }
 
-// Without a choice, one run a system, so that seeds do not fill the screen.
+// Without a choice, one run a method, so that seeds do not fill the screen.
 function firstRuns(task) {
-  const systems = [...new Set(task.runs.map((run) => run.system))].slice(0, MOST_AT_FIRST);
-  const first = systems.map((system) => task.runs.findIndex((run) => run.system === system));
+  const methods = [...new Set(task.runs.map((run) => run.method))].slice(0, MOST_AT_FIRST);
+  const first = methods.map((method) => task.runs.findIndex((run) => run.method === method));
   return task.runs.map((_, r) => (first.includes(r) ? "any" : "no"));
 }
 
