@@ -145,9 +145,9 @@ def test_a_grid_is_told_before_it_runs(write, tmp_path):
     path = write(
         title="The title",
         grid={"num_evidence": [1, 2]},
-        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "method": "fid"}],
+        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "system": "fid"}],
         labels={"num_evidence": "d"},
-        baseline={"method": "fid", "num_evidence": 1},
+        baseline={"system": "fid", "num_evidence": 1},
         reference="T6",
     )
     root = tmp_path / "grid"
@@ -158,15 +158,15 @@ def test_a_grid_is_told_before_it_runs(write, tmp_path):
     assert told == {
         "name": "mine",
         "title": "The title",
-        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.method"],
+        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.system"],
         "labels": {
             "rerank.similarity": "similarity",
             "rerank.num_evidence": "d",
-            "runtime.method": "method",
+            "runtime.system": "system",
         },
         "seeds": [0, 7],
         "reference": "T6",
-        "baseline": {"runtime.method": "fid", "rerank.num_evidence": 1},
+        "baseline": {"runtime.system": "fid", "rerank.num_evidence": 1},
     }
     assert [point["name"] for point in points] == ["dot, d=1", "dot, d=2", "FiD, d=1", "FiD, d=2"]
     assert points[3] == {
@@ -175,7 +175,7 @@ def test_a_grid_is_told_before_it_runs(write, tmp_path):
         "values": {
             "rerank.similarity": "dot",
             "rerank.num_evidence": 2,
-            "runtime.method": "fid",
+            "runtime.system": "fid",
         },
         "seeds": {"0": "FiD-d=2/seed-0", "7": "FiD-d=2/seed-7"},
     }
@@ -205,7 +205,7 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
 
 
 def test_the_cost_is_that_of_the_run_and_told_once_a_bank(write, reads, tmp_path):
-    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"method": "fid"}])
+    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"system": "fid"}])
     _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
     before = foresee(runs)
     assert [(cost.runs[0].args.retriever.num_candidates, len(cost.runs)) for cost in before] == [
@@ -240,22 +240,22 @@ def test_a_dry_run_lists_points_and_writes_no_run(write, ablate, tmp_path):
 
 
 def test_a_cost_that_cannot_be_told_says_why(write, tmp_path):
-    path = write(grid={"lm": ["no-such-folder"]}, points=[{}, {"method": "icl"}])
+    path = write(grid={"lm": ["no-such-folder"]}, points=[{}, {"system": "icl"}])
     costs = foresee(runs_of(path, tmp_path)[1])
     assert [cost.texts for cost in costs] == [None, None]
     assert "no-such-folder" in costs[0].note
-    assert costs[1].note == "method icl is not foreseen"
+    assert costs[1].note == "system icl is not foreseen"
 
 
 def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
-    path = write(points=[{"method": "plain"}, {"num_candidates": 99}], labels={"method": ""})
+    path = write(points=[{"system": "plain"}, {"num_candidates": 99}], labels={"system": ""})
     code, out, err = ablate(path)
     assert code == 1
     assert "failed: num_candidates=99, seed 0: num_candidates (99) exceeds the corpus" in out
     assert "1 of 2 runs failed; the same command tries them again" in out
     assert "Traceback" not in err
     metrics = tmp_path / "grid/plain/seed-0/metrics.json"
-    assert read_json(metrics)["method"] == "plain"
+    assert read_json(metrics)["system"] == "plain"
     before = metrics.read_bytes()
     code, out, err = ablate(path)  # it goes on: what is finished is taken up
     assert code == 1
@@ -268,7 +268,7 @@ def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
 
 
 def test_a_grid_without_its_readers_goes_on_and_refuses_other_inputs(write, ablate, tmp_path):
-    path, folder = write(base={"method": "plain"}), tmp_path / "grid/mine/seed-0"
+    path, folder = write(base={"system": "plain"}), tmp_path / "grid/mine/seed-0"
     code, _, err = ablate(path, "--drop_readers")
     assert code == 0, err
     assert not (folder / "reader/model.safetensors").exists()
@@ -358,7 +358,7 @@ def test_whole_runs_of_both_sweeps_read_no_more_than_the_first(write, ablate, re
 def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate, args):
     path = write(
         title="Profiles",
-        base={"method": "knn", "encoder": args.retriever.encoder, "retriever": "dense"},
+        base={"system": "knn", "encoder": args.retriever.encoder, "retriever": "dense"},
         points=[{"name": "ours", "profile": "pgra"}, {"name": "theirs", "profile": "official"}],
         grid={"encoder_dtype": ["float32"]},
         labels={"encoder_dtype": ""},
