@@ -7,7 +7,6 @@ other runs are looked for.
 
 import json
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -85,7 +84,7 @@ class EvidenceLine:
 def add_attention(
     evidence: Sequence[Sequence[EvidenceLine]], shares: Sequence[Sequence[float]]
 ) -> list[list[EvidenceLine]]:
-    """Give evidence its shares of attention; an example without evidence has none."""
+    """Add its share of attention to each evidence; an example without evidence has none."""
     return [
         [replace(line, attention=s) for line, s in zip(lines, own, strict=True)] if lines else []
         for lines, own in zip(evidence, shares, strict=True)
@@ -170,27 +169,11 @@ def write_results(
         decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
         values = measure(record.metric, labels, decided.predicted, record.labels)
         interval = interval_95(bootstrap([decided], seed=_SEED)[0])
-    metrics = describe_run(record, values, interval, n=len(examples))
-    write_json(folder / METRICS_FILE, metrics)
-    return metrics
-
-
-def describe_run(
-    record: RunRecord, values: Mapping[str, float], interval: Sequence[float] | None, *, n: int
-) -> dict[str, Any]:
-    """Return the content of `metrics.json`.
-
-    Args:
-        record: What is said of the run.
-        values: Metrics by name, the headline among them.
-        interval: Its 95 % interval over examples; None where there is none.
-        n: How many examples were measured.
-    """
-    return {
+    metrics = {
         "method": record.method,
         "task": record.task,
         "split": record.split,
-        "n": n,
+        "n": len(examples),
         "metric": record.metric,
         "value": values[record.metric],
         "interval_95": None if interval is None else list(interval),
@@ -204,22 +187,19 @@ def describe_run(
         "notes": list(record.notes),
         **record.more,
     }
+    write_json(folder / METRICS_FILE, metrics)
+    return metrics
 
 
 def git_commit() -> str | None:
     """Return the commit of this code, with "-dirty" if changed; None outside a checkout."""
     root = Path(__file__).parents[2]
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
+    words = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        if not (root / ".git").exists():
-            return None
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+        done = subprocess.run(words, cwd=root, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip() if (root / ".git").exists() else None
 
 
 # Reading with checks: damage is reported by file, with the way out.
@@ -382,21 +362,21 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
-        flat: dict[str, Json] = {}
-        for section, values in self.arguments.items():
-            if section in ("runtime", "data", "folder") or not isinstance(values, Mapping):
-                continue
-            for name, value in values.items():
-                is_used = section not in _UNUSED.get(self.method, ()) or name in _STILL_USED
-                # A model's name decides no fingerprint (its content does), but tells rows apart.
-                is_path = f"{section}.{name}" in _PATHS
-                decides = is_path or name not in _FREE
-                if section == "training":
-                    decides = name not in NOT_DECIDING and name not in _SEEDS
-                    decides |= name in _SHOTS and self.method == "lm-bff"
-                if is_used and decides:
-                    flat[f"{section}.{name}"] = value
-        return flat
+        unused = _UNUSED.get(self.method, ())
+        return {
+            f"{section}.{name}": value
+            for section, values in self.arguments.items()
+            if section not in ("runtime", "data", "folder") and isinstance(values, Mapping)
+            for name, value in values.items()
+            if (section not in unused or name in _STILL_USED) and self._decides(section, name)
+        }
+
+    def _decides(self, section: str, name: str) -> bool:
+        if section == "training":
+            is_of_shots = name in _SHOTS and self.method == "lm-bff"
+            return is_of_shots or name not in NOT_DECIDING | _SEEDS
+        # A model's name decides no fingerprint (its content does), but tells rows apart.
+        return f"{section}.{name}" in _PATHS or name not in _FREE
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Run:
@@ -691,21 +671,19 @@ def check_comparable(group: Group) -> None:
     trained: dict[str, Run] = {}
     seeds: dict[tuple[str, str, int], Run] = {}
     rows: dict[tuple[str, str], Run] = {}
-    names = row_names(group)
-    for run in group.runs:
-        _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        before = first.setdefault(run.task, run)
+        _refuse(before, run, _other_test(before, run))
         if run.method in _ON_TRAINING_DATA:
             before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
-    for name, run in zip(names, group.runs, strict=True):
-        other = seeds.setdefault((name, run.task, run.seed), run)
-        if other is not run:
+        before = seeds.setdefault((name, run.task, run.seed), run)
+        if before is not run:
             raise ArtifactError(
-                f"{other.folder} and {run.folder} are the same method, setting, task and seed "
+                f"{before.folder} and {run.folder} are the same method, setting, task and seed "
                 f"({name}, {run.task}, {run.seed}): leave one out"
             )
-    for name, run in zip(names, group.runs, strict=True):  # a grid was gone on with otherwise
-        before = rows.setdefault((name, run.task), run)
+        before = rows.setdefault((name, run.task), run)  # a grid was gone on with otherwise
         setting = _other_setting(before, run)
         _refuse(before, run, setting and f"two seeds of '{name}' with another {setting}")
 
@@ -772,27 +750,27 @@ def row_names(group: Group) -> list[str]:
     if group.points:
         return [run.name for run in group.runs]
     kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
+    folders: dict[tuple[str, str], set[Json]] = {}  # values that end alike
     for run in group.runs:
         if run.settings:
             kinds.setdefault((run.method, run.task), []).append(run.settings)
+        for name, value in run.settings.items():
+            folders.setdefault((name, _last_part(value)), set()).add(canonical_json(value))
     varied: dict[str, set[str]] = {}
     for (method, _), settings in kinds.items():
-        names = {name for values in settings for name in values}
         varied.setdefault(method, set()).update(
-            name for name in names if len({canonical_json(v.get(name)) for v in settings}) > 1
+            name
+            for name in {name for values in settings for name in values}
+            if len({canonical_json(values.get(name)) for values in settings}) > 1
         )
-    values = {(n, canonical_json(v)): v for run in group.runs for n, v in run.settings.items()}
-    alike = Counter((name, _last_part(value)) for (name, _), value in values.items())
     rows = []
     for run in group.runs:
         words = [run.method]
-        for name in sorted(varied.get(run.method, ())):
-            if name in run.settings:
-                value = run.settings[name]
-                is_clear = alike[name, _last_part(value)] == 1
-                words.append(
-                    f"{name.rpartition('.')[2]}={_last_part(value) if is_clear else value}"
-                )
+        for name in sorted(varied.get(run.method, set()) & run.settings.keys()):
+            value = run.settings[name]
+            last = _last_part(value)
+            is_clear = len(folders[name, last]) == 1
+            words.append(f"{name.rpartition('.')[2]}={last if is_clear else value}")
         rows.append(" ".join(words))
     return rows
 
