@@ -20,7 +20,7 @@ from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.base import SPLITS, TaskData
-from pgra.methods.pgra import Pgra
+from pgra.methods.pgra import Pgra, check_training
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.reader.inputs import (
@@ -73,8 +73,9 @@ class LmBff(Pgra):
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
+        check_training(self.pgra, self.training)
         check_batches(len(self.data.train) * self.training.exemplar_sets, self.training)
 
     def inputs(self, split: str) -> TokenizedInputs:
