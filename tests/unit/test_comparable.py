@@ -56,13 +56,6 @@ def test_runs_that_cannot_be_compared_are_refused_and_both_named(tmp_path, other
     assert told.endswith("report them apart, or run one again")
 
 
-def test_what_is_not_trained_has_no_division_to_compare(tmp_path):
-    other = {"arguments": {"data": {"max_train_samples": 16}}}
-    check_comparable(group_of(plant(tmp_path / "a"), plant(tmp_path / "b", method="icl", **other)))
-    with pytest.raises(ArtifactError, match="another test set"):
-        check_comparable(group_of(plant(tmp_path / "c"), plant(tmp_path / "d", method="icl", n=8)))
-
-
 def test_neighbors_are_of_the_training_data_that_readers_have(tmp_path):
     other = {"arguments": {"data": {"max_train_samples": 16}}}
     readers = [plant(tmp_path / "a"), plant(tmp_path / "b", method="knn")]
@@ -166,23 +159,10 @@ def test_few_shot_runs_of_other_settings_are_no_seeds_of_one_row(tmp_path, name,
     assert row_names(group_of(*runs)) == [f"lm-bff {name}={value}" for value in values]
 
 
-def test_shots_make_no_rows_of_a_reader_that_is_not_tuned_on_few(tmp_path):
-    other = {"training": {"num_shots": 4}}
-    runs = [plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other)]
-    assert row_names(group_of(*runs)) == ["pgra", "pgra"]
-
-
 def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):
     other = {"runtime": {"device": "cuda"}, "rerank": {"lm_batch_tokens": 9}}
     group = group_of(plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other))
     assert set(row_names(group)) == {"pgra"}
-
-
-def test_another_reader_is_another_row(tmp_path):
-    sizes = [{"reader": {"model_name_or_path": f"google-t5/t5-{size}"}} for size in ("base", "3b")]
-    runs = [plant(tmp_path / f"{i}", seed=i, arguments=size) for i, size in enumerate(sizes)]
-    names = row_names(group_of(*runs))
-    assert names == [f"pgra model_name_or_path=t5-{size}" for size in ("base", "3b")]
 
 
 def test_what_a_system_does_not_look_at_makes_no_row(tmp_path):

@@ -202,11 +202,6 @@ def test_another_labelers_labels_are_never_mixed_in(labeler, runs, read, tmp_pat
     assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
 
 
-def test_only_the_evidence_looked_at_is_read(labeler, runs, read, tmp_path):
-    report_consistency(runs, tmp_path / "out", depth=1, labelers=[labeler], **QUIET)
-    assert sorted(read) == sorted([TEXTS[0], TEXTS[1], TEXTS[3], TEXTS[2]])
-
-
 def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
     labeler, runs, tmp_path, caplog
 ):
@@ -264,14 +259,6 @@ def told(report):
     return " ".join(note for table in report.tables for note in table.notes)
 
 
-def test_what_was_trained_on_other_examples_is_noted(labeler, runs, tmp_path):
-    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
-    assert "trained on other examples" not in told(report)
-    odd = [write_run(tmp_path / "odd", QUERIES, [TEXTS[:2]] * 3, train="other")]
-    report = report_consistency(odd, tmp_path / "two", labelers=[labeler], **QUIET)
-    assert "odd was trained on other examples than its labeler, task reviews" in told(report)
-
-
 def test_runs_that_cannot_be_used_are_named(labeler, runs, tmp_path):
     other = write_run(tmp_path / "other", ["else", *QUERIES[1:]], [TEXTS[:2]] * 3)
     task = write_run(tmp_path / "task", QUERIES, [TEXTS[:2]] * 3, task="trec")
@@ -305,11 +292,6 @@ def test_a_labeler_that_reads_evidence_is_refused(labeler, runs, tmp_path):
         open_labeler(tmp_path / "none")
 
 
-def test_an_unfinished_run_is_refused(labeler, tmp_path):
-    with pytest.raises(ArtifactError, match="none is no folder"):
-        report_consistency([tmp_path / "none"], tmp_path / "out", labelers=[labeler], plots=False)
-
-
 def test_damaged_labels_are_refused(labeler, tmp_path):
     found = label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
     assert list(found.labels) == TEXTS[:1]
@@ -317,19 +299,6 @@ def test_damaged_labels_are_refused(labeler, tmp_path):
     path.write_text('{"text": "the red')
     with pytest.raises(ArtifactError, match="is damaged: delete it and run again"):
         label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--runs is missing"),
-        (["--runs", "b"], "--output_dir is missing"),
-        (["--runs", "b", "--output_dir", "c", "--depth", "0"], "depth is 0: it must be at least 1"),
-    ],
-)
-def test_a_command_with_nothing_to_do_is_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
-        main(words)
 
 
 def evidence_by_hand(args, labeler, depth):

@@ -53,13 +53,6 @@ def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
     assert "(paper)" not in capsys.readouterr().out
 
 
-def test_a_grids_table_of_something_else_is_passed_over(tmp_path, capsys):
-    """Label consistency has an analysis of its own; its runs may still be looked at."""
-    root = plant_grid(tmp_path, {"k=50": {"value": 50, "seeds": {0: [1]}}}, reference="T10")
-    assert main(["report", str(root)]) == 0
-    assert "(paper)" not in capsys.readouterr().out
-
-
 def test_a_figure_is_drawn_too(runs, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["report", str(runs), "--figure", str(tmp_path / "a.svg")]) == 0

@@ -111,14 +111,6 @@ def test_metrics_that_do_not_follow_from_the_predictions_are_refused(tmp_path, c
         load_run(folder)
 
 
-@pytest.mark.parametrize("damage", [{"points": None}, {"points": [{}]}, {"axes": None}])
-def test_a_damaged_grid_is_refused(tmp_path, damage):
-    root = plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: []}}})
-    edit(root / "grid.json", **damage)
-    with pytest.raises(ArtifactError, match="grid.json is damaged"):
-        load_collection([root])
-
-
 def test_a_metric_of_the_users_own_is_measured_and_read_back(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def hits(labels, predictions, names):\n"

@@ -29,11 +29,6 @@ def test_a_terminal_gets_columns_in_line_and_stars():
     ]
 
 
-def test_without_a_bold_cell_no_place_is_kept_for_stars():
-    plain = Table("T", ["a", "b"], [[Cell("x"), Cell("1")]])
-    assert plain.to_text().splitlines() == ["T", "", "a  b", "----", "x  1"]
-
-
 def test_markdown_is_escaped_and_its_rule_aligns_numbers_to_the_right():
     lines = TABLE.to_markdown().splitlines()
     assert lines[0] == "**A &amp; B**"
@@ -81,8 +76,3 @@ def test_a_line_break_breaks_no_row(name):
         assert list(csv.reader(io.StringIO(table.to_csv())))[1] == ["x\ny", "1.0"]
     else:
         assert FORMATS[name](table) == FORMATS[name](one)
-
-
-def test_a_row_of_another_width_is_refused():
-    with pytest.raises(ValueError, match="1 cells in a row, 2 columns"):
-        Table("T", ["a", "b"], [[Cell("x")]])
