@@ -22,7 +22,7 @@ from pgra.errors import ConfigError
 from pgra.methods.pgra import Pgra
 from pgra.reader.rag import Passages, PooledInputs, RagReader, build_pooled
 from pgra.retrieval import IndexRequest, find_retriever
-from pgra.retrieval.shards import read_vectors
+from pgra.retrieval.shards import find_shards, read_rows
 
 
 class Rag(Pgra):
@@ -58,7 +58,7 @@ class Rag(Pgra):
         return build_pooled(
             self.data.examples(split),
             rows,
-            Passages(distinct, texts, read_vectors(self._index, distinct)),
+            Passages(distinct, texts, read_rows(find_shards(self._index), distinct)),
             self._encoder,
             self.tokenizer,
             verbalizer=self.verbalizer,
