@@ -20,7 +20,7 @@ from pgra.reader.arguments import ReaderTrainingArguments
 
 
 def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:
-    """A run of a method with PGRA's arguments; `training` holds the Trainer's, the seed and the method's own."""
+    """A run of a method with PGRA's arguments; `training` holds the Trainer's and its own."""
     runtime = replace(args.runtime, method=method)
     parts = {f.name: getattr(args, f.name) for f in fields(args)}
     sections = {k: v for k, v in {**parts, "runtime": runtime}.items() if v is not None}
