@@ -527,7 +527,7 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
     }
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
-    for name in PAIR_SIMILARITIES if args.rerank.exemplars == "knn" else SIMILARITIES:
+    for name in PAIR_SIMILARITIES if args.rerank.per_query else SIMILARITIES:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
             ways[f"exhaustive {name}"] = replace(ways[name], retriever=everything)

@@ -27,7 +27,7 @@ from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.base import SPLITS, TaskData
-from pgra.methods.pgra import Pgra
+from pgra.methods.pgra import Pgra, check_training
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import SLOT, Verbalizer
@@ -114,8 +114,9 @@ class LmBff(Pgra):
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
+        check_training(self.pgra, self.training)
         check_batches(len(self.data.train) * self.shots.exemplar_sets, self.training)
 
     def inputs(self, split: str) -> TokenizedInputs:

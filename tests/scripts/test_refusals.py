@@ -17,7 +17,7 @@ def bench(tmp_path, lm_dirs, encoder_dirs, t5_dirs):
         ({"learning_rate": "-1"}, r"learning_rate is -1\.0: it must be above 0"),
         ({"learning_rate": "nan"}, "learning_rate is nan: it must be a finite number"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0: it must be at"),
-        ({"seed": -1}, "seed is -1: it must lie between 0 and 4294967295"),
+        ({"seed": -1}, "seed is -1: it must"),
         ({"max_steps": 0}, "max_steps is 0: it must be at least 1"),
         ({"max_steps": -5}, "max_steps is -5: it must be at least 1"),
         ({"lm": "nope/nope"}, "cannot find model 'nope/nope'"),

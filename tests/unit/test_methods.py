@@ -57,11 +57,11 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     other = having(mine, max_test_samples=4)
     with pytest.raises(ArtifactError, match="was made with"):
         run(other)
-    depth = 0 if method in ("knn", "lm-bff", "plain", "ralm") else 3
+    depth = 0 if method in ("knn", "lm-bff", "plain") else 3
     assert {len(line["evidence"]) for line in lines_of(folder)} == {depth}
 
 
-@pytest.mark.parametrize("method", ["exhaustive", "fid", "knn", "pgra", "plain", "random"])
+@pytest.mark.parametrize("method", ["exhaustive", "fid", "knn", "pgra", "plain", "ralm", "random"])
 def test_a_run_decides_its_own_test_texts_as_new_ones_alike(args, tmp_path, method):
     folder = run(run_of(args, method, tmp_path / "run")).folder
     lines = lines_of(folder)[:5]
