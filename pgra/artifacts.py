@@ -67,7 +67,7 @@ class Manifest:
 
     stage: str
     fingerprint: Mapping[str, Json]
-    counts: Mapping[str, Json]
+    counts: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, str]
     created: str

@@ -389,7 +389,12 @@ def arguments_from(
     for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
             continue
-        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        asked = changes.get(name, {})
+        if strange := set(asked) - {f.name for f in fields(cls)}:
+            raise ConfigError(
+                f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
+            )
+        own = {**(values.get(name) or {}), **asked}
         if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
             known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
             own = {key: value for key, value in own.items() if key in known}

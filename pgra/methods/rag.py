@@ -44,7 +44,7 @@ from pgra.reader.inputs import (
 )
 from pgra.reader.predict import T5Classifier
 from pgra.retrieval import IndexRequest, find_retriever
-from pgra.retrieval.shards import read_vectors
+from pgra.retrieval.shards import find_shards, read_rows
 
 QUERY_ENCODER_FILE = "query_encoder.safetensors"
 _BATCH = 64
@@ -385,7 +385,10 @@ class Rag(Pgra):
         return build_pooled(
             self.data.examples(split),
             self.stages.candidates[split].candidates.rows,
-            lambda rows: (self.stages.corpus.texts(rows), read_vectors(self._index, rows)),
+            lambda rows: (
+                self.stages.corpus.texts(rows),
+                read_rows(find_shards(self._index), rows),
+            ),
             self._encoder,
             self.tokenizer,
             verbalizer=self.verbalizer,

@@ -638,15 +638,20 @@ def load_grid(folder: Path) -> Group:
 # Which runs may stand in one table, and in which row.
 
 
-SYSTEMS = ("icl", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive")
+SYSTEMS = (
+    *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive"),
+    "ralm-lora",
+)
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
 _UNSEEDED = (
     *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
-    *("vote-farthest", "vote-knn", "vote-knn-mmr"),
+    *("vote-farthest", "vote-knn", "vote-knn-mmr", "ralm"),
 )
-_ON_TRAINING_DATA = {"knn", "plain", "rag", "fid", "random", "pgra", "exhaustive"}
+_ON_TRAINING_DATA = {
+    *("knn", "plain", "rag", "fid", "random", "pgra", "exhaustive", "ralm", "ralm-lora"),
+}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
 _EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
 _FREE = {
@@ -667,7 +672,7 @@ _STILL_USED = (*_EXEMPLARS, "num_evidence")
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
-    "reader.model_name_or_path",
+    *("reader.model_name_or_path", "reader.reader_lm"),
 }
 _SEEDS = {"seed", "data_seed"}  # of one row's runs
 
