@@ -373,8 +373,7 @@ class Run:
 
     def _decides(self, section: str, name: str) -> bool:
         if section == "training":
-            is_of_shots = name in _SHOTS and self.method == "lm-bff"
-            return is_of_shots or name not in NOT_DECIDING | _SEEDS
+            return name not in NOT_DECIDING | _SEEDS
         # A model's name decides no fingerprint (its content does), but tells rows apart.
         return f"{section}.{name}" in _PATHS or name not in _FREE
 
@@ -656,7 +655,6 @@ _PATHS = {
     *("reader.model_name_or_path", "reader.reader_lm"),
 }
 _SEEDS = {"seed", "data_seed"}  # of one row's runs
-_SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}  # of which lm-bff's examples are made
 
 
 def is_unseeded(run: Run) -> bool:

@@ -149,11 +149,16 @@ def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("num_shots", (8, 16)), ("exemplar_sets", (1, 4)), ("adam_beta2", (0.9, 1))],
+    [
+        ("shots.num_shots", (8, 16)),
+        ("shots.exemplar_sets", (1, 4)),
+        ("training.adam_beta2", (0.9, 1)),
+    ],
 )
 def test_few_shot_runs_of_other_settings_are_no_seeds_of_one_row(tmp_path, name, values):
+    section, _, name = name.partition(".")
     runs = [
-        plant(tmp_path / f"{i}", method="lm-bff", seed=i, arguments={"training": {name: value}})
+        plant(tmp_path / f"{i}", method="lm-bff", seed=i, arguments={section: {name: value}})
         for i, value in enumerate(values)
     ]
     assert row_names(group_of(*runs)) == [f"lm-bff {name}={value}" for value in values]
