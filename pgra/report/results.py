@@ -393,7 +393,6 @@ class Run:
                 decides = is_path or name not in _FREE
                 if section == "training":
                     decides = name not in NOT_DECIDING and name not in _SEEDS
-                    decides |= name in _SHOTS and self.system == "lm-bff"
                 if is_used and decides:
                     flat[f"{section}.{name}"] = value
         return flat
@@ -676,7 +675,6 @@ _PATHS = {
     *("reader.model_name_or_path", "reader.reader_lm"),
 }
 _SEEDS = {"seed", "data_seed"}  # of one row's runs
-_SHOTS = {"num_shots", "exemplar_sets", "exemplar_share"}  # of which lm-bff's examples are made
 
 
 def is_unseeded(run: Run) -> bool:

@@ -156,20 +156,19 @@ def test_settings_that_differ_between_tasks_only_make_no_rows(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("num_shots", (8, 16)), ("exemplar_sets", (1, 4)), ("adam_beta2", (0.9, 1))],
+    [
+        ("shots.num_shots", (8, 16)),
+        ("shots.exemplar_sets", (1, 4)),
+        ("training.adam_beta2", (0.9, 1)),
+    ],
 )
 def test_few_shot_runs_of_other_settings_are_no_seeds_of_one_row(tmp_path, name, values):
+    section, _, name = name.partition(".")
     runs = [
-        plant(tmp_path / f"{i}", system="lm-bff", seed=i, arguments={"training": {name: value}})
+        plant(tmp_path / f"{i}", system="lm-bff", seed=i, arguments={section: {name: value}})
         for i, value in enumerate(values)
     ]
     assert row_names(group_of(*runs)) == [f"lm-bff {name}={value}" for value in values]
-
-
-def test_shots_make_no_rows_of_a_reader_that_is_not_tuned_on_few(tmp_path):
-    other = {"training": {"num_shots": 4}}
-    runs = [plant(tmp_path / "a"), plant(tmp_path / "b", seed=1, arguments=other)]
-    assert row_names(group_of(*runs)) == ["pgra", "pgra"]
 
 
 def test_where_and_how_fast_a_run_was_makes_no_row(tmp_path):

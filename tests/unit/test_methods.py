@@ -261,9 +261,9 @@ def test_lm_bffs_experiment_holds_the_papers_settings():
     args = parse("--config", str(config_root() / "experiments/lm-bff.yaml"))
     assert args.method == "lm-bff"
     assert (args.pgra.rerank.num_evidence, args.pgra.reader.max_segment_tokens) == (0, 128)
-    training = args["training"]
-    assert (training.num_shots, training.exemplar_sets, training.exemplar_share) == (16, 16, 0.5)
-    assert training.max_steps == 1000
+    shots = args["shots"]
+    assert (shots.num_shots, shots.exemplar_sets, shots.exemplar_share) == (16, 16, 0.5)
+    assert args["training"].max_steps == 1000
 
 
 def test_sections_of_pgra_are_all_known(args):
