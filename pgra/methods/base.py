@@ -45,6 +45,7 @@ METHODS: dict[str, str] = {
     "pgra": "pgra.methods.pgra:Pgra",
     "plain": "pgra.methods.pgra:Pgra",
     "rag": "pgra.methods.rag:Rag",
+    "ralm": "pgra.methods.ralm:Ralm",
     "random": "pgra.methods.pgra:Pgra",
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
@@ -180,8 +181,8 @@ class Method(Timed, ABC):
     A method from outside needs `decide` alone: `--method my_package.methods:MyMethod`.
 
     Attributes:
-        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`.
-        TRAINS: Whether `fit` trains weights, which a run keeps in its `reader/`.
+        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
+            named `training` it trains weights, which a run keeps in its `reader/`.
         SEEDS: What a seed changes, as `summary.json` says it.
         args: All arguments.
         context: Where it runs.
@@ -192,7 +193,6 @@ class Method(Timed, ABC):
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
-    TRAINS: ClassVar[bool] = False
     SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
 
     data: TaskData
@@ -200,6 +200,11 @@ class Method(Timed, ABC):
     def __init__(self, args: RunArguments, context: Context) -> None:
         super().__init__()
         self.args, self.context, self.seed = args, context, args.seed
+
+    @classmethod
+    def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:  # noqa: ARG003
+        """Return those of `SECTIONS` that a run has, by the values of `pgra.config.CHOOSING`."""
+        return cls.SECTIONS
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -215,9 +220,13 @@ class Method(Timed, ABC):
         self.data = TaskData.read(self.args)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
 
+    def check(self) -> None:
+        """Refuse what this run's own arguments cannot do on these examples."""
+
     def identity(self) -> dict[str, Json]:
         """Return what decides predictions, as far as it is known yet, besides the examples."""
-        named = self.args.deciding(self.SECTIONS)
+        own = [section for section in self.args.sections if section in self.SECTIONS]
+        named = self.args.deciding(own)
         return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -245,6 +254,9 @@ class Method(Timed, ABC):
     @abstractmethod
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide examples: a split's, or new ones."""
+
+    def reuse(self, folder: Path) -> None:
+        """Look at a finished run that is taken up."""
 
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
@@ -326,15 +338,15 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     """Return the argument dataclasses of a run by section, once what they depend on is known.
 
     Args:
-        chosen: Values of `method`, and of `retriever` and `reranker` where they are named; a class
-            of these may have arguments of its own.
+        chosen: Values of `method`, and of the others of `pgra.config.CHOOSING` where they are
+            named: they tell which arguments there are.
 
     Raises:
         ConfigError: If a name stands for nothing.
     """
     method = find_method(str(chosen.get("method", RuntimeArguments.method)))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    sections |= method.SECTIONS
+    sections |= method.sections(chosen)
     if "training" not in sections:
         sections["folder"] = FolderArguments
     for kind, section, table in (
@@ -372,12 +384,17 @@ def arguments_from(
         TypeError: If there is one that this version does not know.
     """
     chosen = {**values["runtime"]}
-    chosen |= {name: values[section][name] for section, name in _CHOOSING if section in values}
+    chosen |= {name: (values.get(section) or {}).get(name) for section, name in _CHOOSING}
     sections = {}
     for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
             continue
-        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        asked = changes.get(name, {})
+        if strange := set(asked) - {f.name for f in fields(cls)}:
+            raise ConfigError(
+                f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
+            )
+        own = {**(values.get(name) or {}), **asked}
         if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
             known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
             own = {key: value for key, value in own.items() if key in known}
@@ -385,7 +402,7 @@ def arguments_from(
     return RunArguments(sections)
 
 
-_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"))
+_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"), ("reader", "lora_rank"))
 
 
 def open_method(args: RunArguments, context: Context) -> Method:
