@@ -284,7 +284,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         fingerprints=method.fingerprints,
         notes=[*method.notes(), *decided.notes],
         calibration=decided.calibration,
-        system=method.name(method.args),
+        method=method.name(method.args),
         more=decided.metrics,
     )
     if method.context.is_main:
