@@ -10,7 +10,7 @@ import torch
 from conftest import with_rerank, with_retriever
 
 from pgra.commands.consistency import main
-from pgra.commands.evidence import main as show_evidence
+from pgra.commands.rerank import evidence as show_evidence
 from pgra.core import ALONE, Example, Prediction
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (

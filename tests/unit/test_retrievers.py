@@ -181,6 +181,15 @@ def prepare(world, name, **changes):
     return find_retriever(name).prepare(replace(request, **changes))
 
 
+@pytest.mark.parametrize("name", [*INDEXED, "random"])
+def test_what_is_opened_was_named_before_it_was_built(name, world):
+    request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
+    before = find_retriever(name).identify(request)
+    assert not (world.context.artifacts / "indexes").exists()
+    assert dict(world.open(name).fingerprint) == dict(before.fingerprint)
+    assert find_retriever(name).identify(request) == before
+
+
 @pytest.mark.parametrize("name", INDEXED)
 def test_an_index_is_built_once_and_found_where_it_was_foretold(name, world):
     request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
