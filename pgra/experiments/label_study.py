@@ -96,7 +96,7 @@ class Subject:
         if self._open_lookup is None:  # its encoder is loaded once for all memories
             context = Context(device=self._device)
             self._open_lookup = load_lookup(memory.lookup(), context, task=self.task)
-        opened = LabelMemory.open(
+        opened = LabelMemory(
             memory,
             task=self.task,
             inputs=self.inputs,

@@ -24,7 +24,7 @@ class AlwaysNo:
         return [Prediction(e.id, "no", SCORES) for e in examples]
 
     def decide_with(self, texts, memory):
-        opened = LabelMemory.open(memory, task="rule", inputs=("text",), labels=LABELS)
+        opened = LabelMemory(memory, task="rule", inputs=("text",), labels=LABELS)
         with opened as labels:
             found = [labels.recall(example.fields) for example in texts.examples]
         return {
