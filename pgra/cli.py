@@ -70,8 +70,10 @@ COMMANDS: Mapping[str, Command] = {
     "memory": Command(
         "pgra.commands.memory", "keep what users corrected, and use it on the next like question"
     ),
-    "models": Command("pgra.commands.models", "list the models that come inside packages"),
-    "data": Command("pgra.commands.data", "list the tasks, and the data that come inside packages"),
+    "models": Command("pgra.commands.lists:models", "list the models that come inside packages"),
+    "data": Command(
+        "pgra.commands.lists:data", "list the tasks, and the data that come inside packages"
+    ),
 }
 
 

@@ -90,7 +90,8 @@ class Rule:
         needs: Other arguments without which it means nothing: by name the value that is needed, a
             tuple of such values, or True for any value but None and False.
         decides: Whether what comes out depends on it; not of where, how fast and how loud.
-        is_open: Whether a class of the user's own may be named.
+        is_open: Whether a class of the user's own may be named; a text says its kind, as
+            `find_class` knows it, where that is not the argument's name.
     """
 
     choices: Collection[str] | None = None
@@ -99,7 +100,7 @@ class Rule:
     below: float | None = None
     needs: Mapping[str, object] = field(default_factory=dict)
     decides: bool = True
-    is_open: bool = False
+    is_open: bool | str = False
 
     def check(self, name: str, value: Any) -> None:
         """Refuse a value; None passes.
@@ -110,7 +111,8 @@ class Rule:
         if value is None:
             return
         if self.choices is not None and not (self.is_open and ":" in str(value)):
-            choose(name, value, [*self.choices, *(_installed(name) if self.is_open else ())])
+            kind = self.is_open if isinstance(self.is_open, str) else name
+            choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
         low, high = self.above, self.below
@@ -343,7 +345,9 @@ class RetrieverArguments(Arguments):
 
 PAIR_SIMILARITIES = ("cosine", "dot")
 """Of two states alone: where each query has a prefix of its own there is no space to fit to."""
-EXEMPLARS = ("balanced", "knn", "official", "random")
+DRAWN_EXEMPLARS = ("balanced", "fixed", "official", "random")
+"""Selectors whose one draw serves a whole task; all others choose for each query."""
+EXEMPLARS = (*DRAWN_EXEMPLARS, "knn", "knn-mmr")
 PREFIX_SHARINGS = ("auto", "cascade", "expanded", "none", "packed")
 BANKS = ("full", "lazy")
 BANK_DTYPES = ("auto", "float16", "int8")
@@ -401,28 +405,13 @@ class LMArguments(KernelArguments):
 
 
 @dataclass(kw_only=True)
-class CrossEncoderArguments(Arguments):
-    """What a cross-encoder has of its own."""
-
-    cross_encoder: str = arg(
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "With --reranker cross-encoder: sequence classifier that reads each query with each of its "
-        "candidates: hub id, folder or bundled:NAME. --lm_dtype, --lm_batch_tokens and "
-        "--bank_shard_rows are its too.",
-    )
-    cross_encoder_tokens: int | None = arg(
-        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
-    )
-
-
-@dataclass(kw_only=True)
-class RerankArguments(CrossEncoderArguments, LMArguments):
+class RerankArguments(LMArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     reranker: str = arg(
         "prompted",
         "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
-        "module:Class of your own.",
+        "module:Class of your own; for arguments of its own see --reranker NAME --help.",
         is_open=True,
     )
     num_evidence: int = arg(
@@ -441,10 +430,12 @@ class RerankArguments(CrossEncoderArguments, LMArguments):
     )
     exemplars: str = arg(
         "balanced",
-        "How they are chosen: random, balanced, official (first in the file, capped a class), or "
-        "knn (KATE: each query its own nearest ones, by --neighbor_encoder, nearest first; the LM "
-        "then reads each query's candidates anew: see pgra plan).",
+        "How they are chosen: random, balanced, official (first in the file, capped a class), "
+        "fixed (the first ones), or for each query: knn (KATE: its nearest ones, by "
+        "--neighbor_encoder, nearest first), knn-mmr (near, and unlike each other) or module:Class "
+        "of your own; the LM then reads each query's candidates anew: see pgra plan.",
         choices=EXEMPLARS,
+        is_open="selector",
     )
     exemplar_seed: int = arg(0, "Seed of their choice and order; one draw serves all splits.")
     num_prefixes: int = arg(
@@ -501,33 +492,30 @@ class RerankArguments(CrossEncoderArguments, LMArguments):
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
                 "--prefix_sharing auto, or leave --fast_kernels out"
             )
-        for name in ("cross_encoder", "cross_encoder_tokens"):
-            if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
-                self.reranker != "cross-encoder"
-            ):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}, and reranker is {self.reranker}: add "
-                    f"--reranker cross-encoder, or leave {name} out"
-                )
-        is_nearest = self.exemplars == "knn"
-        if self.num_prefixes > 1 and (is_nearest or not self.num_exemplars):
+        if self.num_prefixes > 1 and (self.per_query or not self.num_exemplars):
             raise ConfigError(
                 f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "
-                "for the task: ask for --num_exemplars of at least 1, and not --exemplars knn"
+                f"for the task: ask for --num_exemplars of at least 1, and --exemplars of "
+                f"{', '.join(DRAWN_EXEMPLARS)}"
             )
-        if not is_nearest:
+        if not self.per_query:
             return
-        at_least("num_exemplars with exemplars 'knn'", self.num_exemplars, 1)
+        at_least(f"num_exemplars with exemplars '{self.exemplars}'", self.num_exemplars, 1)
         if self.bank == "full":
             raise ConfigError(
-                "bank 'full' reads the corpus once under one prompt, and with exemplars 'knn' each "
-                "query has its own: use --bank lazy, or other --exemplars"
+                "bank 'full' reads the corpus once under one prompt, and with exemplars "
+                f"'{self.exemplars}' each query has its own: use --bank lazy, or other --exemplars"
             )
         if self.similarity not in PAIR_SIMILARITIES:
             raise ConfigError(
                 f"similarity '{self.similarity}' compares states of one prompt, and with exemplars "
-                "'knn' each query has its own: use --similarity dot or cosine"
+                f"'{self.exemplars}' each query has its own: use --similarity dot or cosine"
             )
+
+    @property
+    def per_query(self) -> bool:
+        """Whether each query has exemplars of its own, as from all classes from outside."""
+        return self.exemplars not in DRAWN_EXEMPLARS
 
 
 PROFILES = ("official", "paper", "pgra")
@@ -539,6 +527,7 @@ READERS: Mapping[str, Mapping[str, Any]] = {
     "pgra": {},
     "plain": {"num_evidence": 0},
     "rag": {"retriever": "dense", "reranker": "none"},
+    "ralm": {},
     "random": {"retriever": "random", "reranker": "none"},
 }
 """What tells the methods apart that take PGRA's arguments; with pgra these decide."""
@@ -653,7 +642,37 @@ class CorpusArguments(Arguments):
 
 
 @dataclass(kw_only=True)
-class ReaderArguments(Arguments):
+class LoraArguments(Arguments):
+    """Low-rank adapters of a reader (Hu et al. 2022)."""
+
+    lora_rank: int | None = arg(
+        None,
+        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
+        "Needs pip install 'pgra[lora]'. The finished reader is a plain model all the same.",
+        least=1,
+    )
+    lora_alpha: int | None = arg(
+        None,
+        "Scale of the adapters, over the rank; default: peft's.",
+        least=1,
+        needs={"lora_rank": True},
+    )
+    lora_dropout: float | None = arg(
+        None,
+        "Dropout before the adapters; default: peft's.",
+        least=0,
+        below=1,
+        needs={"lora_rank": True},
+    )
+    lora_target_modules: list[str] | None = arg(
+        None,
+        "Layers that get one, by the end of their names; default: peft's, q and v.",
+        needs={"lora_rank": True},
+    )
+
+
+@dataclass(kw_only=True)
+class ReaderArguments(LoraArguments):
     """The fused T5 that reads a query with its evidence."""
 
     model_name_or_path: str = arg(
@@ -680,30 +699,6 @@ class ReaderArguments(Arguments):
     length_normalize: bool = arg(
         False, "Divide a label's log-probability by its tokens (for a reader not trained on them)."
     )
-    lora_rank: int | None = arg(
-        None,
-        "Train low-rank adapters of this rank, not the weights: for readers too large to train. "
-        "Needs pip install 'pgra[lora]'. The finished reader is a plain T5 all the same.",
-        least=1,
-    )
-    lora_alpha: int | None = arg(
-        None,
-        "Scale of the adapters, over the rank; default: peft's.",
-        least=1,
-        needs={"lora_rank": True},
-    )
-    lora_dropout: float | None = arg(
-        None,
-        "Dropout before the adapters; default: peft's.",
-        least=0,
-        below=1,
-        needs={"lora_rank": True},
-    )
-    lora_target_modules: list[str] | None = arg(
-        None,
-        "Layers that get one, by the end of their names; default: peft's, q and v.",
-        needs={"lora_rank": True},
-    )
     dropout_rate: float | None = arg(
         None,
         "Share of activations dropped in training, 0 for none; default: the model's own.",
@@ -729,10 +724,11 @@ def check_depths(retriever: RetrieverArguments, rerank: RerankArguments) -> None
             first stage and something asks for one.
     """
     name = retriever.retriever
-    if name == "exhaustive" and rerank.exemplars == "knn":
+    if name == "exhaustive" and rerank.per_query:
         raise ConfigError(
-            "exhaustive search compares states of one prompt, and with exemplars 'knn' each query "
-            "has its own: use another --retriever (or --method pgra), or other --exemplars"
+            f"exhaustive search compares states of one prompt, and with exemplars "
+            f"'{rerank.exemplars}' each query has its own: use another --retriever (or --method "
+            "pgra), or other --exemplars"
         )
     if name == "exhaustive" and rerank.num_prefixes > 1:
         raise ConfigError(
@@ -869,7 +865,12 @@ class RunArguments:
     @property
     def home(self) -> str:
         """The section that names the run's folder and seed."""
-        return "training" if "training" in self.sections else "folder"
+        return "training" if self.trains else "folder"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains weights, which a run keeps in its `reader/`."""
+        return "training" in self.sections
 
     @property
     def folder(self) -> Path:
@@ -1106,8 +1107,8 @@ def parse_arguments(
     return tuple(parsed)
 
 
-CHOOSING = ("method", "reranker", "retriever")
-"""Arguments that choose a class, which may have arguments of its own."""
+CHOOSING = ("lora_rank", "method", "reranker", "retriever")
+"""Arguments that choose which others there are."""
 
 
 def _chosen(layers: Sequence[Defaults], words: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pgra import __version__
 from pgra.artifacts import write_text
-from pgra.config import config_root
+from pgra.config import DRAWN_EXEMPLARS, config_root
 from pgra.data.read import hub_errors, hub_reason
 from pgra.errors import ArtifactError, ConfigError
 from pgra.reader.arguments import ReaderTrainingArguments
@@ -29,6 +29,22 @@ _SHOWN = (  # of the Trainer's arguments
     *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"),
     *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
     *("optim", "bf16", "seed", "data_seed"),
+)
+_LAYOUT = {
+    "segment_order": "order in a segment",
+    "max_segment_tokens": "tokens of a segment",
+    "decode": "decision",
+    "evidence_order": "order of evidence",
+    "max_reader_tokens": "tokens of a prompt",
+}
+_ABOUT_T5 = (
+    "A T5 (`{base}`) trained by `pgra` as a Fusion-in-Decoder reader: the encoder reads each piece "
+    "of evidence beside the text, the decoder reads all of them, and a label is decided by scoring "
+    "its words. The files are a plain T5."
+)
+_ABOUT_LM = (
+    "A causal LM (`{base}`) that `pgra` trained to read evidence and text in one prompt; a label "
+    "is decided by scoring its words. The files are a plain LM."
 )
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 
@@ -56,19 +72,24 @@ def write_card(run: Path) -> Path:
     method, template = str(identity["method"]), str(identity["reader_template"])
     repo, at, _ = str(identity["reader_weights"]).partition("@")
     base = repo if at else None  # the hub's id; None if it came from elsewhere
+    reader = arguments["reader"]
+    name = base or _public_name(reader.get("reader_lm") or reader["model_name_or_path"])
+    is_lm, has_own = "reader_lm" in reader, method.removesuffix("-lora") in OWN_INPUTS
     use = (
         f"The weights are a plain T5's, but it reads what `train.py --method {method}` puts "
         "together for it; `pgra.Reader` does not."
     )
-    if method not in OWN_INPUTS:
+    if is_lm:
+        use = "`pgra predict --run FOLDER 'a text'` finds evidence and decides."
+    elif not has_own:
         fields = [f"{name}=..." for _, name, _, _ in Formatter().parse(template) if name]
         use = _template("use").format(template=template, fields=", ".join(fields))
     text = _template("reader").format(
         metadata=_metadata(metrics, arguments, method, base),
         task=metrics["task"],
         method=method,
-        base=base or _public_name(arguments["reader"]["model_name_or_path"]),
-        about_task=_list(_about_task(identity, arguments["reader"])),
+        about=(_ABOUT_LM if is_lm else _ABOUT_T5).format(base=name),
+        about_task=_list(_about_task(identity, reader)),
         evidence=_list(_evidence(method, arguments)),
         results=_list(_results(metrics, run / TRAINING_FILE)),
         training=_list(_training(arguments, identity["num_processes"])),
@@ -101,7 +122,7 @@ def _metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     task, metric = str(metrics["task"]), str(metrics["metric"])
-    kinds = [] if method in OWN_INPUTS else ["fusion-in-decoder"]
+    kinds = [] if method.removesuffix("-lora") in OWN_INPUTS else ["fusion-in-decoder"]
     kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
     result = EvalResult(
         task_type="text-classification",
@@ -128,9 +149,7 @@ def _about_task(identity: Mapping[str, Any], reader: Mapping[str, Any]) -> dict[
     return {
         "labels and their words": ", ".join(f"{label} = `{words[label]}`" for label in words),
         "template": f"`{identity['reader_template']}`",
-        "order in a segment": reader["segment_order"],
-        "tokens of a segment": reader["max_segment_tokens"],
-        "decision": reader["decode"],
+        **{word: reader[name] for name, word in _LAYOUT.items() if name in reader},
     }
 
 
@@ -151,7 +170,7 @@ def _evidence(method: str, arguments: Mapping[str, Any]) -> dict[str, object]:
         values["candidates (k)"] = retriever["num_candidates"]
     values["reranker"] = rerank["reranker"]
     if rerank["reranker"] == "prompted":
-        nearest = ", the nearest of each query" if rerank["exemplars"] == "knn" else ""
+        nearest = "" if rerank["exemplars"] in DRAWN_EXEMPLARS else ", chosen for each query"
         values["LM"] = f"`{_public_name(rerank['lm'])}`"
         values["similarity"] = rerank["similarity"]
         values["exemplars in its prompt"] = f"{rerank['num_exemplars']}{nearest}"

@@ -48,6 +48,7 @@ from pgra.methods.base import (
     open_method,
 )
 from pgra.reader.inputs import Query, read_queries
+from pgra.reader.record import find_reader
 from pgra.report.results import (
     METRICS_FILE,
     EvidenceLine,
@@ -156,6 +157,7 @@ class Prepared:
         self._method = open_method(args, self.context)
         for one in runs:
             method = self._method.with_seed(one)
+            method.check()
             _check_run(method, is_whole=False)
         self._is_prepared = False
 
@@ -181,17 +183,18 @@ class Prepared:
         with _lock(folder, self.context):
             named = identity(method)
             _check_run(method)
-            done = is_finished(folder, trains=method.TRAINS)
+            done = is_finished(folder, trains=args.trains)
             self.context.barrier()  # all have looked before the main process writes
             if done:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
-                has_reader = method.TRAINS and not (may_lack_reader and lacks)
+                has_reader = args.trains and not (may_lack_reader and lacks)
+                method.reuse(folder)
                 return _reuse(folder, has_reader=has_reader)
             method.fingerprints["run"] = digest(named)
             record, is_trained = self._fit(method, folder, named)
             if not is_measured:
                 return Outcome(folder, {}, is_trained, record)
-            if method.TRAINS:
+            if args.trains:
                 method.fingerprints["reader"] = reader_checksum(folder)
             metrics = measure_run(method, folder, "test")
             if self.context.is_main:
@@ -202,7 +205,8 @@ class Prepared:
         self, method: Method, folder: Path, named: Mapping[str, Json]
     ) -> tuple[Mapping[str, Any], bool]:
         """Train, unless that is done already; give what the dev set said, and whether it was."""
-        record = read_training(folder) if method.TRAINS else None
+        trains = method.args.trains
+        record = read_training(folder) if trains else None
         is_done = record is not None
         if is_done:
             logger.info("run: %s is trained (reused)", folder)
@@ -217,7 +221,7 @@ class Prepared:
             self.context.barrier()
             fitted = method.fit(folder)
             if fitted is not None:
-                own = {"reader": reader_checksum(folder)} if method.TRAINS else {}
+                own = {"reader": reader_checksum(folder)} if trains else {}
                 record = {**fitted, **own}
                 if self.context.is_main:
                     write_json(folder / TRAINING_FILE, record)
@@ -280,7 +284,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         fingerprints=method.fingerprints,
         notes=[*method.notes(), *decided.notes],
         calibration=decided.calibration,
-        system=method.name(method.args),
+        method=method.name(method.args),
         more=decided.metrics,
     )
     if method.context.is_main:
@@ -348,8 +352,8 @@ def evaluate_run(
     target = output_dir or folder
     check_writable(target)
     args = read_arguments(folder, changes or {})
-    trains = find_method(args.runtime.method).TRAINS
-    if trains:
+    if args.trains:
+        find_reader(folder)  # refuses a run that was stopped before its end
         check_reader(folder)
     if target != folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of train.py itself: choose another --output_dir")
@@ -363,7 +367,7 @@ def evaluate_run(
     check_same_inputs(folder, identity(method), free=free)
     method.load(folder)
     method.fingerprints["run"] = digest(read_object(folder / IDENTITY_FILE))
-    if trains:
+    if args.trains:
         method.fingerprints["reader"] = reader_checksum(folder)
     if target == folder and (folder / METRICS_FILE).is_file():  # it still says what the run cost
         before = read_object(folder / METRICS_FILE)
@@ -482,7 +486,7 @@ class Predictor:
                 f"memory_as '{memory.memory_as}' is for prompts of an LM, and {folder} has none: "
                 "leave it out"
             )
-        if attention and "reader" not in sections:
+        if attention and not hasattr(sections.get("reader"), "evidence_attention"):
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )
@@ -584,7 +588,12 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
     values = values.get("arguments", values)
     try:
         return arguments_from(values, changes)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} holds arguments that this version of pgra does not know ({error}): use the "
+            "version that made it, or run it again"
+        ) from None
+    except (AttributeError, ValueError) as error:
         raise damaged(path, error) from None
 
 

@@ -60,7 +60,7 @@ class SelectionArguments(Arguments):
         "cap a label, as PGRA's code), fixed (the first ones, or those of --exemplar_file), or "
         "module:Class of your own.",
         choices=SELECTORS,
-        is_open=True,
+        is_open="selector",
     )
     num_exemplars: int | None = arg(
         None,

@@ -1,7 +1,7 @@
-"""PGRA's prompts: exemplars drawn for a whole task, or each query's own.
+"""PGRA's prompts: exemplars drawn for a whole task, or chosen for each query.
 
-One draw serves all splits and the corpus, so that all states live in one space. Each query's own
-are its nearest training examples (KATE, Liu et al. 2022, section 2.3), the nearest first: the
+One draw serves all splits and the corpus, so that all states live in one space. With `knn` a query
+has its nearest training examples (KATE, Liu et al. 2022, section 2.3), the nearest first: the
 "default order" of section 5.3; the reverse is better on one of their three sets, worse on two.
 """
 
@@ -10,13 +10,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pgra.config import LEAK_JACCARD, find_class
+from pgra.config import find_class
 from pgra.core import ALONE, Context, Example, Json
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS, SelectionArguments
-from pgra.exemplars.selection import ExemplarPool, Nearest, group_rows
+from pgra.exemplars.selection import ExemplarPool, group_rows, open_selector
 from pgra.exemplars.similarity import DotSimilarity
-from pgra.lm.prefix import PromptedEncoder, Prompts
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.retrieval.neighbors import LEAK_RULE, Neighbors
@@ -41,7 +41,7 @@ def build_prompt(
         examples: The training set, in file order, labelled.
         words: The word that answers, by label, in the task's order of labels.
         num_exemplars: The paper's m. `official` takes its own number, 8 to 11 of 8.
-        method: A selector that draws: "random", "balanced" or "official".
+        method: A selector that draws, of `pgra.config.DRAWN_EXEMPLARS`.
         seed: Seed of choice and order; further prefixes have the seeds after it.
         num_prefixes: How many draws; those after the first are the prompt's `others`.
 
@@ -69,56 +69,47 @@ def build_prompt(
 
 
 class NearestExemplars:
-    """Writes each query's prompt: its nearest training examples, nearest first.
+    """Writes each query's prompt: the training examples that a selector chooses, nearest first.
 
     Attributes:
         neighbors: The training examples, and what they are compared by.
-        count: Exemplars in a prompt.
+        count: Exemplars in a prompt, the paper's m.
     """
 
-    def __init__(
-        self,
-        neighbors: Neighbors,
-        template: PromptTemplate,
-        words: Mapping[str, str],
-        *,
-        count: int,
-    ) -> None:
-        """Remember what prompts are made of; nothing is encoded yet.
+    def __init__(self, neighbors: Neighbors, style: PromptFormat, args: SelectionArguments) -> None:
+        """Open the selector; nothing is encoded yet.
 
         Args:
             neighbors: The training examples, and what they are compared by.
-            template: How a text is shown.
-            words: The word that answers, by label.
-            count: Exemplars in a prompt, the paper's m.
+            style: Writes the prompts.
+            args: Which selector, how many exemplars, and the seed; the order is that of choice.
 
         Raises:
             ConfigError: If there are not more training examples than a prompt has: a training
-                example is not its own exemplar.
+                example is not its own exemplar. Or if the selector is unknown.
         """
-        if len(neighbors.examples) <= count:
+        if len(neighbors.examples) <= args.count:
             raise ConfigError(
-                f"num_exemplars is {count}, and a training example may be the exemplar of others "
-                f"only, but there are only {len(neighbors.examples)} of them: ask for fewer"
+                f"num_exemplars is {args.count}, and a training example may be the exemplar of "
+                f"others only, but there are only {len(neighbors.examples)} of them: ask for fewer"
             )
-        self.neighbors, self.count = neighbors, count
-        self._format = PromptFormat(template, words)
-        pool = ExemplarPool(neighbors.examples, jaccard=LEAK_JACCARD)
-        args = SelectionArguments(num_exemplars=count)
-        self._selector = Nearest(args, pool, DotSimilarity(neighbors))
+        self.neighbors, self.count = neighbors, args.count
+        self._args, self._format = args, style
+        pool = ExemplarPool(neighbors.examples, jaccard=args.leak_jaccard)
+        self._selector = open_selector(args, pool, DotSimilarity(neighbors))
         self._chosen: dict[str, tuple[Example, ...]] = {}
         self._shortened: set[str] = set()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """Everything that a query's prompt depends on, besides the template."""
+        near = self.neighbors.fingerprint if self._selector.compares else {}
         return {
-            "exemplars": "knn, nearest first",
-            "leak_jaccard": LEAK_JACCARD,
+            **self._selector.fingerprint,
+            "leak_jaccard": self._args.leak_jaccard,
             "leak_rule": LEAK_RULE,
-            "num_exemplars": self.count,
             "words": dict(self._format.words),
-            **{f"exemplar {name}": value for name, value in self.neighbors.fingerprint.items()},
+            **{f"exemplar {name}": value for name, value in near.items()},
         }
 
     @property
@@ -139,7 +130,8 @@ class NearestExemplars:
     def look_up(self, queries: Sequence[Example], context: Context = ALONE) -> None:
         """Choose the exemplars of queries that are not known yet; one search for all of them."""
         new = {query.text: query for query in queries if query.text not in self._chosen}
-        self.neighbors.vectors(context)  # every process comes by here, with new queries or not
+        if self._selector.compares:  # every process comes by here, with new queries or not
+            self.neighbors.vectors(context)
         if not new:
             return
         chosen = self._selector.choose(list(new.values()))
@@ -155,51 +147,29 @@ class NearestExemplars:
         )
 
     def of(self, query: Example) -> tuple[Example, ...]:
-        """Return a query's exemplars, nearest first.
-
-        Raises:
-            KeyError: If `look_up` has not seen it.
-        """
+        """Return a query's exemplars in the order of choice; `look_up` has seen it."""
         return self._chosen[query.text]
 
     def prompt(self, exemplars: Sequence[Example]) -> FewShotPrompt:
         """Write the prompt of exemplars, in their order."""
         return self._format.prompt(exemplars)
 
-    def tokenize(self, base: PromptedEncoder, queries: Sequence[Example]) -> Prompts:
-        """Write and tokenise each query behind its own exemplars; `look_up` has seen them.
-
-        Args:
-            base: The LM without exemplars; it reads such prompts whole.
-            queries: B queries.
-
-        Raises:
-            ConfigError: If not even a prompt without exemplars leaves room for a text.
-        """
-        fields = [query.fields for query in queries]
-        encoders = (self.encoder_for(base, query) for query in queries)
-        pairs = zip(encoders, fields, strict=True)
-        return Prompts(fields, [encoder.tokenize([one]).ids[0] for encoder, one in pairs])
-
-    def encoder_for(self, base: PromptedEncoder, query: Example) -> PromptedEncoder:
-        """Return the LM under a query's own prompt; see `encoder_under`."""
-        return self.encoder_under(base, self.of(query), query)
-
-    def encoder_under(
-        self, base: PromptedEncoder, chosen: Sequence[Example], query: Example
+    def encoder_for(
+        self, base: PromptedEncoder, query: Example, chosen: Sequence[Example] | None = None
     ) -> PromptedEncoder:
         """Return the LM under a prompt of as many exemplars as leave the query whole.
 
-        The least similar are left out first. The query is cut only where it alone is too long.
+        The last chosen are left out first. The query is cut only where it alone is too long.
 
         Args:
             base: The LM without exemplars.
-            chosen: The exemplars, nearest first.
             query: What stands behind them.
+            chosen: The exemplars; None: the query's own.
 
         Raises:
             ConfigError: If not even a prompt without exemplars leaves room for a text.
         """
+        chosen = self.of(query) if chosen is None else chosen
         for count in range(len(chosen), -1, -1):
             try:
                 encoder = base.under(self.prompt(chosen[:count]))

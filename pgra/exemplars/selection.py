@@ -182,8 +182,8 @@ class Selector:
             return found
 
         texts = [query.text for query in queries]
-        allowed = guard.nearest(search, texts, count, depth=first)
-        return Chosen(allowed.candidates.rows, allowed.candidates.scores, allowed.num_dropped)
+        found, num_dropped = guard.nearest(search, texts, count, depth=first)
+        return Chosen(found.rows, found.scores, num_dropped)
 
 
 def open_selector(
@@ -421,6 +421,11 @@ class Fixed(Random):
     uses: ClassVar[tuple[str, ...]] = ()
     refills: ClassVar[bool] = False
 
+    @staticmethod
+    def draw(rows: Sequence[int], groups: Groups, count: int, rng: random.Random) -> list[int]:  # noqa: ARG004
+        """Return the first; see `Random`."""
+        return list(rows[:count])
+
     def check(self) -> None:
         """Read `exemplar_file`, if one is named: an example a line, by row or by id.
 
@@ -428,7 +433,8 @@ class Fixed(Random):
             DataError: If the file cannot be read, has too few lines, or names no example of the
                 pool, or one twice.
         """
-        self.rows: list[int] = self.pool.guard.distinct[: self.count].tolist()
+        rows = self.pool.guard.distinct.tolist()
+        self.rows = self.draw(rows, {}, self.count, random.Random())
         if self.args.exemplar_file is not None:
             self.rows = self._read(Path(self.args.exemplar_file).expanduser())
 

@@ -144,7 +144,7 @@ class WordScorer:
     def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
         """Score the words after each prompt; see `Answerer`."""
         flat = [prompt for each in prompts for prompt in each]
-        with _bar(flat, progress=self.progress) as advance:
+        with progress_bar(flat, progress=self.progress) as advance:
             logs = self.completer.score(flat, answer_words(self.words), advance=advance)
         scores = np.array(logs, np.float32).reshape(len(queries), -1, len(self.words))
         if self.length_normalize:
@@ -198,7 +198,7 @@ class TextWriter:
     def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
         """Let the LM write, and read labels; see `Answerer`."""
         flat = [each[0] for each in prompts]
-        with _bar(flat, progress=self.progress) as advance:
+        with progress_bar(flat, progress=self.progress) as advance:
             written = self.completer.complete(
                 flat, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
             )
@@ -214,7 +214,7 @@ class TextWriter:
 
 
 @contextlib.contextmanager
-def _bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
+def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]:
     """Show how many of the distinct prompts are answered."""
     total = len(set(prompts))
     with tqdm(total=total, desc="answers", unit="prompt", disable=not progress) as bar:

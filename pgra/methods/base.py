@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -31,7 +30,8 @@ from pgra.data.examples import load_splits
 from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
 from pgra.report.results import EvidenceLine
-from pgra.retrieval.base import examples_digest
+from pgra.rerank import RERANKERS, find_reranker
+from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ METHODS: dict[str, str] = {
     "pgra": "pgra.methods.pgra:Pgra",
     "plain": "pgra.methods.pgra:Pgra",
     "rag": "pgra.methods.rag:Rag",
+    "ralm": "pgra.methods.ralm:Ralm",
     "random": "pgra.methods.pgra:Pgra",
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
@@ -180,8 +181,8 @@ class Method(Timed, ABC):
     A method from outside needs `decide` alone: `--method my_package.methods:MyMethod`.
 
     Attributes:
-        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`.
-        TRAINS: Whether `fit` trains weights, which a run keeps in its `reader/`.
+        SECTIONS: Its own argument dataclasses by section, beside `runtime` and `data`. With one
+            named `training` it trains weights, which a run keeps in its `reader/`.
         SEEDS: What a seed changes, as `summary.json` says it.
         args: All arguments.
         context: Where it runs.
@@ -192,7 +193,6 @@ class Method(Timed, ABC):
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {}
-    TRAINS: ClassVar[bool] = False
     SEEDS: ClassVar[str] = "of no effect here: nothing is drawn, nothing is trained"
 
     data: TaskData
@@ -200,6 +200,11 @@ class Method(Timed, ABC):
     def __init__(self, args: RunArguments, context: Context) -> None:
         super().__init__()
         self.args, self.context, self.seed = args, context, args.seed
+
+    @classmethod
+    def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:  # noqa: ARG003
+        """Return those of `SECTIONS` that a run has, by the values of `pgra.config.CHOOSING`."""
+        return cls.SECTIONS
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -215,9 +220,13 @@ class Method(Timed, ABC):
         self.data = TaskData.read(self.args)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
 
+    def check(self) -> None:
+        """Refuse what this run's own arguments cannot do on these examples."""
+
     def identity(self) -> dict[str, Json]:
         """Return what decides predictions, as far as it is known yet, besides the examples."""
-        named = self.args.deciding(self.SECTIONS)
+        own = [section for section in self.args.sections if section in self.SECTIONS]
+        named = self.args.deciding(own)
         return {f"{section}.{name}": v for section in named for name, v in named[section].items()}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
@@ -245,6 +254,9 @@ class Method(Timed, ABC):
     @abstractmethod
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide examples: a split's, or new ones."""
+
+    def reuse(self, folder: Path) -> None:
+        """Look at a finished run that is taken up."""
 
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
@@ -326,39 +338,49 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     """Return the argument dataclasses of a run by section, once what they depend on is known.
 
     Args:
-        chosen: Values of `method`, and of `retriever` and `reranker` where they are named; a class
-            of these may have arguments of its own.
+        chosen: Values of `method`, and of the others of `pgra.config.CHOOSING` where they are
+            named: they tell which arguments there are.
 
     Raises:
         ConfigError: If a name stands for nothing.
     """
     method = find_method(str(chosen.get("method", RuntimeArguments.method)))
     sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    sections |= method.SECTIONS
+    sections |= method.sections(chosen)
     if "training" not in sections:
         sections["folder"] = FolderArguments
-    for kind, section, table in (
-        ("retriever", "retriever", "pgra.retrieval:RETRIEVERS"),
-        ("reranker", "rerank", "pgra.rerank:RERANKERS"),
-    ):
-        name = chosen.get(kind)
-        if section in sections and name is not None:
-            own = own_arguments(kind, str(name), table)
-            if own is not None:
-                sections[f"{section}_options"] = own
-    return sections
+    options = find_options(chosen).items()
+    return sections | {n: own for n, own in options if n.removesuffix("_options") in sections}
 
 
-def own_arguments(kind: str, name: str, table: str) -> type | None:
-    """Return the arguments of a retriever's or reranker's class, if it has any of its own."""
-    module, _, attribute = table.partition(":")
-    names = getattr(import_module(module), attribute)
-    if ":" not in name and not isinstance(names.get(name, ""), str):
-        return None
-    if name == "exhaustive":
-        return None
-    own: type | None = getattr(find_class(kind, name, names), "Arguments", None)
-    return own
+def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
+    """Return the own arguments of the retriever and the reranker that are named, by section.
+
+    Raises:
+        ConfigError: If a name stands for nothing.
+    """
+    found: dict[str, type] = {}
+    retriever, reranker = chosen.get("retriever"), chosen.get("reranker")
+    if retriever not in (None, "exhaustive") and (own := find_retriever(str(retriever)).Arguments):
+        found["retriever_options"] = own
+    if reranker is not None and (own := find_reranker(str(reranker)).Arguments):
+        found["rerank_options"] = own
+    return found
+
+
+def known_options() -> dict[str, str]:
+    """Return the arguments that some of our retrievers and rerankers have, by what chooses them.
+
+    Returns:
+        Such as {"cross_encoder": "--reranker cross-encoder"}.
+    """
+    return {
+        f.name: f"--{kind} {name}"
+        for kind, table in (("retriever", RETRIEVERS), ("reranker", RERANKERS))
+        for name in table
+        for own in find_options({kind: name}).values()
+        for f in fields(own)
+    }
 
 
 def arguments_from(
@@ -372,12 +394,17 @@ def arguments_from(
         TypeError: If there is one that this version does not know.
     """
     chosen = {**values["runtime"]}
-    chosen |= {name: values[section][name] for section, name in _CHOOSING if section in values}
+    chosen |= {name: (values.get(section) or {}).get(name) for section, name in _CHOOSING}
     sections = {}
     for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
             continue
-        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        asked = changes.get(name, {})
+        if strange := set(asked) - {f.name for f in fields(cls)}:
+            raise ConfigError(
+                f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
+            )
+        own = {**(values.get(name) or {}), **asked}
         if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
             known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
             own = {key: value for key, value in own.items() if key in known}
@@ -385,7 +412,7 @@ def arguments_from(
     return RunArguments(sections)
 
 
-_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"))
+_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"), ("reader", "lora_rank"))
 
 
 def open_method(args: RunArguments, context: Context) -> Method:

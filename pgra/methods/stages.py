@@ -24,9 +24,10 @@ from pgra.data.corpus import Corpus, open_corpus
 from pgra.data.examples import load_splits
 from pgra.data.tasks import Task, load_task
 from pgra.errors import ConfigError
+from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
-from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
@@ -353,11 +354,18 @@ def prompt_template(task: Task) -> PromptTemplate:
 def _write_prompt(
     task: Task, data: TaskData, args: PgraArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
-    """Write the prompt; with exemplars "knn" a bare one, and what chooses each query's own."""
+    """Write the prompt; a bare one where each query has its own, and what chooses these."""
     template = prompt_template(task)
-    if args.rerank.exemplars == "knn":
-        neighbors, count = open_neighbors(data, args, context), args.rerank.num_exemplars
-        exemplars = NearestExemplars(neighbors, template, task.prompt_words, count=count)
+    if args.rerank.per_query:
+        exemplars = NearestExemplars(
+            open_neighbors(data, args, context),
+            PromptFormat(template, task.prompt_words),
+            SelectionArguments(
+                exemplars=args.rerank.exemplars,
+                num_exemplars=args.rerank.num_exemplars,
+                exemplar_seed=args.rerank.exemplar_seed,
+            ),
+        )
         return exemplars.prompt(()), exemplars
     prompt = build_prompt(
         template,

@@ -41,8 +41,9 @@ def fit_prompts(
     names: Sequence[str],
     window: int,
     num_new_tokens: int,
+    unit: str = "exemplar",
 ) -> Fit:
-    """Find how many exemplars each query's prompt has room for.
+    """Find how many exemplars, or words of evidence, each query's prompt has room for.
 
     Args:
         count_tokens: Counts the LM's tokens of texts.
@@ -51,6 +52,7 @@ def fit_prompts(
         names: The queries' ids, for messages.
         window: Most tokens of prompt and answer together.
         num_new_tokens: Room that is kept for the answer.
+        unit: What is fitted, for messages.
 
     Raises:
         DataError: If a query does not fit even without exemplars; it is named.
@@ -77,7 +79,7 @@ def fit_prompts(
         if len(long):
             more = f" ({len(long) - 1} more are too long)" if len(long) > 1 else ""
             raise DataError(
-                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any exemplar, and "
+                f"query {names[long[0]]} has {lengths[long[0]]} tokens without any {unit}, and "
                 f"the LM reads {window}, {num_new_tokens} of them its answer{more}: leave it out, "
                 "or use an LM with a longer window"
             )
@@ -91,6 +93,6 @@ def fit_prompts(
     if len(most) and most.min() > 0 and low.max() == 0:
         raise ConfigError(
             f"the LM reads {window} tokens, {num_new_tokens} of them its answer, and no "
-            "query has room for one exemplar: use an LM with a longer window, or --num_exemplars 0"
+            f"query has room for one {unit}: use an LM with a longer window, or none of them"
         )
     return Fit(low, most - low, lengths)

@@ -6,6 +6,7 @@ these are trained and saved; a finished model has them merged in and is a plain 
 """
 
 import importlib.util
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pgra.config import ReaderArguments
+from pgra.config import LoraArguments
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
 
@@ -49,7 +50,7 @@ class ReaderModule(nn.Module):
         """Layers that are alike, for `--torch_compile` to compile once; none: all is compiled."""
         return ()
 
-    def add_adapters(self, args: ReaderArguments, *, seed: int) -> None:
+    def add_adapters(self, args: LoraArguments, *, seed: int) -> None:
         """Put adapters into the model; they change nothing until they are trained.
 
         Args:
@@ -68,7 +69,8 @@ class ReaderModule(nn.Module):
             "target_modules": args.lora_target_modules,
         }
         config = LoraConfig(**{name: v for name, v in options.items() if v is not None})
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # GPT-2's layers; peft knows
             torch.manual_seed(seed)
             try:
                 self._adapters = (LoraModel(self.model, config, "default"),)
@@ -153,7 +155,7 @@ class ReaderModule(nn.Module):
         self.model.gradient_checkpointing_enable(*args, **kwargs)
 
 
-def check_adapters(args: ReaderArguments, source: ModelSource, auto: Any = None) -> None:
+def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -> None:
     """Refuse adapters that could not be made, before the long stages.
 
     Args:

@@ -29,7 +29,7 @@ from pgra.reader.predict import Decision, T5Classifier
 READER_FOLDER = "reader"
 RECORD_FILE = "pgra.json"
 FORMAT = 1
-OWN_INPUTS = ("lm-bff", "rag")
+OWN_INPUTS = ("lm-bff", "rag", "ralm")
 """Methods whose readers do not read a query and its evidence as all others do."""
 _OTHERS = (RECORD_FILE, "README.md")  # the model card tells of the measurement, which comes later
 _AGAIN = "copy the folder again, or train again"
@@ -276,7 +276,7 @@ class Reader:
             query without evidence has none.
         """
         inputs = self._inputs(queries, evidence)
-        shares = self.classifier.attend(inputs, Context(progress=False)).shares
+        _, shares = self.classifier.attend(inputs, Context(progress=False))
         found = evidence or [[] for _ in queries]
         return [part if texts else [] for part, texts in zip(shares, found, strict=True)]
 

@@ -45,7 +45,7 @@ from pgra.core import Context, Scores, Worker
 from pgra.errors import ConfigError, DataError, ModelError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
 from pgra.reader.calibrate import decide
-from pgra.reader.inputs import TokenizedInputs, check_labels
+from pgra.reader.inputs import check_labels
 from pgra.reader.module import ReaderModule
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
@@ -88,6 +88,24 @@ class Trainable(Protocol):
         ...
 
 
+class Labelled(Protocol):
+    """Examples as a reader reads them: their names and labels, and rows for its collator."""
+
+    @property
+    def example_ids(self) -> Sequence[str]:
+        """One a row."""
+        ...
+
+    @property
+    def labels(self) -> Sequence[str | None]:
+        """One a row."""
+        ...
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        ...
+
+
 class Classifier(Trainable, Protocol):
     """A model that is trained to decide labels."""
 
@@ -96,7 +114,7 @@ class Classifier(Trainable, Protocol):
         """The task's labels, in order."""
         ...
 
-    def score(self, inputs: TokenizedInputs, context: Context) -> Scores:
+    def score(self, inputs: Any, context: Context) -> Scores:
         """Return each label's log-probability, (B, C), in every process, the work shared."""
         ...
 
@@ -126,8 +144,8 @@ class TrainResult:
 
 def train_reader(
     classifier: Classifier,
-    train: TokenizedInputs,
-    dev: TokenizedInputs,
+    train: Labelled,
+    dev: Labelled,
     *,
     measure: Callable[[Sequence[str], Sequence[str]], Mapping[str, float]],
     metric: str,

@@ -102,8 +102,8 @@ class NeighborReranker(PairReranker):
         args, exemplars = request.args, request.exemplars
         if exemplars is None:
             raise ConfigError(
-                "exemplars 'knn' are chosen from training examples: give the request a "
-                "NearestExemplars, or use other exemplars"
+                f"exemplars '{args.exemplars}' are chosen from training examples: give the request "
+                "a NearestExemplars, or use other exemplars"
             )
         encoder = open_prompted_encoder(args, exemplars.prompt(()), request.context)
         return cls(
@@ -197,9 +197,7 @@ class NeighborReranker(PairReranker):
         queries = list({query_key(example): example for example in examples}.values())
         rng, pool = random.Random(_SEED), list(self.exemplars.neighbors.examples)
         encoders = [  # where a prefix is too long, the run leaves exemplars out
-            self.exemplars.encoder_under(
-                self.encoder, rng.sample(pool, self.exemplars.count), query
-            )
+            self.exemplars.encoder_for(self.encoder, query, rng.sample(pool, self.exemplars.count))
             for query in rng.sample(queries, min(_PREFIXES, len(queries)))
         ]
         encoder = encoders[0]

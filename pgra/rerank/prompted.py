@@ -119,12 +119,12 @@ class PromptedReranker(ScoringReranker):
 
         Raises:
             ConfigError: If the prompt leaves no room for a text, the similarity cannot be fitted,
-                or exemplars "knn" are asked for and not given.
+                or exemplars for each query are asked for and not given.
             ArtifactError: If a bank is damaged.
             ModelError: If the LM cannot be used.
         """
         args, corpus, context = request.args, request.corpus, request.context
-        if args.exemplars == "knn":
+        if args.per_query:
             return NeighborReranker.open(request)
         name = bank_name(args.lm)
         with_head = find_similarity(args.similarity).reads_words

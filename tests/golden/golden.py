@@ -346,5 +346,5 @@ def read(path: Path) -> dict:
 
 
 def write(value: object, path: Path) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False)
+    text = json.dumps(value, indent=0, ensure_ascii=False)  # a line each: small, and git merges it
     path.write_text(f"{text}\n")

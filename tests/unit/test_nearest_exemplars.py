@@ -1,19 +1,30 @@
 """Each query's own prefix: who stands in it, in which order, and who never does."""
 
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
+from test_trained import RECORD
 
-from pgra.core import ALONE, Example
+from pgra.core import ALONE, Context, Example
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
+from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars
+from pgra.exemplars.selection import ExemplarPool, open_selector
+from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.pgra import RestoredReader
 from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.fid import FusionReader
+from pgra.reader.predict import T5Classifier
+from pgra.reader.record import write_record
 from pgra.retrieval.neighbors import Neighbors
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
@@ -39,8 +50,9 @@ def neighbors(encoder_dir, tmp_path):
     return Neighbors(partial(Encoder.from_name, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
 
 
-def exemplars_of(neighbors, count=3):
-    return NearestExemplars(neighbors, TEMPLATE, WORDS, count=count)
+def exemplars_of(neighbors, count=3, **values):
+    args = SelectionArguments(num_exemplars=count, **values)
+    return NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
 
 
 def by_hand(neighbors, query, count):
@@ -71,12 +83,6 @@ def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
     assert all(query.id not in {e.id for e in exemplars.of(query)} for query in TRAIN)
 
 
-def test_few_other_texts_make_a_short_prefix(neighbors):
-    exemplars = exemplars_of(neighbors, count=6)
-    exemplars.look_up([TRAIN[0]])
-    assert len(exemplars.of(TRAIN[0])) == 5
-
-
 def test_neighbors_do_not_depend_on_who_asks_beside(neighbors):
     queries = [*NEW, *TRAIN]
     together, alone = exemplars_of(neighbors), exemplars_of(neighbors)
@@ -96,17 +102,6 @@ def test_vectors_are_encoded_once(neighbors, encoder_dir, tmp_path, monkeypatch)
     other = Neighbors(again._open, TRAIN[1:], tmp_path)
     with pytest.raises(pytest.fail.Exception, match="encoded again"):  # the control
         other.vectors()
-
-
-def test_the_prompt_shows_the_nearest_first_with_their_words(neighbors):
-    exemplars = exemplars_of(neighbors, count=2)
-    exemplars.look_up(NEW)
-    chosen = exemplars.of(NEW[0])
-    prompt = exemplars.prompt(chosen)
-    blocks = prompt.prefix.removeprefix("Follow the demonstrations:\n").split("\n\n")
-    assert blocks == [TEMPLATE.render_exemplar(e.fields, WORDS[e.label]) for e in chosen]
-    assert prompt.exemplar_ids == tuple(e.id for e in chosen)
-    assert exemplars.prompt(()).prefix == ""
 
 
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
@@ -152,3 +147,46 @@ def test_a_task_keeps_all_training_examples(args, kind):
     told = found.exemplars.neighbors.fingerprint["encoder"]
     assert ("part" in told) == (kind == "reader")
     assert fixed.exemplars is None
+
+
+@pytest.mark.parametrize("name", ["knn", "knn-mmr", "test_selection:LastFirst"])
+def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
+    found = Stages.read(with_rerank(args, exemplars=name, exemplar_seed=5), ALONE)
+    (query,) = found.data.test[:1]
+    ranked = found.search([query])
+    assert (ranked.best.rows >= 0).all()
+    assert sorted(ranked.best.rows[0]) == sorted(ranked.first.rows[0])
+    selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
+    pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
+    chosen = open_selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
+    rows = chosen.choose([query]).of(0)
+    assert list(found.exemplars.of(query)) == [found.data.train[row] for row in rows]
+    (prompt,) = found.reranker.prompts(query)
+    style = PromptFormat(found.prompt.template, found.data.task.prompt_words)
+    assert prompt == style.write([found.data.train[row] for row in rows], query.fields)
+    assert found.reranker.fingerprint["exemplars"] == name
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("encoder", "bfloat16"), ("reader", "auto")])
+def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path, kind, expected):
+    """On another device `auto` would take another, and the run's reranker would be refused."""
+    args = with_retriever(with_rerank(args, exemplars="knn"), retriever="bm25")
+    args = with_retriever(args, neighbor_encoder=kind, encoder_dtype="bfloat16")
+    stages = Stages.read(args, ALONE)
+    stages.find(["test"])
+    query = stages.data.test[0]
+    record = replace(
+        RECORD,
+        inputs=stages.data.task.inputs,
+        num_evidence=stages.depth,
+        prompt=stages.prompt,
+        arguments=asdict(with_retriever(args, encoder_dtype="auto")),
+        fingerprints=stages.fingerprints,
+    )
+    reader = FusionReader.from_name(str(t5_dir))
+    T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(tmp_path)
+    write_record(tmp_path, record)
+    restored = RestoredReader(tmp_path, Context(device="cpu"))
+    assert restored.stages.args.retriever.encoder_dtype == expected
+    found = restored.stages.lines(restored.stages.search([query]))
+    assert found[0] == stages.evidence_lines("test")[0]

@@ -14,10 +14,12 @@ from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
+from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
+from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
 from pgra.rerank.neighbors import NeighborReranker
@@ -48,9 +50,9 @@ def open_one(corpus, encoder_dir, tmp_path):
 
     def build(lm_dir, *, count=3, artifacts=None, sharing="auto", **kwargs):
         encoder = partial(Encoder.from_name, str(encoder_dir), device="cpu")
-        exemplars = NearestExemplars(
-            Neighbors(encoder, TRAIN, tmp_path / "near"), TEMPLATE, WORDS, count=count
-        )
+        neighbors = Neighbors(encoder, TRAIN, tmp_path / "near")
+        chosen = SelectionArguments(num_exemplars=count)
+        exemplars = NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), chosen)
         lm = CausalLM.from_name(str(lm_dir), dtype="float32", device="cpu")
         base = PromptedEncoder(lm, exemplars.prompt(()), sharing=sharing)
         folder = artifacts or tmp_path / "artifacts"

@@ -74,7 +74,6 @@ def classifier(lm_dir, rank=None):
     return CausalClassifier(module, load_tokenizer(find_model(str(lm_dir))))
 
 
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # peft, of GPT-2
 @pytest.mark.parametrize("rank", [None, 2])
 def test_a_stopped_lm_goes_on_to_the_same_bytes(lm_dir, rows, tmp_path, rank):
     def run(folder):

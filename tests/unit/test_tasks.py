@@ -6,14 +6,12 @@ import pytest
 import yaml
 
 from pgra.data.tasks import (
-    TASK_METRICS,
     generation_task_names,
     load_generation_task,
     load_task,
     task_names,
 )
 from pgra.errors import ConfigError
-from pgra.report.metrics import METRICS
 
 MINIMAL = {
     "labels": ["no", "yes"],
@@ -85,11 +83,6 @@ def test_a_task_is_one_yaml_of_four_keys(tmp_path):
     assert task.prompt_words == {"no": "no", "yes": "yes"}
     assert task.hub is None
     assert task.sizes == {}
-
-
-def test_metric_names_are_those_that_can_be_measured():
-    of_written_answers = {"exact_match"}
-    assert set(TASK_METRICS) == set(METRICS) - of_written_answers
 
 
 WRITTEN = {

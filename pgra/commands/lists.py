@@ -1,0 +1,108 @@
+"""Lists to look things up in, `pgra data` and `pgra models`. Imports nothing heavy."""
+
+import argparse
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS, Bundled
+from pgra.data.tasks import (
+    GenerationTask,
+    Task,
+    generation_task_names,
+    load_generation_task,
+    load_task,
+    task_names,
+)
+
+_WIDTH = 100
+DATA_EXAMPLE = """example:
+  pgra data
+  pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \\
+      --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
+"""
+MODELS_EXAMPLE = """example:
+  pgra models
+  pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
+      --encoder bundled:minilm-l6
+"""
+
+
+def data(argv: Sequence[str] | None = None) -> int:
+    """Show each task, then each bundled data set and corpus."""
+    about = "List the tasks, and the data that come inside packages."
+    _parse_help_only(argv, "pgra data", about, DATA_EXAMPLE)
+    _show(
+        "tasks, for --task:",
+        (_task_lines(load_task(name)) for name in task_names()),
+        "Any task takes --train_file, --validation_file and --test_file (jsonl, csv or tsv with "
+        "its inputs and 'label'). A new task is one YAML: give its path to --task.",
+    )
+    _show(
+        "\ntasks whose answers are written, for pgra icl:",
+        (_task_lines(load_generation_task(name)) for name in generation_task_names()),
+        "They take --train_file and --test_file (jsonl). A new one is one YAML too.",
+    )
+    _show(
+        "\ndata inside packages, for --dataset_name (task) and --corpus (corpus):",
+        map(_bundled_lines, BUNDLED_DATA.values()),
+        "A corpus may also be a file with a passage a line (.txt, .jsonl, .gz), or hub "
+        "dataset/file.",
+    )
+    return 0
+
+
+def models(argv: Sequence[str] | None = None) -> int:
+    """Show each bundled model with its role, licence and note."""
+    about = "List the models that come inside packages, and say what else may be named."
+    _parse_help_only(argv, "pgra models", about, MODELS_EXAMPLE)
+    _show(
+        "models inside packages, for --encoder, --lm and --model_name_or_path:",
+        map(_bundled_lines, BUNDLED_MODELS.values()),
+        "Any hub id or local folder with safetensors works in their place: a BERT or RoBERTa as "
+        "encoder, any causal LM (OPT, GPT-2, Llama, Qwen, ...), any T5 as reader.",
+    )
+    return 0
+
+
+def _parse_help_only(argv: Sequence[str] | None, prog: str, about: str, example: str) -> None:
+    argparse.ArgumentParser(
+        prog=prog,
+        description=about,
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    ).parse_args(argv)
+
+
+def _task_lines(task: Task | GenerationTask) -> list[str]:
+    if isinstance(task, Task):
+        about = f"{', '.join(task.labels)} ({task.metric})"
+    else:
+        about = f"{', '.join(task.inputs)} ({', '.join(task.metrics)})"
+    sizes = ", ".join(f"{split} {rows:,}" for split, rows in task.sizes.items())
+    own = f"hub: {task.hub.id}" if task.hub else "no data set of its own: give files or a name"
+    return [f"{task.name:<24} {about}", own, *([f"sizes: {sizes}"] if sizes else [])]
+
+
+def _bundled_lines(entry: Bundled) -> list[str]:
+    is_there = importlib.util.find_spec(entry.module) is not None
+    state = "installed, from" if is_there else "not installed: pip install --no-deps"
+    return [
+        f"{f'bundled:{entry.name}':<24} {entry.kind}: {entry.about}",
+        *(f"{state} {entry.package}", f"licence: {entry.licence}", f"note: {entry.note}"),
+    ]
+
+
+def _show(title: str, entries: Iterable[list[str]], closing: str) -> None:
+    """Print a list; an entry is its first line and its details, which are folded."""
+    lines = [title, ""]
+    for first, *details in entries:
+        lines.append(f"  {first}")
+        for detail in details:
+            lines += textwrap.wrap(
+                detail, _WIDTH, initial_indent="    ", subsequent_indent="      "
+            )
+    lines += ["", *textwrap.wrap(closing, _WIDTH)]
+    sys.stdout.write("\n".join(lines) + "\n")

@@ -1,0 +1,612 @@
+"""In-context RALM: a causal LM reads the evidence in its prompt (Ram et al. 2023, 2302.00083).
+
+    prompt = evidence passages, then the query under the task's template
+    label  = the one whose word's tokens have the largest summed log-probability after the prompt
+
+Ram et al. leave the LM as it is and prepend what a retriever found (their figure 2); so does this
+method without `--lora_rank`: then nothing is trained. With it, adapters are trained on the labels'
+words (Hu et al. 2022), and the finished reader is a plain LM again, asked in the same way. Evidence
+comes from PGRA's stages; with `--num_evidence 0` there is none. REPLUG (Shi et al. 2023) reads each
+passage in a prompt of its own and averages; that is not done here.
+"""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from pgra.config import (
+    CorpusArguments,
+    LoraArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RunArguments,
+    arg,
+)
+from pgra.core import Context, Example, Json, Prediction, Scores
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
+from pgra.lm.batching import token_budget_batches
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.load import batch_budget, find_model, load_pretrained
+from pgra.methods.answers import progress_bar
+from pgra.methods.base import SPLITS, Decisions
+from pgra.methods.pgra import (
+    Pgra,
+    RestoredReader,
+    check_training,
+    evidence_models,
+    reliability,
+    training_identity,
+    training_record,
+)
+from pgra.prompts.fewshot import answer_words
+from pgra.prompts.fitting import fit_prompts
+from pgra.prompts.template import SEPARATOR, PromptTemplate
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.calibrate import Calibration, decide, fit_temperature
+from pgra.reader.fid import IGNORED
+from pgra.reader.inputs import SegmentLayout
+from pgra.reader.module import ReaderModule, check_adapters
+from pgra.reader.predict import Decision
+from pgra.reader.record import READER_FOLDER, RECORD_FILE, ReaderRecord, read_record
+from pgra.reader.train import train_reader
+from pgra.report.metrics import measure
+from pgra.report.results import EvidenceLine, read_object
+from pgra.run_folder import TRAINING_FILE
+
+
+@dataclass(kw_only=True)
+class RalmArguments(LoraArguments):
+    """The causal LM that reads a query behind its evidence."""
+
+    reader_lm: str = arg(
+        "HuggingFaceTB/SmolLM2-135M",
+        "Reader, any causal LM: hub id, folder or bundled:NAME. It stays as it is unless "
+        "--lora_rank is given; --lm_dtype, --lm_quantization, --lm_device_map and "
+        "--lm_batch_tokens go for it too.",
+        decides=False,
+    )
+    evidence_order: str = arg(
+        "best_last",
+        "How evidence stands before the query: best_last (next to it), or best_first.",
+        choices=("best_first", "best_last"),
+    )
+    max_reader_tokens: int = arg(
+        1024,
+        "Most tokens of a prompt and its answer, at most the LM's window; the worst evidence is "
+        "cut first, the query never.",
+        least=8,
+    )
+
+    @property
+    def model_name_or_path(self) -> str:
+        """The reader, as other readers' arguments call it."""
+        return self.reader_lm
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What the LM is asked about B examples.
+
+    Attributes:
+        example_ids: One a row.
+        labels: None where an example has none.
+        texts: The prompts.
+    """
+
+    example_ids: Sequence[str]
+    labels: Sequence[str | None]
+    texts: Sequence[str]
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.texts)
+
+    def __getitem__(self, row: int) -> tuple[str, str, str | None]:
+        """Return an example's id, prompt and label."""
+        return self.example_ids[row], self.texts[row], self.labels[row]
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """An LM that reads evidence and query, and says how likely each label's word is.
+
+    Attributes:
+        lm: The LM.
+        template: How a query is shown.
+        words: Word by label, in the task's order of labels.
+        args: How evidence is shown.
+    """
+
+    lm: LanguageModel
+    template: PromptTemplate
+    words: Mapping[str, str]
+    args: RalmArguments
+
+    def write(self, fields: Mapping[str, str], evidence: Sequence[str], num_words: int) -> str:
+        """Write a prompt with the first words of the evidence, which is best first."""
+        shown = []
+        for text in evidence:
+            words = text.split()[:num_words]
+            num_words -= len(words)
+            shown += [" ".join(words)] if words else []
+        if self.args.evidence_order == "best_last":
+            shown.reverse()
+        return SEPARATOR.join([*shown, self.template.render_query(fields, after_prefix=False)])
+
+    def prompts(self, examples: Sequence[Example], evidence: Sequence[Sequence[str]]) -> Prompts:
+        """Write the prompts of B examples, with as many words of evidence as there is room for.
+
+        Raises:
+            ConfigError: If no example has room for a single word.
+            DataError: If a query is too long even without evidence; it is named.
+        """
+        ids = [example.id for example in examples]
+        opening, *lengths = self.lm.count_tokens(["", *answer_words(self.words)])
+
+        def write(row: int, num_words: int) -> list[str]:
+            return [self.write(examples[row].fields, evidence[row], num_words)]
+
+        fit = fit_prompts(
+            self.lm.count_tokens,
+            write,
+            [sum(len(text.split()) for text in texts) for texts in evidence],
+            names=ids,
+            window=min(self.args.max_reader_tokens, self.lm.window),
+            num_new_tokens=max(lengths) - opening,
+            unit="word of evidence",
+        )
+        texts = [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
+        return Prompts(ids, [example.label for example in examples], texts)
+
+    def score(self, prompts: Prompts, *, progress: bool = False) -> Scores:
+        """Return the log-probability of each label's word after each prompt, (B, C)."""
+        with progress_bar(prompts.texts, progress=progress) as advance:
+            scores = self.lm.score(prompts.texts, answer_words(self.words), advance=advance)
+        return np.array(scores, np.float32).reshape(len(prompts), len(self.words))
+
+
+class Ralm(Pgra):
+    """Lets a causal LM read evidence and decide, as it is or with adapters that were trained.
+
+    Attributes:
+        reader: The LM behind its prompts.
+        calibration: The temperature of its probabilities, once it is fitted.
+    """
+
+    SECTIONS: ClassVar[Mapping[str, type]] = {
+        "corpus": CorpusArguments,
+        "retriever": RetrieverArguments,
+        "rerank": RerankArguments,
+        "reader": RalmArguments,
+        "training": ReaderTrainingArguments,
+    }
+    SEEDS = "seeds of the adapters and the order of examples; without adapters of no effect"
+
+    @classmethod
+    def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:
+        """Leave the Trainer's arguments out where nothing is trained."""
+        is_trained = chosen.get("lora_rank") is not None
+        return {k: v for k, v in cls.SECTIONS.items() if k != "training" or is_trained}
+
+    @classmethod
+    def name(cls, args: RunArguments) -> str:
+        """Return ralm, or ralm-lora."""
+        return "ralm-lora" if args.trains else "ralm"
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:
+        """Whether adapters are trained."""
+        return args.trains
+
+    @property
+    def asked(self) -> RalmArguments:
+        """The reader's arguments."""
+        asked: RalmArguments = self.args["reader"]
+        return asked
+
+    def open(self) -> None:
+        """Read task and models' names, and refuse what cannot work."""
+        if self.pgra.retriever.neighbor_encoder == "reader":
+            raise ConfigError(
+                "neighbor_encoder 'reader' is a T5's encoder, and method 'ralm' has a causal LM: "
+                "leave it out"
+            )
+        self.source = find_model(self.asked.reader_lm)
+        if self.args.trains:
+            check_training(self.pgra, self.training)
+            check_adapters(self.asked, self.source, AutoModelForCausalLM)
+        self.read_data()
+        self.reader = self._open_reader(self.asked.reader_lm)
+        answer_words(self.verbalizer.words)  # refuses words that cannot be told apart
+        self.check()
+        self.stages.open()
+
+    def reuse(self, folder: Path) -> None:
+        """See `Method`: there is no attention to add."""
+
+    def check(self) -> None:
+        """Refuse what adapters cannot be trained on; a frozen LM asks for nothing."""
+        if self.args.trains:
+            super().check()
+
+    @property
+    def template(self) -> PromptTemplate:
+        """How the LM sees a query."""
+        return PromptTemplate(f"{self.task.prompt}\n{self.task.answer}", "", self.task.inputs)
+
+    @property
+    def verbalizer(self) -> Verbalizer:
+        """The words that answer."""
+        return Verbalizer(self.task.prompt_words, self.template.body)
+
+    @property
+    def layout(self) -> SegmentLayout:
+        """What the reader's record says of its prompts."""
+        return SegmentLayout(self.template.body, "evidence_first", self.asked.max_reader_tokens)
+
+    @property
+    def _decision(self) -> Decision:
+        return Decision()
+
+    def _open_reader(self, name: str, *, is_trained: bool = False) -> PromptReader:
+        lm = open_reader_lm(name, self.pgra.rerank, self.context, is_trained=is_trained)
+        return PromptReader(lm, self.template, self.task.prompt_words, self.asked)
+
+    def identity(self) -> dict[str, Json]:
+        """Return what decides the weights and predictions, besides the examples."""
+        named: dict[str, Json] = {
+            **self.asked.deciding(),
+            "verbalizer": dict(self.verbalizer.words),
+            "reader_template": self.template.body,
+            "num_evidence": self.stages.depth,
+            "reader_weights": self.source.identity,
+        }
+        if not self.args.trains:
+            return {**named, "reader_lm": dict(self.reader.lm.fingerprint)}
+        return {
+            **named,
+            "num_processes": self.training.world_size,
+            **training_identity(self.training, self.data.metric),
+        }
+
+    def prompts(
+        self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
+    ) -> Prompts:
+        """Write the prompts of examples with their evidence."""
+        texts = [[line.text for line in found] for found in lines]
+        return self.reader.prompts(examples, texts)
+
+    def prepare(self, splits: Sequence[str] = SPLITS) -> None:
+        """Find the evidence of splits; nobody reads train's where nothing is trained."""
+        super().prepare([name for name in splits if self.args.trains or name != "train"])
+
+    def split_prompts(self, split: str) -> Prompts:
+        """Write the prompts of a split."""
+        return self.prompts(self.data.examples(split), self.stages.evidence_lines(split))
+
+    def fit(self, folder: Path) -> Mapping[str, Json]:
+        """Train adapters if they are asked for, and fit the temperature on the dev set."""
+        if not self.args.trains:
+            return self._measure_dev()
+        metric, labels = self.data.metric, self.data.labels
+        module = LMModule(load_for_training(self.asked.reader_lm))
+        module.add_adapters(self.asked, seed=self.seed)
+        lm = CausalLM.from_name(self.asked.reader_lm, device="cpu")  # its tokens alone are used
+        result = train_reader(
+            LMClassifier(module, lm, self.verbalizer.words),
+            self.split_prompts("train"),
+            self.split_prompts("dev"),
+            measure=lambda truth, decided: measure(metric, truth, decided, labels),
+            metric=metric,
+            arguments=self.training,
+        )
+        del module
+        gc.collect()  # the Trainer's circles
+        self.load(folder)
+        return training_record(result, self.training)
+
+    def _measure_dev(self) -> dict[str, Json]:
+        dev, labels, metric = self.split_prompts("dev"), self.data.labels, self.data.metric
+        with self.timed("calibration"):
+            scores = self.reader.score(dev, progress=self.context.shows_progress)
+        truth = [str(label) for label in dev.labels]
+        self.calibration = fit_temperature(scores, [labels.index(label) for label in truth])
+        decided = [prediction.label for prediction in decide(dev.example_ids, scores, labels)]
+        value = measure(metric, truth, decided, labels)[metric]
+        return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
+
+    def load(self, folder: Path) -> None:
+        """Load the trained reader, or take up the temperature of one that was not trained."""
+        home = folder / READER_FOLDER
+        if not self.args.trains:
+            known = read_object(folder / TRAINING_FILE)["calibration"]
+            self.calibration = Calibration(**known)
+            return
+        self.reader = self._open_reader(str(home), is_trained=True)
+        if (home / RECORD_FILE).is_file():
+            self.calibration = read_record(folder, verify=False).calibration
+        else:  # it is trained by now, and not yet measured
+            self._measure_dev()
+            self.write_record(folder, self.calibration)
+
+    def decide(self, examples: Sequence[Example]) -> Decisions:
+        """Decide a split's examples, or new ones, for which evidence is found now."""
+        lines = self._find(examples)
+        prompts = self.prompts(examples, lines)
+        scores = self.reader.score(prompts, progress=self.context.shows_progress)
+        labels, temperature = self.data.labels, self.calibration.temperature
+        predictions = decide(prompts.example_ids, scores, labels, temperature=temperature)
+        truth = [label for label in prompts.labels if label is not None]
+        is_known = bool(examples) and len(truth) == len(examples)
+        columns = [labels.index(label) for label in truth]
+        return Decisions(
+            predictions,
+            lines,
+            notes=[self.calibration.note] if self.calibration.note else [],
+            calibration=reliability(scores, columns, self.calibration) if is_known else None,
+        )
+
+    def _find(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
+        if not self.stages.depth or not examples:
+            return [[] for _ in examples]
+        for split in SPLITS:
+            if split in self.stages.evidence and self.data.examples(split) == list(examples):
+                return self.stages.evidence_lines(split)
+        return self.stages.lines(self.stages.search(examples))
+
+    def finish(self, folder: Path) -> None:
+        """Write the model card of a trained reader."""
+        if self.args.trains:
+            super().finish(folder)
+
+    def models(self) -> list[str]:
+        """Return the reader, and the models that find its evidence."""
+        return [self.asked.reader_lm, *evidence_models(self.pgra)]
+
+    def sample_prompt(self) -> str:
+        """Return the first test query's prompt, as the reader sees it."""
+        return self.prompts(self.data.test[:1], self.stages.evidence_lines("test")[:1]).texts[0]
+
+    @classmethod
+    def restore(cls, folder: Path, args: RunArguments, context: Context) -> "RestoredRalm | None":  # type: ignore[override]
+        """Open a trained reader by its folder; see `RestoredReader`."""
+        has_reader = args.trains or (folder / RECORD_FILE).is_file()  # or a reader that was moved
+        if not has_reader:
+            return None
+        return RestoredRalm(folder, context, artifacts=args.runtime.artifacts_dir)
+
+
+def open_reader_lm(
+    name: str, rerank: RerankArguments, context: Context, *, is_trained: bool = False
+) -> LanguageModel:
+    """Open the LM that reads, whose answers are kept; one that was trained here in float32.
+
+    Raises:
+        PgraError: As `pgra.lm.base.open_lm`.
+    """
+    args = CompleterArguments(
+        lm=name,
+        lm_dtype="float32" if is_trained else rerank.lm_dtype,
+        lm_quantization="none" if is_trained else rerank.lm_quantization,
+        lm_device_map=rerank.lm_device_map,
+        lm_batch_tokens=rerank.lm_batch_tokens,
+    )
+    return open_lm(args, context)
+
+
+@dataclass(frozen=True)
+class LoadedRalm:
+    """A trained reader, opened by its folder.
+
+    Attributes:
+        record: What it was trained for and with.
+        reader: The LM behind its prompts.
+    """
+
+    record: ReaderRecord
+    reader: PromptReader
+
+    def predict(
+        self, queries: Sequence[Mapping[str, str]], evidence: Sequence[Sequence[str]]
+    ) -> list[Prediction]:
+        """Decide queries with their evidence, at the fitted temperature."""
+        examples = [Example(f"query-{i}", dict(query)) for i, query in enumerate(queries)]
+        prompts = self.reader.prompts(examples, evidence)
+        scores, temperature = self.reader.score(prompts), self.record.calibration.temperature
+        return decide(prompts.example_ids, scores, self.record.labels, temperature=temperature)
+
+
+class RestoredRalm(RestoredReader):
+    """A finished run with a trained reader, on new queries; see `RestoredReader`."""
+
+    @classmethod
+    def load_reader(cls, home: Path, context: Context) -> LoadedRalm:
+        """Load the LM in the folder."""
+        record = read_record(home)
+        rerank = RerankArguments(**record.arguments["rerank"])
+        lm = open_reader_lm(str(home), rerank, context, is_trained=True)
+        template = PromptTemplate(record.layout.template, "", record.inputs)
+        args = RalmArguments(**record.arguments["reader"])
+        return LoadedRalm(record, PromptReader(lm, template, record.words, args))
+
+
+# What is trained.
+
+
+class LMModule(ReaderModule):
+    """A causal LM that learns the tokens of the labels' words."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Read prompts with their words.
+
+        Args:
+            input_ids: (B, L), padded on the right.
+            attention_mask: True on real tokens, (B, L) bool.
+            labels: (B, L): the words' tokens at their places, `IGNORED` elsewhere.
+            num_items_in_batch: Word tokens to divide the summed loss by; None is this batch's.
+
+        Returns:
+            With `.loss`, and `.logits` (B, n, V) that predict the tokens at `.places` (n,), where
+            any row has a word's.
+        """
+        # Logits of every token would take more memory than all else.
+        places = (labels != IGNORED).any(dim=0).nonzero().flatten()  # (n,)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask.long(),
+            position_ids=positions.expand_as(input_ids),
+            logits_to_keep=places - 1,
+            use_cache=False,
+        )
+        chosen = labels[:, places]
+        loss = torch.nn.functional.cross_entropy(
+            output.logits.float().flatten(0, 1),
+            chosen.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+        total = (chosen != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        output.loss, output.places = loss / total, places
+        return output
+
+
+@dataclass(frozen=True)
+class LMClassifier:
+    """A causal LM while it is trained; see `pgra.reader.train.Classifier`.
+
+    Attributes:
+        module: What is trained.
+        lm: Its tokens; no weights of it are loaded.
+        words: Word by label.
+        batch_tokens: Padded tokens of a dev batch on a CPU; a GPU takes 16 times as many.
+    """
+
+    module: LMModule
+    lm: CausalLM
+    words: Mapping[str, str]
+    batch_tokens: int = 2048
+
+    @property
+    def tokenizer(self) -> Any:
+        """Saved with each checkpoint."""
+        return self.lm.tokenizer
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The labels in the task's order."""
+        return list(self.words)
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
+        """Return what makes batches of prompts and the words of their labels."""
+        return partial(collate, self.lm, self.words)
+
+    @torch.inference_mode()
+    def score(self, inputs: Prompts, context: Context) -> Scores:
+        """Return the log-probability of each label's word, (B, C); processes share the work."""
+        rows = []  # words that share all but their last token need one reading
+        for example, text in enumerate(inputs.texts):
+            prompt, behind = read_words(self.lm, text, list(self.words.values()))
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for column, word in enumerate(behind):
+                groups.setdefault(tuple(word[:-1]), []).append(column)
+            rows += [
+                (example, prompt, {column: behind[column] for column in columns})
+                for columns in groups.values()
+            ]
+        sizes = [len(prompt) + len(next(iter(words.values()))) for _, prompt, words in rows]
+        device, worker = self.module.device, context.worker
+        batches = token_budget_batches(sizes, batch_budget(self.batch_tokens, device))
+        was_training = self.module.training
+        self.module.eval()
+        found: list[tuple[int, int, float]] = []
+        for batch in worker.share(batches):
+            part = [rows[row] for row in batch]
+            padded = pad([(prompt, next(iter(words.values()))) for _, prompt, words in part])
+            output = self.module(**{name: value.to(device) for name, value in padded.items()})
+            chances = output.logits.float().log_softmax(dim=2)
+            places = {place: n for n, place in enumerate(output.places.tolist())}
+            for row, (example, prompt, words) in enumerate(part):
+                for column, word in words.items():
+                    steps = [places[len(prompt) + step] for step in range(len(word))]
+                    found.append((example, column, float(chances[row, steps, word].sum())))
+        self.module.train(was_training)
+        if worker.world > 1:
+            found = gather_object(found)
+        scores = np.empty((len(inputs), len(self.words)), np.float32)
+        for example, column, value in found:
+            scores[example, column] = value
+        return scores
+
+    def save(self, folder: Path) -> None:
+        """Write a plain LM folder with its tokenizer."""
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_for_training(name: str) -> Any:
+    """Load an LM as training starts from it, in float32.
+
+    Raises:
+        ModelError: If it cannot be loaded.
+    """
+    load = AutoModelForCausalLM.from_pretrained
+    return load_pretrained(load, find_model(name), dtype=torch.float32)
+
+
+def read_words(lm: CausalLM, text: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """Return a prompt's tokens, and those of each word behind it.
+
+    Raises:
+        ModelError: If the tokenizer joins a word to the prompt.
+    """
+    bare, *full = lm.tokenize([text, *(f"{text} {word}" for word in words)])
+    for word, ids in zip(words, full, strict=True):
+        if ids[: len(bare)] != bare or len(ids) == len(bare):
+            raise ModelError(
+                f"the tokenizer of '{lm.source.name}' joins '{word}' to the prompt before it: it "
+                "cannot be trained on. Use another LM"
+            )
+    return [*lm.lead_ids, *bare], [ids[len(bare) :] for ids in full]
+
+
+def collate(
+    lm: CausalLM, words: Mapping[str, str], rows: Sequence[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Make a training batch of examples' ids, prompts and labels."""
+    pairs = []
+    for _, text, label in rows:
+        prompt, (word,) = read_words(lm, text, [words[label]])
+        pairs.append((prompt, word))
+    return {**pad(pairs), "example_ids": tuple(name for name, _, _ in rows)}
+
+
+def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
+    """Put prompts and the words behind them into what `LMModule.forward` takes."""
+    longest = max(len(prompt) + len(word) for prompt, word in pairs)
+    input_ids = torch.zeros(len(pairs), longest, dtype=torch.long)
+    labels = torch.full_like(input_ids, IGNORED)
+    mask = torch.zeros_like(input_ids, dtype=torch.bool)
+    for row, (prompt, word) in enumerate(pairs):
+        end = len(prompt) + len(word)
+        input_ids[row, :end] = torch.tensor([*prompt, *word])
+        labels[row, len(prompt) : end] = torch.tensor(word)
+        mask[row, :end] = True
+    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
