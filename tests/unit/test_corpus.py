@@ -392,11 +392,11 @@ def test_a_source_knows_how_far_it_was_read(tmp_path):
     rows = table(tmp_path / "t.parquet", text=[f"text {n}" for n in range(5000)])
     for path in (lines, packed, rows):
         source = find_source(str(path))
-        places = [source.position.done for _ in source.texts("text")]
+        places = [source.reading.done for _ in source.texts("text")]
         assert source.size == path.stat().st_size
         assert 0 <= places[0] < source.size / 2  # it begins at the beginning
         assert (np.diff(places) >= 0).all()
-        assert source.size / 2 < max(source.position.done, places[-1]) <= source.size
+        assert source.size / 2 < max(source.reading.done, places[-1]) <= source.size
 
 
 @pytest.mark.parametrize("name", ["owner/set", "owner/set:conf", "owner/set:conf:train"])
