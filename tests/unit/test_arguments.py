@@ -3,12 +3,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from pgra.config import (
-    PROFILES,
     RerankArguments,
-    RetrieverArguments,
-    config_root,
     parse_arguments,
-    read_defaults,
 )
 from pgra.errors import ConfigError
 
@@ -113,13 +109,3 @@ def test_help_shows_defaults_and_ends_well(capsys):
     told = capsys.readouterr().out
     assert "usage: stall" in told
     assert "How many. (default: 3)" in told
-
-
-@pytest.mark.parametrize("name", PROFILES)
-def test_every_profile_holds_known_keys_of_the_right_type(name):
-    path = config_root() / "profiles" / f"{name}.yaml"
-    classes = (RetrieverArguments, RerankArguments)
-    fields = {n: f.type for c in classes for n, f in c.__dataclass_fields__.items()}
-    for key, value in read_defaults(path, fields).items():
-        assert key in fields
-        assert value is not None

@@ -72,35 +72,6 @@ def test_the_default_profile_is_the_defaults():
     assert {n: plain[n] for n in names} == {n: profile[n] for n in names}
 
 
-def test_the_three_profiles_differ_where_paper_and_code_do():
-    paper, official = parse("--profile", "paper"), parse("--profile", "official")
-    default = parse("--profile", "pgra")
-
-    def three(name):
-        return paper[name], official[name], default[name]
-
-    assert three("similarity") == ("dot", "cosine", "dot")
-    assert three("normalize") == (False, True, True)
-    assert three("pooling") == ("auto", "pooler", "auto")
-    assert three("exemplars") == ("random", "official", "balanced")
-    assert three("segment_order") == ("query_first", "evidence_first", "query_first")
-    assert three("decode") == ("verbalizer", "official", "verbalizer")
-    assert three("drop_duplicates") == (False, False, True)
-    assert three("max_encoder_tokens") == (None, 512, None)
-    assert three("reader_template") == (None, "{text} ? <extra_id_0> ,", None)
-    assert three("num_candidates") == (150, 150, 150)
-
-
-def test_the_command_line_wins_over_the_config_and_the_config_over_the_profile(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("num_evidence: 3\nsimilarity: dot\n")
-    flags = ("--profile", "official", "--config", str(path))
-    assert parse(*flags)["similarity"] == "dot"
-    assert parse(*flags)["exemplars"] == "official"
-    assert parse(*flags, "--num_evidence", "5")["num_evidence"] == 5
-    assert parse(*flags)["num_evidence"] == 3
-
-
 def test_the_official_template_fits_every_task_with_one_text():
     template = yaml.safe_load((config_root() / "profiles/official.yaml").read_text())[
         "reader_template"

@@ -23,18 +23,7 @@ MINIMAL = {
 }
 
 
-def write_task(tmp_path, **changes):
-    values = {k: v for k, v in {**MINIMAL, **changes}.items() if v != "absent"}
-    path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(values))
-    return str(path)
-
-
 PAPERS = ["cola", "cr", "mpqa", "mr", "sst2", "sst5", "subj", "trec"]
-
-
-def test_the_papers_eight_tasks_are_shipped():
-    assert set(PAPERS) <= set(task_names())
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -61,30 +50,6 @@ def test_trec_words_are_those_of_its_prompts_list():
     assert list(task.prompt_words.values()) != listed  # another order
     assert sorted(task.prompt_words.values()) == sorted(listed)
     assert task.verbalizer["abbreviation"] == "Expression"
-
-
-def test_trec_maps_the_hubs_integers_by_name():
-    task = load_task("trec")
-    assert task.labels[0] == "description"
-    assert task.hub.labels[0] == "abbreviation"
-    assert task.hub.revision == "refs/convert/parquet"
-
-
-def test_cola_reports_mcc_and_asks_in_the_papers_words():
-    task = load_task("cola")
-    assert task.metric == "mcc"
-    assert task.prompt == (
-        'The following sentence is either "acceptable", meaning it is grammatically correct and '
-        'makes sense, or "unacceptable". Which is it?\n{text}'
-    )
-
-
-def test_a_task_is_one_yaml_of_four_keys(tmp_path):
-    task = load_task(write_task(tmp_path))
-    assert (task.name, task.inputs, task.metric) == ("mine", ("text",), "accuracy")
-    assert task.prompt_words == {"no": "no", "yes": "yes"}
-    assert task.hub is None
-    assert task.sizes == {}
 
 
 def test_metric_names_are_those_that_can_be_measured():
@@ -156,7 +121,7 @@ BAD_WRITTEN = {
 def test_contradictory_yaml_is_refused(load, whole, change, message, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(whole))
-    assert load(str(path)).name == "mine"  # the control
+    assert load(str(path)).name == "mine"  # the control: four keys are a task
     values = {k: v for k, v in {**whole, **change}.items() if v != "absent"}
     path.write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=message) as caught:
