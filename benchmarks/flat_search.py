@@ -14,7 +14,7 @@ from others import seconds_of
 
 from pgra.retrieval.dense import DenseRetriever
 from pgra.retrieval.faiss import BlockSearch, Vectors, VectorSource, map_faiss
-from pgra.retrieval.shards import Shard, plan_shards, read_rows, read_shards
+from pgra.retrieval.shards import plan_shards, vector_source
 
 BATCHES = (1, 64, 1024)
 SHARD_ROWS = 8192
@@ -68,9 +68,7 @@ def time_ways(
         OURS: lambda batch: retriever(mapped).search(batch, args.k),
         "FAISS tuned": partial(ask_raw, raw, k=args.k, threshold=TUNED),
         "FAISS default": partial(ask_raw, raw, k=args.k, threshold=DEFAULT),
-        "pgra, shards": lambda batch: retriever(BlockSearch(source.blocks, source.num_rows)).search(
-            batch, args.k
-        ),
+        "pgra, shards": lambda batch: retriever(BlockSearch(source)).search(batch, args.k),
     }
     names = (*ways, *map(versus, OTHERS), OVERHEAD)
     rates: dict[str, dict[str, float]] = {way: {} for way in names}
@@ -134,9 +132,8 @@ def retriever(index: Any) -> DenseRetriever:
 
 
 def source_of(folder: Path, rows: int, width: int) -> VectorSource:
-    """Give the vectors that lie in shards."""
-    shards: list[Shard] = plan_shards(folder, rows, SHARD_ROWS)
-    return VectorSource(rows, width, partial(read_rows, shards), partial(read_shards, shards))
+    """Return the vectors that lie in shards."""
+    return vector_source(plan_shards(folder, rows, SHARD_ROWS), width)
 
 
 def read_queries(folder: str) -> Vectors:

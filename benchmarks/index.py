@@ -247,7 +247,7 @@ def search_shards(args: argparse.Namespace, folder: str, rows: str, width: str) 
 
     torch.empty(0)
     before = peak_mb()
-    retriever(BlockSearch(source.blocks, source.num_rows)).search(queries, args.k)
+    retriever(BlockSearch(source)).search(queries, args.k)
     return {"grown_mb": peak_mb() - before}
 
 

@@ -67,7 +67,7 @@ class Manifest:
 
     stage: str
     fingerprint: Mapping[str, Json]
-    counts: Mapping[str, Json]
+    counts: Mapping[str, Any]
     files: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, str]
     created: str
@@ -361,10 +361,21 @@ def lock_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     Raises:
         ArtifactError: If another job holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        _lock(file, folder, wait=wait)
-        yield
+    path = folder / ".lock"
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            _lock(file, folder, wait=wait)
+            # The job that held it may have taken the file away: then this one holds nothing.
+            if not path.is_file() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing was written
+            return
 
 
 def _lock(file: IO[str], folder: Path, *, wait: bool) -> None:

@@ -48,6 +48,7 @@ from pgra.methods.base import (
     open_method,
 )
 from pgra.reader.inputs import Query, read_queries
+from pgra.reader.record import find_reader
 from pgra.report.results import (
     METRICS_FILE,
     EvidenceLine,
@@ -156,6 +157,7 @@ class Prepared:
         self._method = open_method(args, self.context)
         for one in runs:
             method = self._method.with_seed(one)
+            method.check()
             _check_run(method, is_whole=False)
         self._is_prepared = False
 
@@ -186,6 +188,7 @@ class Prepared:
             if done:
                 lacks = not (folder / READER_FOLDER / WEIGHTS_FILE).is_file()
                 has_reader = args.trains and not (may_lack_reader and lacks)
+                method.reuse(folder)
                 return _reuse(folder, has_reader=has_reader)
             method.fingerprints["run"] = digest(named)
             record, is_trained = self._fit(method, folder, named)
@@ -281,7 +284,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         fingerprints=method.fingerprints,
         notes=[*method.notes(), *decided.notes],
         calibration=decided.calibration,
-        system=method.name(method.args),
+        method=method.name(method.args),
         more=decided.metrics,
     )
     if method.context.is_main:
@@ -350,6 +353,7 @@ def evaluate_run(
     check_writable(target)
     args = read_arguments(folder, changes or {})
     if args.trains:
+        find_reader(folder)  # refuses a run that was stopped before its end
         check_reader(folder)
     if target != folder and (target / IDENTITY_FILE).is_file():
         raise ArtifactError(f"{target} is a run of train.py itself: choose another --output_dir")
@@ -584,7 +588,12 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
     values = values.get("arguments", values)
     try:
         return arguments_from(values, changes)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{path} holds arguments that this version of pgra does not know ({error}): use the "
+            "version that made it, or run it again"
+        ) from None
+    except (AttributeError, ValueError) as error:
         raise damaged(path, error) from None
 
 

@@ -16,23 +16,25 @@ from pgra.lm.base import CompleterArguments
 from pgra.memory.labels import PromptMemoryArguments
 from pgra.methods.base import find_method
 from pgra.methods.kate import AnswerArguments
-from pgra.methods.ralm import RalmArguments
 from pgra.reader.arguments import ReaderTrainingArguments
 
 
 def run_of(args: PgraArguments, method: str, folder: Path, **training: object) -> RunArguments:
-    """A run of a method with PGRA's arguments; `training` holds the Trainer's, and the seed.
+    """A run of a method with PGRA's arguments; `training` holds the Trainer's and its own.
 
-    With ralm the reader is the reranker's LM, and what a `RalmArguments` has goes there.
+    With ralm the reader is the reranker's LM, and what a `RalmArguments` has, goes there.
     """
     runtime = replace(args.runtime, method=method)
     parts = {f.name: getattr(args, f.name) for f in fields(args)}
     sections = {k: v for k, v in {**parts, "runtime": runtime}.items() if v is not None}
     if method == "ralm":
-        own = {f.name for f in fields(RalmArguments)} & set(training)
-        asked = {name: training.pop(name) for name in own}
-        sections["reader"] = RalmArguments(**{"reader_lm": args.rerank.lm, **asked})
-    chosen = {"lora_rank": getattr(sections["reader"], "lora_rank", None)}
+        del sections["reader"]
+        training.setdefault("reader_lm", args.rerank.lm)
+    for name, cls in find_method(method).SECTIONS.items():
+        if name not in sections and name != "training":
+            own = {f.name for f in fields(cls)} & set(training)
+            sections[name] = cls(**{key: training.pop(key) for key in own})
+    chosen = {"lora_rank": getattr(sections.get("reader"), "lora_rank", None)}
     if "training" in find_method(method).sections(chosen):
         usual = {"max_steps": 2, "per_device_train_batch_size": 4, "seed": 1, "disable_tqdm": True}
         sections["training"] = ReaderTrainingArguments(

@@ -247,6 +247,8 @@ def resolve_point(
     Raises:
         ConfigError: As `parse_run`, or if the values contradict each other.
     """
+    from pgra.experiments.grid import argument_names
+
     over = [grid.over(task, point)]
     if not grid.share:  # artifacts of its own
         folder = str(root / point.folder / "artifacts")
@@ -258,5 +260,6 @@ def resolve_point(
         epilog="",
         under=[*grid.under(task, point), Defaults(grid.origin, {"output_dir": str(root)})],
         over=over,
+        others=argument_names(grid),
     )
     return fill_folder(args)

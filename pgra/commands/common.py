@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
@@ -32,6 +32,7 @@ def parse_run(
     epilog: str,
     under: Sequence[Defaults] = (),
     over: Sequence[Defaults] = (),
+    others: Collection[str] = (),
 ) -> tuple[RunArguments, list[Any]]:
     """Read the arguments of a run: those of every run, and those of its method.
 
@@ -43,6 +44,7 @@ def parse_run(
         epilog: An example.
         under: As of `parse_arguments`.
         over: As of `parse_arguments`.
+        others: Arguments that are passed over, besides those of other methods of ours.
 
     Returns:
         The run's arguments, and one instance of each of `more`.
@@ -63,7 +65,7 @@ def parse_run(
             words.append("--use_cpu")
         return [*sections.values(), *more]
 
-    others = {
+    ours = {
         field.name
         for name in METHODS
         for section in find_method(name).SECTIONS.values()
@@ -77,7 +79,7 @@ def parse_run(
         epilog=epilog,
         under=under,
         over=over,
-        others=others,
+        others=ours.union(others),
     )
     sections = dict(zip(names, parsed, strict=False))
     _refuse_contradictions(words, sections)

@@ -9,7 +9,7 @@ from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_ar
 from pgra.errors import ConfigError
 
 EXAMPLE = """example:
-  python train.py --task sst2 --system plain --output_dir runs/plain
+  python train.py --task sst2 --method plain --output_dir runs/plain
   python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \\
       --bank full --num_evidence 16 --depths 2 16
 

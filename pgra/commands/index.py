@@ -21,7 +21,7 @@ from pgra.config import (
     parse_arguments,
 )
 from pgra.core import MISSING_ROW, Context, join_context
-from pgra.data.read import is_utf8
+from pgra.data.read import check_file, is_utf8, read_lines
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -185,8 +185,8 @@ def build(argv: Sequence[str] | None = None) -> int:
         check_engine(args.retriever, num_processes=context.worker.world)
     request = replace(
         _request(corpus_args, args, context),
-        output_dir=None if own.output_dir is None else Path(own.output_dir),
-        recall_queries=None if own.recall_queries is None else read_queries(own.recall_queries),
+        output_dir=own.output_dir and Path(own.output_dir),
+        recall_queries=own.recall_queries and _read_queries(Path(own.recall_queries)),
         engine=own.engine,
         num_workers=own.num_workers,
     )
@@ -231,8 +231,7 @@ def _info(words: Sequence[str]) -> int:
     arguments = _parse(_name_index(words), _FIND, "info", "Say what an index is.")
     for folder in _find(*arguments):
         manifest = load_manifest(folder)
-        counts: Mapping[str, Any] = manifest.counts
-        made = manifest.fingerprint
+        counts, made = manifest.counts, manifest.fingerprint
         recipe: Mapping[str, Any] = counts.get("recipe") or {"corpus": {}, "retriever": {}}
         names = recipe["corpus"].get("corpus", "not told")
         size = sum(int(record["bytes"]) for record in manifest.files.values())
@@ -318,33 +317,32 @@ def _add(words: Sequence[str]) -> int:
     runtime, args = _parse(_name_index(words), [RuntimeArguments, AddArguments], "add", about)
     quiet_libraries()
     folder = Path(args.index_dir)
-    was: Any = load_manifest(folder).counts["rows"]
+    was = load_manifest(folder).counts["rows"]
     grown = add_passages(folder, args.corpus, _context(runtime))
-    now: Any = grown.manifest.counts["rows"]
-    told = f"added {now - was:,} passages" if now > was else "nothing to add: it has these passages"
+    more = grown.manifest.counts["rows"] - was
+    added = f"added {more:,} passages" if more else "nothing to add: it has these passages"
     moved = "" if grown.folder == folder else f"\n  was {folder}"
-    say(f"{describe_index(grown)}{moved}\n  {told}")
+    say(f"{describe_index(grown)}{moved}\n  {added}")
     return 0
 
 
 def _remove(words: Sequence[str]) -> int:
-    from pgra.data.read import check_file, read_lines
     from pgra.retrieval.maintain import remove_rows
 
     about = "Remove rows from an index."
     (args,) = _parse(_name_index(words), [RemoveArguments], "remove", about)
     rows = list(args.rows)
     if args.rows_file is not None:
-        path = Path(args.rows_file)
-        check_file(path, ("txt",))
-        for line in read_lines(path):
+        check_file(Path(args.rows_file), ("txt",))
+        for line in read_lines(Path(args.rows_file)):
             text = line.text.strip()
             if text and not text.isdecimal():
                 raise DataError(
-                    f"{path}, line {line.number}: '{text[:40]}' is no row: one number a line"
+                    f"{args.rows_file}, line {line.number}: '{text[:40]}' is no row: one number a "
+                    "line"
                 )
             rows += [int(text)] if text else []
-    counts: Mapping[str, Any] = remove_rows(Path(args.index_dir), rows).counts
+    counts = remove_rows(Path(args.index_dir), rows).counts
     gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0
@@ -415,26 +413,17 @@ def _find(
     return folders
 
 
-def read_queries(name: str) -> list[str]:
-    """Read the first texts of a file, a line each.
-
-    Raises:
-        ConfigError: If it cannot be read or has none.
-    """
-    try:
-        with Path(name).open(encoding="utf-8") as file:
-            lines = (line.strip() for line in file)
-            texts = list(itertools.islice((line for line in lines if line), MOST_QUERIES))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recall_queries {name} cannot be read: {error}") from None
-    if not texts:
-        raise ConfigError(f"recall_queries {name} holds no text: write a query a line")
-    return texts
+def _read_queries(path: Path) -> list[str]:
+    texts = (line.text.strip() for line in read_lines(path))
+    queries = list(itertools.islice(filter(None, texts), MOST_QUERIES))
+    if not queries:
+        raise DataError(f"recall_queries {path} holds no text: write a query a line")
+    return queries
 
 
 def describe_index(built: "BuiltIndex") -> str:
     """Describe an index: what of it was found done, how it is searched, how well and how fast."""
-    counts: Mapping[str, Any] = built.manifest.counts
+    counts = built.manifest.counts
     rows, speed = counts["rows"], counts.get("queries_per_second")
     size = f"{counts['dim']} dimensions" if "dim" in counts else f"{counts['words']} words"
     reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""

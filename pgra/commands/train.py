@@ -140,11 +140,10 @@ def _run(
 
 def _refuse_untrained(args: "RunArguments", what: str) -> None:
     """Refuse what only a method with a reader of its own folder can do."""
-    from pgra.config import READERS
-
-    if args.runtime.method not in READERS or args.runtime.method in ("knn", "lm-bff", "rag"):
+    if not args.trains or args.runtime.method in ("lm-bff", "rag"):
         raise ConfigError(
-            f"{what} is for trained readers (exhaustive, fid, pgra, plain, random), not for method "
+            f"{what} is for trained readers (exhaustive, fid, pgra, plain, random, and ralm with "
+            "lora_rank), not for method "
             f"'{args.runtime.method}': leave it out, or choose another --method"
         )
 

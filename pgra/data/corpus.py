@@ -464,7 +464,7 @@ def _open(folder: Path, manifest: Manifest) -> Corpus:
         raise ArtifactError(
             f"{folder / _FILE} cannot be read ({error}): delete {folder} and run again"
         ) from None
-    counts = {name: int(str(manifest.counts.get(name, 0))) for name in COUNTS}
+    counts = {name: manifest.counts.get(name, 0) for name in COUNTS}
     fingerprint = {"corpus_sha256": manifest.counts["sha256"], "rows": counts["rows"]}
     return Corpus(folder, fingerprint, counts, batches)
 

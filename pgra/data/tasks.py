@@ -14,7 +14,8 @@ from pgra.errors import ConfigError, unknown_name
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
 SPLITS = ("train", "validation", "test")
-TASK_METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
+METRICS = {name: f"pgra.report.metrics:{name}" for name in ("accuracy", "macro_f1", "mcc")}
+"""Metrics of labels; any other `module:function` of the type `pgra.report.metrics.Metric` too."""
 LABEL = "label"
 ANSWERS = "answers"
 
@@ -107,7 +108,7 @@ class Task(_Sourced):
         prompt_words: Word by label, in the second stage's exemplars; default: the labels.
         reader_template: How the reader sees an example.
         verbalizer: Word by label, which the reader writes.
-        metric: Its headline metric: of `TASK_METRICS`, or a `module:function` of the user's own.
+        metric: Its headline metric: of `METRICS`, or a `module:function` of the user's own.
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
@@ -123,7 +124,7 @@ class Task(_Sourced):
 
     def __post_init__(self) -> None:
         self._check_sources(LABEL)
-        find_class("metric", self.metric, TASK_METRICS)  # refused before anything long
+        find_class("metric", self.metric, METRICS)  # refused before anything long
         check_distinct("labels", self.labels)
         if len(self.labels) < 2:
             raise ConfigError(f"labels are {list(self.labels)}: a task has at least two")

@@ -182,8 +182,8 @@ class Selector:
             return found
 
         texts = [query.text for query in queries]
-        allowed = guard.nearest(search, texts, count, depth=first)
-        return Chosen(allowed.candidates.rows, allowed.candidates.scores, allowed.num_dropped)
+        found, num_dropped = guard.nearest(search, texts, count, depth=first)
+        return Chosen(found.rows, found.scores, num_dropped)
 
 
 def open_selector(

@@ -355,7 +355,12 @@ def report_consistency(
         notes.append(pseudo.note(task, texts))
         told[task] = _describe(labeler, pseudo, texts)
         num_read += pseudo.num_read
-    paper = _printed(rows)
+    printed = load_reference(_REFERENCE)
+    paper = {
+        (task, name): value
+        for (task, name), own_runs in rows.items()
+        for value in printed.beside(own_runs[0], [], [task]).values()
+    }
     notes += _notes(study, rows, by_task, is_centred=centre, has_paper=bool(paper))
     scores = score_table(measured, baseline=base, paper=paper, notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
@@ -410,7 +415,7 @@ def _choose_labelers(
         raise ConfigError("two labelers are of the same task: give one for each task of the runs")
     chosen: dict[str, Labeler] = {}
     for (task, _), runs in rows.items():
-        plain = [r for r in study.group.runs if (r.task, r.system) == (task, "plain")]
+        plain = [r for r in study.group.runs if (r.task, r.method) == (task, "plain")]
         if task not in by_task and plain:
             by_task[task] = open_labeler(min(plain, key=lambda run: run.seed).folder)
         if task not in by_task:
@@ -450,17 +455,6 @@ def _sample(rows: Mapping[Row, Sequence[Run]], task: str) -> list[str]:
                 "give --no_centre for the paper's definition"
             ) from None
     return sample_corpora(list(corpora.values()))
-
-
-def _printed(rows: Mapping[Row, Sequence[Run]]) -> dict[Row, float]:
-    """Return what the paper's Table 10 has for these runs."""
-    table, found = load_reference(_REFERENCE), {}
-    for (task, name), runs in rows.items():
-        row = table.find_row(runs[0])
-        value = None if row is None else table.value(row, task)
-        if value is not None:
-            found[task, name] = value
-    return found
 
 
 def _notes(

@@ -33,12 +33,10 @@ import yaml
 
 from pgra.artifacts import write_json
 from pgra.config import (
+    CHOOSING,
     PROFILES,
-    DataArguments,
     Defaults,
-    FolderArguments,
     RunArguments,
-    RuntimeArguments,
     SeriesArguments,
     choose,
     config_root,
@@ -46,7 +44,7 @@ from pgra.config import (
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
-from pgra.methods.base import METHODS, Forecast, find_method, open_method
+from pgra.methods.base import METHODS, Forecast, find_method, find_sections, open_method
 from pgra.report.results import METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
@@ -287,16 +285,17 @@ def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
     return axes
 
 
-def argument_names() -> dict[str, str]:
-    """Return the section of every argument of our methods, by name; of one name the first."""
-    sections: dict[str, type] = {"runtime": RuntimeArguments, "data": DataArguments}
-    names: dict[str, str] = {}
-    for method in METHODS:
-        sections = {**find_method(method).SECTIONS, **sections}
-    sections["folder"] = FolderArguments
-    for section, cls in sections.items():
-        names = {**{f.name: section for f in fields(cls)}, **names}
-    return names
+def argument_names(grid: Grid) -> set[str]:
+    """Return the names of all arguments that a grid's points may have.
+
+    Those of all methods of ours, and of every class that the grid names.
+    """
+    given = (own for point in grid.points for own in ({}, *point.by_task.values()))
+    layers = [{**grid.base, **point.values, **own} for point, own in product(grid.points, given)]
+    chosen = [{name: layer[name] for name in CHOOSING if name in layer} for layer in layers]
+    sections = [find_method(name).SECTIONS.values() for name in METHODS]
+    sections += [find_sections(each).values() for each in (*chosen, {})]
+    return {field.name for classes in sections for cls in classes for field in fields(cls)}
 
 
 def short(value: Json) -> str:
@@ -362,10 +361,10 @@ def _check(grid: Grid) -> None:
 
 
 def _check_names(grid: Grid) -> None:
-    known = [PROFILE, *argument_names()]
+    known = [PROFILE, *argument_names(grid)]
     for name in grid.axes:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('axis', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
         if name in _NO_AXES:
             raise ConfigError(
                 f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
@@ -373,12 +372,11 @@ def _check_names(grid: Grid) -> None:
             )
     for name in grid.baseline or {}:
         if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name)}")
+            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
 
 
-def _nearest(kind: str, name: str) -> str:
-    message = unknown_name(kind, name, [PROFILE, *argument_names()]).split(" Known:")[0]
-    return f"{message} See pgra train --help."
+def _nearest(kind: str, name: str, known: Sequence[str]) -> str:
+    return f"{unknown_name(kind, name, known).split(' Known:')[0]} See pgra train --help."
 
 
 def cells(grid: Grid, root: Path) -> Iterator[tuple[str | None, Point, Path]]:

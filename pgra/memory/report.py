@@ -386,7 +386,7 @@ class Claim:
     cost: float
 
 
-def compare_systems(results: Sequence[StreamResult]) -> list[Claim]:
+def compare_methods(results: Sequence[StreamResult]) -> list[Claim]:
     """Compare what the paper does: GROW with NO-MEM, MEM with GROW and NO-MEM, p with a lower p.
 
     Args:
@@ -481,7 +481,7 @@ def render_report(
             f"{claim.p_value:.2g}",
             f"{claim.cost:.2f}",
         ]
-        for claim in compare_systems(results)
+        for claim in compare_methods(results)
     ]
     head = ["understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio"]
     parts.append(_markdown(head, rows))

@@ -220,6 +220,9 @@ class Method(Timed, ABC):
         self.data = TaskData.read(self.args)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
 
+    def check(self) -> None:
+        """Refuse what this run's own arguments cannot do on these examples."""
+
     def identity(self) -> dict[str, Json]:
         """Return what decides predictions, as far as it is known yet, besides the examples."""
         own = [section for section in self.args.sections if section in self.SECTIONS]
@@ -251,6 +254,9 @@ class Method(Timed, ABC):
     @abstractmethod
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide examples: a split's, or new ones."""
+
+    def reuse(self, folder: Path) -> None:
+        """Look at a finished run that is taken up."""
 
     def finish(self, folder: Path) -> None:
         """Complete a measured run's folder, in the main process."""
@@ -383,7 +389,12 @@ def arguments_from(
     for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
             continue
-        own = {**(values.get(name) or {}), **changes.get(name, {})}
+        asked = changes.get(name, {})
+        if strange := set(asked) - {f.name for f in fields(cls)}:
+            raise ConfigError(
+                f"{min(strange)} is not an argument of method '{chosen['method']}': leave it out"
+            )
+        own = {**(values.get(name) or {}), **asked}
         if not issubclass(cls, Arguments):  # the Trainer's, which writes more than it reads
             known = {f.name for f in fields(cls) if f.init}  # type: ignore[arg-type]
             own = {key: value for key, value in own.items() if key in known}

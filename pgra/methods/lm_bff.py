@@ -4,42 +4,83 @@
     input       = T(query), then a demonstration of each label          (section 6, eq. 5)
     label       = best by the mean score over sets of demonstrations    (section 6.1)
 
-The seed gives the few-shot split as well as the order of examples, so several seeds tell of both.
-The template and the words are the task's, as for every reader here; there is no evidence.
+Demonstrations are drawn from those of a label's examples that are nearest to the query (section
+6.2: the nearer half, by a sentence encoder's cosine). The seed gives the few-shot split as well as
+the order of examples, so several seeds tell of both. The template and the words are the task's, as
+for every reader here; there is no evidence.
 """
 
 import logging
-from dataclasses import replace
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, ClassVar, Self
 
-from pgra.config import RunArguments
-from pgra.core import Json
+import numpy as np
+import numpy.typing as npt
+
+from pgra.config import Arguments, RunArguments, arg
+from pgra.core import Example, Json
 from pgra.data.examples import draw_shots, whole_train
 from pgra.encoders.encoder import Encoder, choose_max_tokens, load_encoder
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model
 from pgra.methods.base import SPLITS, TaskData
-from pgra.methods.pgra import Pgra
+from pgra.methods.pgra import Pgra, check_training
 from pgra.methods.stages import Stages, prompt_template
 from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.inputs import (
+    Join,
+    SegmentLayout,
     SeparateInputs,
-    Support,
     TokenizedInputs,
-    Vectors,
-    build_demonstrated,
-    repeat_sets,
+    fit_queries,
+    tokenize_parts,
 )
 from pgra.reader.train import check_batches
 
 logger = logging.getLogger(__name__)
 
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(kw_only=True)
+class LmBffArguments(Arguments):
+    """The few examples, and what stands beside each."""
+
+    num_shots: int = arg(
+        16,
+        "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
+        least=2,  # an example's label needs another one to show
+    )
+    exemplar_sets: int = arg(
+        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
+    )
+    exemplar_share: float = arg(
+        0.5,
+        "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
+        above=0,
+    )
+
+    def check(self) -> None:
+        """Refuse more than all of them."""
+        if self.exemplar_share > 1:
+            raise ConfigError(f"exemplar_share is {self.exemplar_share}: it must be at most 1")
+
 
 class LmBff(Pgra):
     """Tunes a T5 on a few examples with demonstrations beside each."""
 
+    SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "shots": LmBffArguments}
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
+
+    @property
+    def shots(self) -> LmBffArguments:
+        """Its own arguments."""
+        shots: LmBffArguments = self.args["shots"]
+        return shots
 
     def open(self) -> None:
         """Refuse labels that are one token; then as PGRA, without evidence."""
@@ -60,7 +101,7 @@ class LmBff(Pgra):
 
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
-        whole, count = TaskData.read(self.args), self.training.num_shots
+        whole, count = TaskData.read(self.args), self.shots.num_shots
         shots = draw_shots(
             whole_train(whole.train, whole.dev), whole.labels, count, self.training.seed
         )
@@ -73,43 +114,34 @@ class LmBff(Pgra):
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
-        check_batches(len(self.data.train) * self.training.exemplar_sets, self.training)
+        check_training(self.pgra, self.training)
+        check_batches(len(self.data.train) * self.shots.exemplar_sets, self.training)
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Return what the reader reads of a split: a set after the other, or all to average."""
-        queries = self.data.examples(split)
-        drawn = self.support.draw(queries, self._vectors(split), self.data.labels)
+        queries, support = self.data.examples(split), self.data.examples("train")
+        vectors = None
+        if self.shots.exemplar_share < 1:  # else all of a label's examples are near enough
+            vectors = self._vectors(split), self._vectors("train")
+        drawn = draw_demonstrations(
+            queries, support, vectors, self.data.labels, args=self.shots, seed=self.training.seed
+        )
+        if split == "train":  # each set is an example to train on, all examples' first sets first
+            drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(self.data.labels))
+            sets = range(self.shots.exemplar_sets)
+            queries = [replace(query, id=f"{query.id}/{n}") for n in sets for query in queries]
         inputs = build_demonstrated(
-            queries,
-            drawn,
-            self.support.examples,
-            self.tokenizer,
-            self.verbalizer,
-            layout=self.layout,
+            queries, drawn, support, self.tokenizer, self.verbalizer, layout=self.layout
         )
-        return repeat_sets(inputs) if split == "train" else SeparateInputs.over(inputs)
-
-    @cached_property
-    def support(self) -> Support:
-        """What demonstrations are drawn from: the few training examples."""
-        training = self.training
-        return Support(
-            self.data.examples("train"),
-            self._vectors("train"),
-            training.exemplar_share,
-            training.exemplar_sets,
-            training.seed,
-        )
+        return inputs if split == "train" else SeparateInputs.over(inputs)
 
     @cached_property
     def _encoder(self) -> Encoder:
         return load_encoder(replace(self.pgra.retriever, normalize=True), self.context.device)
 
-    def _vectors(self, split: str) -> Vectors | None:
-        if self.training.exemplar_share == 1:  # all of a label's examples are near enough
-            return None
+    def _vectors(self, split: str) -> Vectors:
         texts = [example.text for example in self.data.examples(split)]
         return self._encoder.encode(texts, is_query=True)
 
@@ -119,8 +151,8 @@ class LmBff(Pgra):
 
     def _demonstration_fields(self) -> dict[str, Json]:
         """Return what decides the demonstrations, besides examples and seed."""
-        retriever, share = self.pgra.retriever, self.training.exemplar_share
-        fields: dict[str, Json] = {"sets": self.training.exemplar_sets, "share": share}
+        retriever, share = self.pgra.retriever, self.shots.exemplar_share
+        fields: dict[str, Json] = {"sets": self.shots.exemplar_sets, "share": share}
         if share < 1:
             source = find_model(retriever.encoder)
             fields |= {
@@ -132,3 +164,100 @@ class LmBff(Pgra):
             if retriever.query_prompt is not None:
                 fields["query_prompt"] = retriever.query_prompt
         return fields
+
+
+def draw_demonstrations(
+    queries: Sequence[Example],
+    support: Sequence[Example],
+    vectors: tuple[Vectors, Vectors] | None,
+    labels: Sequence[str],
+    *,
+    args: LmBffArguments,
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """Draw the demonstrations of each query; a query is never its own.
+
+    A query's draws depend on its id and the seed, not on the queries beside it.
+
+    Args:
+        queries: The examples to show something with.
+        support: The training examples, two of each label at least.
+        vectors: The queries' and the support's, of unit length, (B, D) and (n, D); None to draw
+            from all of a label's.
+        labels: The task's.
+        args: How many sets, and of which share of a label's examples: the nearest, rounded down, at
+            least one.
+        seed: Of the draws.
+
+    Returns:
+        Rows of the support, (B, num_sets, C), the labels in order.
+    """
+    drawn = np.empty((len(queries), args.exemplar_sets, len(labels)), dtype=np.int64)
+    for number, query in enumerate(queries):
+        near = []
+        for label in labels:
+            rows = [
+                row
+                for row, example in enumerate(support)
+                if example.label == label and example.id != query.id
+            ]
+            if vectors is not None:
+                likeness = vectors[1][rows] @ vectors[0][number]
+                rows = [rows[i] for i in np.argsort(-likeness, kind="stable")]
+            near.append(rows[: max(1, int(len(rows) * args.exemplar_share))])
+        draw = random.Random(f"{seed}/{query.id}")
+        drawn[number] = [[draw.choice(rows) for rows in near] for _ in range(args.exemplar_sets)]
+    return drawn
+
+
+def build_demonstrated(
+    queries: Sequence[Example],
+    drawn: npt.NDArray[np.int64],
+    support: Sequence[Example],
+    tokenizer: Any,
+    verbalizer: Verbalizer,
+    *,
+    layout: SegmentLayout,
+) -> TokenizedInputs:
+    """Put each query and its demonstrations into a segment for each set.
+
+    The query gets `layout.max_tokens`, and all demonstrations as many again, each an equal share
+    (the original doubles its limit likewise); what is too long is cut in the example's own text,
+    never in the template, so that no demonstration loses its word.
+
+    Args:
+        queries: The examples to decide.
+        drawn: As `draw_demonstrations` returns them.
+        support: What they are rows of.
+        tokenizer: The reader's.
+        verbalizer: Gives each label its word and target.
+        layout: The template and the limit.
+
+    Raises:
+        ConfigError: If the limit leaves a template no room.
+        DataError: If a query has a label that the verbalizer does not know.
+    """
+    texts, _ = fit_queries(queries, tokenizer, layout)
+    room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
+    template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
+    shown = []
+    for example in support:
+        word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
+        filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
+        try:
+            text, _ = fit_queries([example], tokenizer, filled)
+        except ConfigError:
+            raise ConfigError(
+                f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
+                f"demonstrations {room - 1} tokens, too few for the template itself "
+                f"({layout.template!r}): raise it"
+            ) from None
+        shown += tokenize_parts(text, tokenizer, is_first=False)
+    close = Join(tokenizer.eos_token_id, layout).close
+    segments = [
+        [close(np.concatenate([query, *(shown[row] for row in rows)])) for rows in sets]
+        for query, sets in zip(
+            tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
+        )
+    ]
+    return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)

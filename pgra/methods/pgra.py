@@ -8,6 +8,7 @@ evidence), exhaustive (no first stage).
 """
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from pgra.config import (
     choose,
 )
 from pgra.core import Candidates, Context, Example, Json, Prediction, Scores
-from pgra.data.tasks import Task
+from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device, find_model, load_tokenizer, tokenizer_identity
 from pgra.methods.base import (
@@ -47,7 +48,6 @@ from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
 from pgra.reader.module import check_adapters
 from pgra.reader.predict import Decision, T5Classifier
-from pgra.reader.rag import PooledInputs, RagClassifier, RagReader, choose_evidence
 from pgra.reader.record import (
     READER_FOLDER,
     RECORD_FILE,
@@ -58,11 +58,13 @@ from pgra.reader.record import (
     write_record,
 )
 from pgra.reader.train import TrainResult, check_batches, check_classes, train_reader
-from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
-from pgra.report.results import add_attention
+from pgra.report.metrics import BINS, measure, measure_reliability
+from pgra.report.results import PREDICTIONS_FILE, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
+
+logger = logging.getLogger(__name__)
 
 
 class Pgra(Method):
@@ -82,6 +84,7 @@ class Pgra(Method):
         "training": ReaderTrainingArguments,
     }
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
+    CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
 
     trained: "TrainedReader"
 
@@ -105,7 +108,7 @@ class Pgra(Method):
         self.tokenizer = load_tokenizer(self.source)
         self.read_data()
         self.verbalizer.audit(self.tokenizer, decode=args.reader.decode)
-        self.check_data()
+        self.check()
         self.stages.open()
 
     def read_data(self) -> None:
@@ -114,8 +117,9 @@ class Pgra(Method):
         self.data = self.stages.data
         self.fingerprints, self.seconds = self.stages.fingerprints, self.stages.seconds
 
-    def check_data(self) -> None:
+    def check(self) -> None:
         """Refuse what cannot be trained on these examples."""
+        check_training(self.pgra, self.training)
         check_batches(len(self.data.train), self.training)
         check_classes([str(example.label) for example in self.data.train], self.data.labels)
 
@@ -222,7 +226,8 @@ class Pgra(Method):
         return Decision(self.pgra.reader.decode, self.pgra.reader.length_normalize)
 
     def _trained(self, reader: FusionReader) -> "TrainedReader":
-        return TrainedReader(reader, self.tokenizer, self.verbalizer, self._decision, self.context)
+        parts = (reader, self.tokenizer, self.verbalizer, self._decision)
+        return TrainedReader(self.CLASSIFIER(*parts), self.context)
 
     def _describe(self, folder: Path) -> None:
         """Fit the temperature on the dev set, and say in the reader's folder what it is."""
@@ -249,7 +254,7 @@ class Pgra(Method):
             prompt=self.stages.prompt if self.stages.depth else None,
             base_model={"name": self.source.name, "identity": self.source.identity},
             seed=self.seed,
-            arguments=asdict(args),
+            arguments={k: v for k, v in self.args.as_json().items() if k != "training"},
             fingerprints=self.fingerprints,
         )
         write_record(folder / READER_FOLDER, record)
@@ -257,6 +262,14 @@ class Pgra(Method):
     def finish(self, folder: Path) -> None:
         """Write the model card."""
         write_card(folder)
+
+    def reuse(self, folder: Path) -> None:
+        """Say how attention is added to a run that was made without."""
+        if self.pgra.reader.evidence_attention and self.stages.depth:
+            with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
+                if '"attention": ' not in lines.readline():
+                    command = f"pgra evaluate --run {folder} --evidence_attention"
+                    logger.warning("attention: %s adds it", command)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide a split's examples with the evidence that was found for them."""
@@ -345,26 +358,17 @@ class TrainedReader:
     """A reader that can decide.
 
     Attributes:
-        reader: The T5, on its device.
-        calibration: The temperature of its probabilities.
+        classifier: What scores the labels, with the temperature.
+        calibration: Where that comes from.
     """
 
-    def __init__(
-        self,
-        reader: FusionReader,
-        tokenizer: Any,
-        verbalizer: Verbalizer,
-        decision: Decision,
-        context: Context,
-    ) -> None:
-        self.reader, self.calibration = reader, Calibration()
-        self._tokenizer, self._verbalizer = tokenizer, verbalizer
-        self._decision, self._context = decision, context
+    def __init__(self, classifier: T5Classifier, context: Context) -> None:
+        self.classifier, self.calibration, self._context = classifier, Calibration(), context
 
     @property
     def is_scoring(self) -> bool:
         """Whether it gives probabilities at all: the official decode does not."""
-        return self._decision.decode == "verbalizer"
+        return self.classifier.decision.decode == "verbalizer"
 
     @property
     def notes(self) -> list[str]:
@@ -374,15 +378,8 @@ class TrainedReader:
     def calibrate(self, calibration: Calibration) -> None:
         """Let it decide at a temperature."""
         self.calibration = calibration
-        self._decision = replace(self._decision, temperature=calibration.temperature)
-
-    @property
-    def classifier(self) -> T5Classifier:
-        """What scores the labels."""
-        parts = (self._tokenizer, self._verbalizer, self._decision)
-        if isinstance(self.reader, RagReader):
-            return RagClassifier(self.reader, *parts)
-        return T5Classifier(self.reader, *parts)
+        decision = replace(self.classifier.decision, temperature=calibration.temperature)
+        self.classifier = replace(self.classifier, decision=decision)
 
     def fit_temperature(self, dev: TokenizedInputs) -> None:
         """Fit the temperature on the dev examples; without probabilities leave it as it is."""
@@ -397,19 +394,16 @@ class TrainedReader:
             inputs: The examples.
             attention: Whether to say what the reader looked at.
         """
-        best, shares = None, None
-        if isinstance(inputs, PooledInputs) and isinstance(self.reader, RagReader):
-            chosen = choose_evidence(self.reader, inputs)
-            inputs, best = chosen.inputs, chosen.evidence
+        inputs, best = self.classifier.choose(inputs)
+        shares = None
         if attention:
-            attended = self.classifier.attend(inputs, self._context)
-            scores, shares = attended.scores, attended.shares
+            scores, shares = self.classifier.attend(inputs, self._context)
         else:
             scores = self.classifier.score(inputs, self._context)
         predictions = decide(
             inputs.example_ids,
             scores,
-            self._verbalizer.labels,
+            self.classifier.labels,
             temperature=self.calibration.temperature,
         )
         return ReadSplit(predictions, self._reliability(scores, inputs), shares, best)
@@ -420,7 +414,7 @@ class TrainedReader:
         return reliability(scores, self._columns(inputs.labels), self.calibration)
 
     def _columns(self, labels: Sequence[str | None]) -> list[int]:
-        return [self._verbalizer.labels.index(str(label)) for label in labels]
+        return [self.classifier.labels.index(str(label)) for label in labels]
 
 
 def reliability(
@@ -591,7 +585,7 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
     check_trainer(training)
     if training.metric_for_best_model is not None:
         name = training.metric_for_best_model.removeprefix("eval_")
-        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
+        choose("metric_for_best_model", name, ["loss", *METRICS])
     if training.push_to_hub:
         raise ConfigError(
             "push_to_hub would have the Trainer upload every checkpoint: take it out with "

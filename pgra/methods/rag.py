@@ -4,29 +4,359 @@
     p(y|x)   = sum over z of p(z|x) p(y|x,z)                             (RAG-Sequence, section 2.1)
     label    = the one whose words have the largest p(y|x)
 
-The reader and the query encoder are trained, passages' vectors stay as the index has them (section
-2.4). Candidates are the first stage's k, found once by the encoder as it was; in each step the
-query encoder as it is then takes its best d of them.
+The reader and the query encoder are trained (q gets gradients through p(z|x)), passages' vectors
+stay as the index has them (section 2.4). Candidates are the first stage's k, found once by the
+encoder as it was; in each step the query encoder as it is then takes its best d of them.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize as unit_length
+from torch.nn.utils.rnn import pad_sequence
+from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from pgra.core import MISSING_ROW
-from pgra.encoders.encoder import Encoder, load_encoder
-from pgra.errors import ConfigError
+from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Rows, Scores
+from pgra.encoders.encoder import Encoder, load_encoder, pool
+from pgra.errors import ConfigError, ModelError
+from pgra.lm.batching import GroupCost, PackedSegments, TokenIds, pack_segments
 from pgra.methods.pgra import Pgra
-from pgra.reader.rag import Passages, PooledInputs, RagReader, build_pooled
+from pgra.prompts.verbalizer import Verbalizer
+from pgra.reader.fid import IGNORED, FusionReader
+from pgra.reader.inputs import (
+    Join,
+    SegmentLayout,
+    SeparateInputs,
+    TokenizedInput,
+    TokenizedInputs,
+    build_inputs,
+    fit_queries,
+    pad_targets,
+    tokenize_parts,
+)
+from pgra.reader.predict import T5Classifier
 from pgra.retrieval import IndexRequest, find_retriever
-from pgra.retrieval.shards import read_vectors
+from pgra.retrieval.shards import find_shards, read_rows
+
+QUERY_ENCODER_FILE = "query_encoder.safetensors"
+_BATCH = 64
+"""Queries that are weighed at once, without gradients."""
+
+
+class RagReader(FusionReader):
+    """A T5 and a query encoder, trained together.
+
+    Attributes:
+        query_encoder: The encoder's model: says which candidates are read, and how much each
+            counts.
+        num_evidence: How many are read (N).
+    """
+
+    def __init__(self, t5: Any, encoder: Encoder, num_evidence: int) -> None:
+        """Take both models.
+
+        Args:
+            t5: The T5.
+            encoder: What the query encoder begins as; its model is trained in place.
+            num_evidence: N.
+
+        Raises:
+            ModelError: If the encoder's vectors come out of more than a pooling.
+        """
+        super().__init__(t5)
+        if any(encoder.sentence.layers):
+            raise ModelError(
+                f"the encoder {encoder.fingerprint['encoder']} has Dense parts behind its pooling, "
+                "and method 'rag' trains none: choose another --encoder"
+            )
+        self.query_encoder: nn.Module = encoder.model
+        self.num_evidence = num_evidence
+        self._pooling = str(encoder.fingerprint["pooling"])
+        self._is_normalized = bool(encoder.fingerprint["normalize"])
+        pooler = getattr(encoder.model, "pooler", None)
+        if pooler is not None and self._pooling != "pooler":
+            pooler.requires_grad_(requires_grad=False)  # it takes no part: it has no gradient
+
+    @classmethod
+    def open(cls, name: str, encoder: Encoder, num_evidence: int) -> Self:
+        """Load a T5, and the query encoder from beside it where a training left one.
+
+        Raises:
+            ModelError: As `FusionReader.from_name`.
+        """
+        reader = cls(FusionReader.from_name(name).model, encoder, num_evidence)
+        path = Path(name) / QUERY_ENCODER_FILE
+        if path.is_file():
+            reader.query_encoder.load_state_dict(load_file(path))
+        return reader.eval()
+
+    def weigh(
+        self, query_ids: Tensor, query_mask: Tensor, vectors: Tensor, known: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Choose each query's evidence, and say how much each counts (section 2.1).
+
+        Args:
+            query_ids: The query encoder's tokens, (B, L) int64.
+            query_mask: True on real ones, (B, L) bool.
+            vectors: The candidates', (B, K, D), of any floating type.
+            known: False where there are fewer than K, (B, K) bool; at least one a query is True.
+
+        Returns:
+            Positions among the candidates, (B, N) int64, best first, and log p(z|x) over these N,
+            (B, N) float32, -inf where there are fewer.
+        """
+        output = self.query_encoder(input_ids=query_ids, attention_mask=query_mask.long())
+        queries = pool(output, query_mask, self._pooling)  # (B, D)
+        if self._is_normalized:
+            queries = unit_length(queries, dim=-1)
+        scores = torch.einsum("bd,bkd->bk", queries, vectors.to(queries.dtype))
+        best = scores.masked_fill(~known, -torch.inf).topk(self.num_evidence, dim=1)
+        return best.indices, best.values.log_softmax(dim=1)
+
+    def forward(  # type: ignore[override]  # another kind of batch
+        self,
+        pools: Mapping[str, Tensor],
+        read: Callable[[npt.NDArray[np.int64]], PackedSegments],
+        labels: Tensor,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Seq2SeqLMOutput:
+        """Read a batch with known targets.
+
+        Args:
+            pools: What `weigh` takes.
+            read: Packs the segments of chosen candidates, (B, N), each as an example of its own,
+                query after query.
+            labels: (B, T) int64, `IGNORED` where padded.
+            num_items_in_batch: Target tokens to divide the summed loss by; None is this batch's.
+
+        Returns:
+            With `.loss`: -log of the sum over evidence of p(z|x) p(y|x,z), of all examples,
+            a target token.
+        """
+        chosen, log_weights = self.weigh(**pools)
+        fused = self.fuse(read(chosen.cpu().numpy()).to(chosen.device))
+        scores = self.score_targets(fused, labels.repeat_interleave(self.num_evidence, dim=0))
+        marginal = torch.logsumexp(log_weights + scores.view_as(log_weights), dim=1)  # (B,)
+        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return Seq2SeqLMOutput(loss=-marginal.sum() / count)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a plain T5 folder, and the query encoder's weights in a file of their own."""
+        super().save_pretrained(folder)
+        weights = self.query_encoder.state_dict()
+        save_file(
+            {n: t.contiguous().cpu() for n, t in weights.items()}, folder / QUERY_ENCODER_FILE
+        )
+
+
+# Inputs whose evidence the reader itself chooses among an example's candidates.
+#
+# Queries, candidates and the index's vectors are put into arrays once; a segment is joined when its
+# evidence is chosen, for the choice changes with each step of the query encoder.
+
+
+@dataclass(frozen=True)
+class PooledInput(TokenizedInput):
+    """One example, a row of all; its segments are the query alone."""
+
+    inputs: "PooledInputs"
+    row: int
+
+
+@dataclass(frozen=True)
+class PooledInputs(TokenizedInputs):
+    """A split's examples with their candidates; as `TokenizedInputs`, the queries alone.
+
+    Attributes:
+        queries: Each one's tokens as the query encoder reads them.
+        encoder_pad: The encoder's padding token.
+        query_tokens: Each one's tokens as they are joined with evidence.
+        passage_tokens: Each passage's tokens, likewise, of the U distinct candidates of all.
+        join: Puts the two together.
+        rows: The passages' rows of the corpus, rising, (U,) int64.
+        vectors: Theirs as the index has them, (U, D), of any floating type.
+        pools: Each one's candidates among them, (B, K), `MISSING_ROW` where there are fewer.
+    """
+
+    queries: Sequence[npt.NDArray[np.int64]]
+    encoder_pad: int
+    query_tokens: Sequence[TokenIds]
+    passage_tokens: Sequence[TokenIds]
+    join: Join
+    rows: Rows
+    vectors: npt.NDArray[np.floating[Any]]
+    pools: Rows
+
+    def __getitem__(self, row: int) -> PooledInput:
+        """Return one example."""
+        return PooledInput(**vars(super().__getitem__(row)), inputs=self, row=row)
+
+    def segments(
+        self, rows: Sequence[int], chosen: npt.NDArray[np.int64]
+    ) -> list[tuple[TokenIds, ...]]:
+        """Join queries with chosen candidates, (B, N); where there is none, a query is alone."""
+        passages = np.take_along_axis(self.pools[list(rows)], chosen, axis=1)
+        return [
+            tuple(
+                super(PooledInputs, self).__getitem__(row).segments[0]
+                if passage == MISSING_ROW
+                else self.join(self.query_tokens[row], self.passage_tokens[passage])
+                for passage in line
+            )
+            for row, line in zip(rows, passages.tolist(), strict=True)
+        ]
+
+    def pool(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return what `RagReader.weigh` takes of some examples."""
+        queries = [torch.from_numpy(self.queries[row]) for row in rows]
+        ids = pad_sequence(queries, batch_first=True, padding_value=self.encoder_pad)
+        lengths = torch.tensor([len(query) for query in queries])
+        passages = self.pools[list(rows)]  # (B, K)
+        known = passages != MISSING_ROW
+        known[:, 0] = True  # a query without candidates is read alone
+        return {
+            "query_ids": ids,
+            "query_mask": torch.arange(ids.shape[1]) < lengths[:, None],
+            "vectors": torch.from_numpy(self.vectors[passages]),
+            "known": torch.from_numpy(known),
+        }
+
+    def pack_chosen(
+        self,
+        rows: Sequence[int],
+        pad_token_id: int,
+        cost: GroupCost,
+        chosen: npt.NDArray[np.int64],
+    ) -> PackedSegments:
+        """Pack the segments of chosen candidates, (B, N), each as an example of its own."""
+        segments = [(segment,) for line in self.segments(rows, chosen) for segment in line]
+        return pack_segments(segments, pad_token_id=pad_token_id, cost=cost)
+
+
+def build_pooled(
+    examples: Sequence[Example],
+    candidates: Rows,
+    read_passages: Callable[[Rows], tuple[Sequence[str], npt.NDArray[np.floating[Any]]]],
+    encoder: Encoder,
+    tokenizer: Any,
+    *,
+    verbalizer: Verbalizer,
+    layout: SegmentLayout,
+) -> PooledInputs:
+    """Tokenise examples and candidates.
+
+    Args:
+        examples: The queries.
+        candidates: Rows of the corpus, (B, K), or missing.
+        read_passages: Returns texts and vectors of distinct rows.
+        encoder: What the query encoder began as.
+        tokenizer: The reader's.
+        verbalizer: Gives each label its target.
+        layout: How a query and an evidence become a segment.
+
+    Raises:
+        PgraError: As `build_inputs`.
+    """
+    alone = build_inputs(examples, [[] for _ in examples], tokenizer, verbalizer, layout=layout)
+    is_first = layout.order == "query_first"
+    queries, _ = fit_queries(examples, tokenizer, layout)
+    rows = np.unique(candidates[candidates != MISSING_ROW])
+    texts, vectors = read_passages(rows)
+    encoded = encoder.tokenizer(
+        encoder.prepared([example.text for example in examples], is_query=True),
+        truncation=True,
+        max_length=int(str(encoder.fingerprint["max_tokens"])),
+    ).input_ids
+    return PooledInputs(
+        **vars(alone),
+        queries=[np.array(ids) for ids in encoded],
+        encoder_pad=encoder.tokenizer.pad_token_id,
+        query_tokens=tokenize_parts(queries, tokenizer, is_first=is_first),
+        passage_tokens=tokenize_parts(texts, tokenizer, is_first=not is_first),
+        join=Join(tokenizer.eos_token_id, layout),
+        rows=rows,
+        vectors=vectors,
+        pools=np.where(candidates == MISSING_ROW, MISSING_ROW, np.searchsorted(rows, candidates)),
+    )
+
+
+def collate_pooled(
+    examples: Sequence[PooledInput], *, pad_token_id: int, cost: GroupCost
+) -> dict[str, Any]:
+    """Make a batch of a split's labelled examples as the Trainer passes it to a `RagReader`."""
+    inputs, rows = examples[0].inputs, [example.row for example in examples]
+    return {
+        "pools": inputs.pool(rows),
+        "read": partial(inputs.pack_chosen, rows, pad_token_id, cost),  # it may be pickled
+        "labels": pad_targets([e.target for e in examples if e.target is not None]),
+        "example_ids": tuple(example.example_id for example in examples),
+    }
+
+
+@torch.inference_mode()
+def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateInputs, Candidates]:
+    """Let a reader's query encoder, as it is now, choose and weigh all examples' evidence.
+
+    Args:
+        reader: Without dropout meanwhile.
+        inputs: The examples with their candidates.
+
+    Returns:
+        Each example with its evidence, weighted; and the evidence: rows of the corpus and
+        log p(z|x), (B, N).
+    """
+    was_training = reader.training
+    reader.eval()
+    chosen = np.empty((len(inputs), reader.num_evidence), dtype=np.int64)
+    weights = np.empty(chosen.shape, dtype=np.float64)
+    for start in range(0, len(inputs), _BATCH):
+        batch = range(start, min(start + _BATCH, len(inputs)))
+        pools = {name: each.to(reader.device) for name, each in inputs.pool(batch).items()}
+        indices, logs = reader.weigh(**pools)
+        chosen[batch.start : batch.stop] = indices.cpu().numpy()
+        weights[batch.start : batch.stop] = logs.double().cpu().numpy()
+    reader.train(was_training)
+    segments = inputs.segments(range(len(inputs)), chosen)
+    joined = TokenizedInputs.pack(inputs.example_ids, inputs.labels, inputs.targets, segments)
+    passages = np.take_along_axis(inputs.pools, chosen, axis=1)
+    rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
+    evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
+    return SeparateInputs.over(joined, weights.ravel()), evidence
+
+
+class RagClassifier(T5Classifier):
+    """A `RagReader` that decides a task's labels."""
+
+    module: RagReader
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Make batches of `PooledInput`."""
+        cost = GroupCost.on(device, is_training=True)
+        return partial(collate_pooled, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
+
+    def choose(self, inputs: TokenizedInputs) -> tuple[TokenizedInputs, Candidates | None]:
+        """Choose the evidence of examples that have candidates."""
+        if isinstance(inputs, PooledInputs):
+            return choose_evidence(self.module, inputs)
+        return inputs, None
+
+    def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
+        """Score examples; the evidence of those that have candidates is chosen first."""
+        return super().score(self.choose(inputs)[0], context)
 
 
 class Rag(Pgra):
     """Trains a reader and a query encoder on candidates to choose among."""
+
+    CLASSIFIER = RagClassifier
 
     def open(self) -> None:
         """Refuse what a sum over evidence cannot do; then as PGRA."""
@@ -52,13 +382,13 @@ class Rag(Pgra):
 
     def inputs(self, split: str) -> PooledInputs:
         """Return the examples of a split with their candidates."""
-        rows = self.stages.candidates[split].candidates.rows
-        distinct = np.unique(rows[rows != MISSING_ROW])
-        texts = self.stages.corpus.texts(distinct)
         return build_pooled(
             self.data.examples(split),
-            rows,
-            Passages(distinct, texts, read_vectors(self._index, distinct)),
+            self.stages.candidates[split].candidates.rows,
+            lambda rows: (
+                self.stages.corpus.texts(rows),
+                read_rows(find_shards(self._index), rows),
+            ),
             self._encoder,
             self.tokenizer,
             verbalizer=self.verbalizer,

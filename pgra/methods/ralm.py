@@ -229,9 +229,16 @@ class Ralm(Pgra):
         self.read_data()
         self.reader = self._open_reader(self.asked.reader_lm)
         answer_words(self.verbalizer.words)  # refuses words that cannot be told apart
-        if self.args.trains:
-            self.check_data()
+        self.check()
         self.stages.open()
+
+    def reuse(self, folder: Path) -> None:
+        """See `Method`: there is no attention to add."""
+
+    def check(self) -> None:
+        """Refuse what adapters cannot be trained on; a frozen LM asks for nothing."""
+        if self.args.trains:
+            super().check()
 
     @property
     def template(self) -> PromptTemplate:

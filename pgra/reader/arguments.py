@@ -125,17 +125,6 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         "goes on.",
         above=0,
     )
-    num_shots: int = arg(
-        16,
-        "Examples of each label that lm-bff trains on; as many others choose the checkpoint.",
-        least=2,  # an example's label needs another one to show
-    )
-    exemplar_sets: int = arg(
-        16, "Sets of demonstrations, one of each label, that lm-bff reads an example with.", least=1
-    )
-    exemplar_share: float = arg(
-        0.5, "Share of a label's examples, the nearest, that lm-bff takes demonstrations from."
-    )
     logging_nan_inf_filter: bool = arg(
         False, "Not of use here: a loss that is no number ends the training."
     )
@@ -226,10 +215,6 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
             at_least("max_steps", self.max_steps, 1)
         elif self.num_train_epochs <= 0:
             raise ConfigError(f"num_train_epochs is {self.num_train_epochs}: it must be above 0")
-        if not 0 < self.exemplar_share <= 1:
-            raise ConfigError(
-                f"exemplar_share is {self.exemplar_share}: it must be above 0 and at most 1"
-            )
         measures = str(getattr(self.eval_strategy, "value", self.eval_strategy)) != "no"
         if self.early_stopping_patience and not (measures and self.load_best_model_at_end):
             raise ConfigError(

@@ -22,8 +22,6 @@ NOT_DECIDING = frozenset(
         "dataloader_multiprocessing_context",
         # Asked by nobody: a run always trains, measures and predicts.
         *("do_train", "do_eval", "do_predict"),
-        # Of lm-bff, in the fingerprints of its examples and demonstrations.
-        *("num_shots", "exemplar_sets", "exemplar_share"),
     }
 )
 """Where, how fast and how loud: they change no weight and no prediction. All others decide a run,

@@ -1,4 +1,4 @@
-"""What the reader reads: queries, segments within a token limit, demonstrations, token arrays.
+"""What the reader reads: queries, segments within a token limit, token arrays.
 
 Guo et al. 2023, section 3.3. A query and a passage are tokenised once, however many segments they
 stand in; a segment's tokens are those of its first part, of a space and its second part, and the
@@ -7,7 +7,6 @@ template around it: a reader that loses its slot guesses.
 """
 
 import logging
-import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.lm.batching import GroupCost, TokenIds, pack_segments
 from pgra.prompts.template import check_template
-from pgra.prompts.verbalizer import SLOT, Verbalizer
+from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.fid import IGNORED
 
 logger = logging.getLogger(__name__)
@@ -415,140 +414,6 @@ def _fit_query(example: Example, tokenizer: Any, layout: SegmentLayout) -> str:
     most = bisect_left(range(1, len(fields[longest])), 1, key=lambda n: over(longest, n))
     fields = {**fields, longest: fields[longest][:most].rstrip()}
     return layout.template.format_map(fields)
-
-
-# Inputs with demonstrations: a query, then one answered example of each label (LM-BFF).
-#
-# Gao et al. 2021, section 6 and eq. 5: T(x) and then, for each label, the template of a training
-# example with its word in the slot. Several sets are drawn for an example, from those of a
-# label's examples that are nearest to it (section 6.2: the nearer half, by a sentence encoder's
-# cosine); its scores are averaged over the sets.
-
-
-Vectors = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Support:
-    """What demonstrations are drawn from.
-
-    Attributes:
-        examples: The training examples.
-        vectors: Theirs, of unit length, (n, D); None to draw from all of a label's.
-        share: How many of a label's examples are drawn from, the nearest ones, rounded down, at
-            least one.
-        num_sets: Sets drawn for each query.
-        seed: Of the draws.
-    """
-
-    examples: Sequence[Example]
-    vectors: Vectors | None
-    share: float
-    num_sets: int
-    seed: int
-
-    def draw(
-        self, queries: Sequence[Example], vectors: Vectors | None, labels: Sequence[str]
-    ) -> npt.NDArray[np.int64]:
-        """Draw the demonstrations of each query; a query is never its own.
-
-        A query's draws depend on its id and the seed, not on the queries beside it.
-
-        Args:
-            queries: The examples to show something with.
-            vectors: Theirs, of unit length, (B, D); None where the support has none.
-            labels: The task's, each of which has two examples at least.
-
-        Returns:
-            Places among the support's examples, (B, num_sets, C), the labels in order.
-        """
-        drawn = np.empty((len(queries), self.num_sets, len(labels)), dtype=np.int64)
-        for row, query in enumerate(queries):
-            near = []
-            for label in labels:
-                places = [
-                    place
-                    for place, example in enumerate(self.examples)
-                    if example.label == label and example.id != query.id
-                ]
-                if self.vectors is not None and vectors is not None:
-                    order = np.argsort(-(self.vectors[places] @ vectors[row]), kind="stable")
-                    places = [places[i] for i in order]
-                near.append(places[: max(1, int(len(places) * self.share))])
-            draw = random.Random(f"{self.seed}/{query.id}")
-            drawn[row] = [[draw.choice(places) for places in near] for _ in range(self.num_sets)]
-        return drawn
-
-
-def build_demonstrated(
-    queries: Sequence[Example],
-    drawn: npt.NDArray[np.int64],
-    support: Sequence[Example],
-    tokenizer: Any,
-    verbalizer: Verbalizer,
-    *,
-    layout: SegmentLayout,
-) -> TokenizedInputs:
-    """Put each query and its demonstrations into a segment for each set.
-
-    The query gets `layout.max_tokens`, and all demonstrations as many again, each an equal share
-    (the original doubles its limit likewise); what is too long is cut in the example's own text,
-    never in the template, so that no demonstration loses its word.
-
-    Args:
-        queries: The examples to decide.
-        drawn: As `Support.draw` gives them.
-        support: What they are places of.
-        tokenizer: The reader's.
-        verbalizer: Gives each label its word and target.
-        layout: The template and the limit.
-
-    Raises:
-        ConfigError: If the limit leaves a template no room.
-        DataError: If a query has a label that the verbalizer does not know.
-    """
-    texts, _ = fit_queries(queries, tokenizer, layout)
-    room = layout.max_tokens // len(verbalizer.words) + 1  # the end is the query's
-    shown: list[TokenIds] = []
-    for example in support:
-        word = verbalizer.words[str(example.label)].replace("{", "{{").replace("}", "}}")
-        template = layout.template if SLOT in layout.template else f"{layout.template} {SLOT}"
-        filled = SegmentLayout(template.replace(SLOT, word), max_tokens=room)
-        try:
-            text, _ = fit_queries([example], tokenizer, filled)
-        except ConfigError:
-            raise ConfigError(
-                f"max_segment_tokens ({layout.max_tokens}) leaves each of {len(verbalizer.words)} "
-                f"demonstrations {room - 1} tokens, too few for the template itself "
-                f"({layout.template!r}): raise it"
-            ) from None
-        shown += tokenize_parts(text, tokenizer, is_first=False)
-    join = Join(tokenizer.eos_token_id, layout)
-    segments = [
-        [
-            join.close(np.concatenate([query, *(shown[place] for place in places)]))
-            for places in sets
-        ]
-        for query, sets in zip(
-            tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
-        )
-    ]
-    return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)
-
-
-def repeat_sets(inputs: TokenizedInputs) -> TokenizedInputs:
-    """Return each set as an example to train on, all examples' first sets first.
-
-    Its name tells the set: "train-7/2".
-    """
-    num_sets = len(inputs.segment_ends) // max(len(inputs), 1)
-    rows = [(row, number) for number in range(num_sets) for row in range(len(inputs))]
-    return TokenizedInputs.pack(
-        [f"{inputs.example_ids[row]}/{number}" for row, number in rows],
-        [inputs.labels[row] for row, _ in rows],
-        inputs.targets,
-        [[inputs[row].segments[number]] for row, number in rows],
-    )
 
 
 # Batches of tokenised inputs: segments in groups of like length, targets padded.

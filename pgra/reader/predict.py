@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm import tqdm
 
-from pgra.core import ALONE, Context, Prediction, Scores
+from pgra.core import ALONE, Candidates, Context, Prediction, Scores
 from pgra.lm.batching import GroupCost, PackedSegments, pack_segments, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.prompts.verbalizer import SLOT, Verbalizer
@@ -47,19 +47,6 @@ class Decision:
     decode: str = "verbalizer"
     length_normalize: bool = False
     temperature: float = 1.0
-
-
-@dataclass(frozen=True)
-class Attended:
-    """Scores, and what the reader looked at while it wrote the label it decided for.
-
-    Attributes:
-        scores: Log-probability of each of C labels, (B, C) float32.
-        shares: Of each example a share for each segment; they add up to 1.
-    """
-
-    scores: Scores
-    shares: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -114,6 +101,10 @@ class T5Classifier:
         scores, temperature = self.score(inputs, context), self.decision.temperature
         return decide(inputs.example_ids, scores, self.labels, temperature=temperature)
 
+    def choose(self, inputs: TokenizedInputs) -> tuple[TokenizedInputs, Candidates | None]:
+        """Choose the evidence of examples, for a reader that does; None where it was given."""
+        return inputs, None
+
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32.
 
@@ -127,11 +118,16 @@ class T5Classifier:
         )
         return np.array(rows, dtype=np.float32).reshape(len(inputs), len(self.labels))
 
-    def attend(self, inputs: TokenizedInputs, context: Context = ALONE) -> Attended:
+    def attend(
+        self, inputs: TokenizedInputs, context: Context = ALONE
+    ) -> tuple[Scores, list[list[float]]]:
         """Score examples, and say what the reader looked at.
 
         The encoder runs once for both; the decoder writes the decided label's target once more,
         with the attention that gives its weights.
+
+        Returns:
+            As `score`; and of each example a share for each segment, which add up to 1.
         """
         targets = self._targets()
 
@@ -149,7 +145,7 @@ class T5Classifier:
         rows = self.map_batches(inputs, work, context)
         scores = np.array([row for row, _ in rows], dtype=np.float32)
         shares = [shares for _, shares in rows]
-        return Attended(scores.reshape(len(inputs), len(self.labels)), shares)
+        return scores.reshape(len(inputs), len(self.labels)), shares
 
     def map_batches(
         self,

@@ -276,7 +276,7 @@ class Reader:
             query without evidence has none.
         """
         inputs = self._inputs(queries, evidence)
-        shares = self.classifier.attend(inputs, Context(progress=False)).shares
+        _, shares = self.classifier.attend(inputs, Context(progress=False))
         found = evidence or [[] for _ in queries]
         return [part if texts else [] for part, texts in zip(shares, found, strict=True)]
 

@@ -5,9 +5,9 @@ Light: neither torch nor FAISS is imported here.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -208,25 +208,18 @@ def refuse_strangers(folder: Path, ours: Sequence[str]) -> None:
 # names. Local paths are kept whole, so that another working directory finds them too.
 
 
-_Section = TypeVar("_Section")
 _NOT_MADE_OF = ("index_dir", "num_candidates", "num_neighbors", "neighbor_encoder")
 _SETTLED = {"encoder_dtype": "dtype", "index_factory": "factory"}  # what "auto" came to
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an index was asked for.
-
-    Attributes:
-        corpus: The corpus.
-        retriever: The first stage, with the dtype and the factory that "auto" came to: the
-            same index on any device.
-        corpus_folder: Where the corpus had been read into.
-    """
+    """What an index was asked for; the dtype and the factory are what "auto" came to."""
 
     corpus: CorpusArguments
     retriever: RetrieverArguments
     corpus_folder: Path
+    """Where the corpus had been read into."""
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest) -> Self:
@@ -235,18 +228,21 @@ class Recipe:
         Raises:
             ArtifactError: If it has none: its corpus was not opened by name.
         """
-        kept: Any = manifest.counts.get("recipe")
-        if not isinstance(kept, dict):
+        made, kind = manifest.fingerprint, manifest.stage.removesuffix("_index")
+        settled = {name: made[key] for name, key in _SETTLED.items() if key in made}
+        own = {"retriever": kind, "index_dir": str(folder), **settled}
+        try:
+            kept = manifest.counts["recipe"]
+            return cls(
+                CorpusArguments(**kept["corpus"]),
+                RetrieverArguments(**{**kept["retriever"], **own}),
+                Path(kept["corpus_folder"]),
+            )
+        except (KeyError, TypeError):  # none, or one of another version
             raise ArtifactError(
                 f"{folder} does not say what it was made from: build it again "
                 "(python -m index_build)"
-            )
-        made = manifest.fingerprint
-        settled = {name: made[key] for name, key in _SETTLED.items() if key in made}
-        kind = manifest.stage.removesuffix("_index")
-        values = {**kept["retriever"], "retriever": kind, "index_dir": str(folder), **settled}
-        corpus = _known(CorpusArguments, kept["corpus"])
-        return cls(corpus, _known(RetrieverArguments, values), Path(kept["corpus_folder"]))
+            ) from None
 
 
 def write_recipe(args: RetrieverArguments, corpus: "Corpus") -> dict[str, Json]:
@@ -268,12 +264,6 @@ def whole_path(name: str) -> str:
     """Return a local path whole; a name on the hub or a bundled one stays as it is."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() else name
-
-
-def _known(section: type[_Section], values: Mapping[str, Any]) -> _Section:
-    """Make a section of the values that this version knows."""
-    names = {field.name for field in fields(section)}  # type: ignore[arg-type]
-    return section(**{name: value for name, value in values.items() if name in names})
 
 
 # Candidates on disk: what a stage found for a split, made once.

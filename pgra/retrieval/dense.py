@@ -9,9 +9,8 @@ that candidates made before are not taken for its own.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,7 +47,6 @@ from pgra.retrieval.faiss import (
     IndexPlan,
     Rescored,
     Vectors,
-    VectorSource,
     ask,
     build_faiss,
     choose_factory,
@@ -58,17 +56,15 @@ from pgra.retrieval.faiss import (
     memory_limit,
     most_hits,
 )
-from pgra.retrieval.ray_engine import RayEngine
+from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
     Shard,
-    count_cut,
     encode_shards,
     find_shards,
     plan_shards,
-    read_rows,
-    read_shards,
     refuse_cut,
     take_over_shards,
+    vector_source,
     vectors_digest,
 )
 
@@ -83,9 +79,6 @@ HISTORY = ("removed", "trained_rows")
 _GROWN = ("index-*.faiss", "removed-*.npy")  # what `pgra index add` and `remove` leave
 _QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
 _NONE: Rows = np.empty(0, dtype=np.int64)
-
-Search = Callable[[Vectors, int], Candidates]
-"""Returns each query's best so many, (B, depth)."""
 
 
 class DenseRetriever(Retriever):
@@ -162,23 +155,19 @@ class DenseRetriever(Retriever):
 
     def search(self, vectors: Vectors, k: int) -> Candidates:
         """Return the best k passages of each vector, (B, D); see `retrieve`."""
-        search, most = partial(ask, self._index), most_hits(self._index)
-        return search_kept(search, vectors, k, removed=self.removed, most=most)
+        return search_kept(self._index, vectors, k, removed=self.removed)
 
 
-def search_kept(
-    search: Search, queries: Vectors, k: int, *, removed: Rows, most: int
-) -> Candidates:
+def search_kept(index: Any, queries: Vectors, k: int, *, removed: Rows) -> Candidates:
     """Search an index that has removed rows, deeper until each query has its k others.
 
     Works with every kind of index and on every device, as a selector of FAISS does not.
 
     Args:
-        search: Searches the index.
+        index: What `ask` asks.
         queries: (B, D).
         k: Candidates a query; at most the rows that are left.
         removed: Rows to pass over, rising.
-        most: Deepest search that is possible: the index's rows, or a GPU's limit.
 
     Returns:
         (B, k), best first, ties by row.
@@ -187,13 +176,13 @@ def search_kept(
         ConfigError: If the deepest search is not deep enough, which only a GPU's may be.
     """
     if not len(removed):
-        return search(queries, k)
+        return ask(index, queries, k)
     rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-    left = np.arange(len(queries))
+    left, most = np.arange(len(queries)), most_hits(index)
     depth = min(most, k + math.ceil(1.5 * k * len(removed) / most))
     while len(left):
-        found = search(queries[left], depth)
+        found = ask(index, queries[left], depth)
         is_kept = ~np.isin(found.rows, removed) & (found.rows != MISSING_ROW)
         is_over = (found.rows == MISSING_ROW).any(axis=1)  # an approximate index has no more
         is_done = (is_kept.sum(axis=1) >= k) | is_over
@@ -268,17 +257,13 @@ def _plan(args: RetrieverArguments, factory: str) -> IndexPlan:
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
     """Open an index: by FAISS in memory, or searched from the shards where it is too big."""
-    counts: Mapping[str, Any] = built.manifest.counts
+    source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
     plan = _plan(args, str(built.manifest.fingerprint["factory"]))
-    fits = plan.fits(counts["rows"], counts["dim"])
+    fits = plan.fits(source.num_rows, source.width)
     if plan.factory == EXACT and (not fits or find_faiss(built.folder) is None):
-        blocks = partial(read_shards, find_shards(built.folder))
-        return BlockSearch(blocks, counts["rows"], device=str(choose_device(device)))
+        return BlockSearch(source, str(choose_device(device)))
     index = load_faiss(built.folder, device)
-    if not plan.is_rescored:
-        return index
-    read = partial(read_rows, find_shards(built.folder))
-    return Rescored(index, read, factor=plan.rescore_factor)
+    return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index
 
 
 def _identify(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
@@ -320,7 +305,7 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         if args.index_dir is not None or is_finished(folder):
             wanted = with_history(folder, fields)
             manifest = read_manifest(folder, stage=STAGE, fingerprint=wanted)
-            refuse_cut(corpus, int(str(manifest.counts["cut"])))
+            refuse_cut(corpus, manifest.counts["cut"])
             return BuiltIndex(folder, manifest, len(corpus))
         return _build(request, encoder, folder, fields)
 
@@ -345,12 +330,10 @@ def _build(
         missing = {shard for shard in own if not shard.is_done(made_of)}
     mine = [shard for shard in own if shard in missing]
     if request.engine == "ray":
-        engine = RayEngine.plan(request, encoder)
-        engine.encode(mine, made_of, progress=context.shows_progress)
+        encode_by_ray(mine, request, encoder, made_of)
         remove_strays(folder, shards)  # what lost workers left
     else:
-        progress = context.shows_progress
-        encode_shards(mine, corpus, encoder, made_of=made_of, progress=progress)
+        encode_shards(mine, corpus, encoder, made_of=made_of, progress=context.shows_progress)
     context.barrier()  # all encoded
     num_missing, seconds = sum(map(len, missing)), time.monotonic() - began
     if context.is_main:
@@ -397,11 +380,9 @@ def index_vectors(
         DataError: If the corpus is strict, and a passage is longer than the encoder reads.
         OSError: If the disk is full.
     """
-    cut, num_rows = count_cut(shards), len(request.corpus)
+    cut = sum(shard.read_record()["cut"] for shard in shards)
     refuse_cut(request.corpus, cut)
-    read, blocks = partial(read_rows, shards), partial(read_shards, shards)
-    source = VectorSource(num_rows, encoder.width, read, blocks)
-    plan = _plan(request.args, factory)
+    source, plan = vector_source(shards, encoder.width), _plan(request.args, factory)
     return {**build_faiss(source, plan, path, queries=queries, begun=begun), "cut": cut}
 
 

@@ -249,30 +249,37 @@ def _search_by_torch(
     return rows.cpu().numpy(), scores.cpu().numpy()
 
 
-_ROWS_AT = 8  # of the number of rows: behind the kind and the width, 4 bytes each
-_NUMBER = struct.Struct("<q")
+@dataclass(frozen=True)
+class VectorSource:
+    """Vectors that lie on disk, one for each row.
+
+    Attributes:
+        num_rows: P.
+        width: D.
+        read: Returns the vectors (n, D) of n rising rows.
+        blocks: Yields all vectors in the order of rows, a block at a time.
+    """
+
+    num_rows: int
+    width: int
+    read: Callable[[Rows], Vectors]
+    blocks: Callable[[], Iterator[Vectors]]
 
 
 class BlockSearch:
     """Exact search of vectors that are read anew each time, a block in memory at once.
 
     Every search reads all vectors: ask for many queries at once.
-
-    Args:
-        blocks: Returns all vectors in the order of rows.
-        num_rows: How many there are.
-        device: What multiplies.
     """
 
-    def __init__(
-        self, blocks: Callable[[], Iterable[Vectors]], num_rows: int, *, device: str = "cpu"
-    ) -> None:
-        self.ntotal = num_rows
-        self._blocks, self._device = blocks, device
+    def __init__(self, source: VectorSource, device: str = "cpu") -> None:
+        self.ntotal = source.num_rows
+        self._source, self._device = source, device
 
     def search(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         """Search as FAISS does in memory, but for float32's rounding: scores and rows, (B, k)."""
-        best = nearest_in_blocks(queries, numbered(self._blocks()), k, device=self._device)
+        blocks = numbered(self._source.blocks())
+        best = nearest_in_blocks(queries, blocks, k, device=self._device)
         return best.scores, best.rows
 
 
@@ -284,45 +291,41 @@ def numbered(blocks: Iterable[Vectors]) -> Iterator[tuple[Rows, Vectors]]:
         start += len(block)
 
 
-def write_flat(blocks: Iterable[Vectors], path: Path, *, header: bytes) -> None:
+_ROWS_AT = 8  # of the number of rows: behind the kind and the width, 4 bytes each
+_NUMBER = struct.Struct("<q")
+
+
+def write_flat(source: VectorSource, path: Path) -> None:
     """Write FAISS' file of an exact index, holding one block at a time.
 
-    Args:
-        blocks: All vectors, (n, D) each, in the order of rows.
-        path: The file.
-        header: What `flat_header` returns for them.
+    Before the vectors stand FAISS' own bytes of an empty index with both its counts set: of rows,
+    and of numbers. Whether that still is the form of the file is tried on one row; where it is not,
+    FAISS writes the file from its memory.
 
     Raises:
         OSError: If the disk is full.
     """
-    with write_aside(path) as aside, aside.open("wb") as file:
-        file.write(header)
-        for vectors in blocks:
-            file.write(np.ascontiguousarray(vectors, np.float32).data)
-
-
-def flat_header(num_rows: int, width: int) -> bytes | None:
-    """Return what stands in FAISS' file of an exact index before the vectors.
-
-    FAISS' own bytes of an empty index with both its counts set: of rows, and of numbers. Whether
-    that still is the form of the file is tried on one row.
-
-    Returns:
-        The bytes, or None where this FAISS writes another form.
-    """
-    faiss = import_faiss()
+    faiss, width = import_faiss(), source.width
     index = faiss.IndexFlatIP(width)
     empty = faiss.serialize_index(index).tobytes()
 
-    def with_count(rows: int) -> bytes:
+    def header(num_rows: int) -> bytes:
         data = bytearray(empty)
-        _NUMBER.pack_into(data, _ROWS_AT, rows)
-        _NUMBER.pack_into(data, len(data) - _NUMBER.size, rows * width)
+        _NUMBER.pack_into(data, _ROWS_AT, num_rows)
+        _NUMBER.pack_into(data, len(data) - _NUMBER.size, num_rows * width)
         return bytes(data)
 
     index.add(np.zeros((1, width), np.float32))
-    is_known = with_count(1) + bytes(4 * width) == faiss.serialize_index(index).tobytes()
-    return with_count(num_rows) if is_known else None
+    if header(1) + bytes(4 * width) != faiss.serialize_index(index).tobytes():
+        index.reset()
+        for vectors in source.blocks():
+            index.add(vectors)
+        write_faiss(index, path)
+        return
+    with write_aside(path) as aside, aside.open("wb") as file:
+        file.write(header(source.num_rows))
+        for vectors in source.blocks():
+            file.write(np.ascontiguousarray(vectors, np.float32).data)
 
 
 # How much an approximate index loses: its answers beside an exact search, on a sample.
@@ -494,23 +497,6 @@ _SEED = 0
 _WRITE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class VectorSource:
-    """Vectors that lie on disk, one for each row.
-
-    Attributes:
-        num_rows: P.
-        width: D.
-        read: Returns the vectors (n, D) of n rising rows.
-        blocks: Yields all vectors in the order of rows, a block at a time.
-    """
-
-    num_rows: int
-    width: int
-    read: Callable[[Rows], Vectors]
-    blocks: Callable[[], Iterator[Vectors]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class IndexPlan:
     """How an index is made and asked.
@@ -585,16 +571,9 @@ def build_faiss(
 
 
 def _build_exact(source: VectorSource, plan: IndexPlan, path: Path) -> dict[str, Json]:
-    index: Any = BlockSearch(source.blocks, source.num_rows)
+    index: Any = BlockSearch(source)
     if plan.fits(source.num_rows, source.width):
-        header = flat_header(source.num_rows, source.width)
-        if header is None:
-            whole = empty_index(plan.factory, source.width, source.num_rows)
-            for vectors in source.blocks():
-                whole.add(vectors)
-            write_faiss(whole, path)
-        else:
-            write_flat(source.blocks(), path, header=header)
+        write_flat(source, path)
         index = map_faiss(path)
     depths = depths_for(source.num_rows)
     counts: dict[str, Json] = {"is_exact": True, "recall": {str(d): 1.0 for d in depths}}

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -65,7 +64,7 @@ def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
     load_manifest(folder, stage=STAGE)  # before a lock is left where there is no index
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)
-        num_rows = int(str(manifest.counts["rows"]))
+        num_rows = manifest.counts["rows"]
         wrong = [row for row in rows if not 0 <= row < num_rows]
         if wrong:
             raise ConfigError(f"row {wrong[0]} is not in {folder}: it has rows 0 to {num_rows - 1}")
@@ -127,7 +126,7 @@ def add_passages(folder: Path, more: Sequence[str], context: Context) -> BuiltIn
     with lock_folder(folder):
         manifest = load_manifest(folder, stage=STAGE)
         check_files(folder, manifest.files)
-        recipe, num_rows = Recipe.read(folder, manifest), int(str(manifest.counts["rows"]))
+        recipe, num_rows = Recipe.read(folder, manifest), manifest.counts["rows"]
         corpus = open_corpus(_grown_corpus(folder, recipe.corpus, more), context.artifacts)
         _check_beginning(folder, manifest, recipe, corpus)
         encoder = load_encoder(recipe.retriever, context.device)
@@ -162,7 +161,7 @@ def _grown_corpus(folder: Path, was: CorpusArguments, more: Sequence[str]) -> Co
 
 def _check_beginning(folder: Path, manifest: Manifest, recipe: Recipe, corpus: Corpus) -> None:
     """Refuse a corpus that does not begin with the passages of the index."""
-    sha256, num_rows = hashlib.sha256(), int(str(manifest.counts["rows"]))
+    sha256, num_rows = hashlib.sha256(), manifest.counts["rows"]
     for start in range(0, num_rows, _HASHED_ROWS):
         texts = corpus.slice(start, min(start + _HASHED_ROWS, num_rows))
         sha256.update("".join(f"{text}\n" for text in texts).encode())
@@ -180,7 +179,7 @@ def _find_home(
 ) -> Path:
     """Return where the grown index belongs: where it is, unless its name is a digest."""
     renamed = manifest.counts.get("renamed")
-    if isinstance(renamed, list) and renamed[0] == folder.name:  # stopped before it was
+    if renamed and renamed[0] == folder.name:  # stopped before it was
         return folder.parent / str(renamed[1])
     name, _, _ = folder.name.rpartition("-")
     if folder.is_symlink() or folder.name != artifact_dir(folder.parent, name, made).name:
@@ -207,7 +206,7 @@ def _grow(
     speed = round(num_missing / max(time.monotonic() - began, 1e-6), 1) if num_missing else None
     path, factory = folder / f"index-{len(corpus)}.faiss", str(fields["factory"])
     path.unlink(missing_ok=True)  # of a job stopped before its manifest
-    was: Mapping[str, Any] = old.manifest.counts
+    was = old.manifest.counts
     history = {name: value for name, value in old.manifest.fingerprint.items() if name in HISTORY}
     if not empty_index(factory, encoder.width, len(corpus)).is_trained:
         history["trained_rows"] = was.get("trained_rows", was["rows"])
@@ -243,13 +242,7 @@ def _grow(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
-
-    Attributes:
-        num_files: Files of the index whose every byte was compared.
-        damage: What is wrong, each with the file's name; empty where all is well.
-        notes: What is worth knowing and no damage.
-    """
+    """What was found: damage, each with the file's name, and what is worth knowing."""
 
     num_files: int
     damage: list[str]
@@ -295,7 +288,7 @@ def verify_index(folder: Path) -> Verdict:
 
 def _check_rows(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Compare rows: the shards' must follow each other, and FAISS must have as many."""
-    num_rows, width = (int(str(manifest.counts[name])) for name in ("rows", "dim"))
+    num_rows, width = (manifest.counts[name] for name in ("rows", "dim"))
     stop = 0
     for shard in find_shards(folder):
         if shard.start != stop:

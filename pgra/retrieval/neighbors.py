@@ -10,7 +10,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -90,20 +89,6 @@ def text_key(text: str) -> str:
         said = pattern.sub(sign, said)
     # Of a text without words its marks must count, or "?!" would be the same as "...".
     return " ".join(said.translate(_MARKS).split()) or folded
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """What the guard let pass.
-
-    Attributes:
-        candidates: (B, m), best first; missing where a query has fewer.
-        num_dropped: How many the guard left out of each query's, (B,): those that would have been
-            among its m.
-    """
-
-    candidates: Candidates
-    num_dropped: Counts
 
 
 class LeakGuard:
@@ -208,7 +193,7 @@ class LeakGuard:
 
     def nearest(
         self, search: Search, queries: Sequence[str], count: int, *, depth: int | None = None
-    ) -> Allowed:
+    ) -> tuple[Candidates, Counts]:
         """Return each query's nearest that may be shown with it, looking deeper where some fall.
 
         Args:
@@ -216,6 +201,10 @@ class LeakGuard:
             queries: B texts.
             count: How many, m.
             depth: How many to look at first; None: one more than m.
+
+        Returns:
+            (B, m), best first, missing where a query has fewer; and how many of each query's were
+            left out, (B,): those that would have been among its m.
         """
         most = len(self.distinct)
         depth = min(most, count + 1 if depth is None else depth)
@@ -237,7 +226,7 @@ class LeakGuard:
             is_short = (rows == MISSING_ROW).any(axis=1)
             has_more = (found.rows != MISSING_ROW).all(axis=1)  # BM25 finds no row without a word
             if depth == most or not (is_short & has_more).any():
-                return Allowed(Candidates(rows, scores), dropped)
+                return Candidates(rows, scores), dropped
             depth = min(most, _DEEPER * depth)
 
 
@@ -252,9 +241,6 @@ def _is_one_slip(one: str, other: str) -> bool:
     is_swap = sorted(one) == sorted(other)
     is_long = max(len(one), len(other)) >= _LONG_WORD
     return (is_long or is_swap) and OSA.distance(one, other, score_cutoff=1) == 1
-
-
-_STAGE = "example vectors"
 
 
 class ExampleEncoder(Protocol):
@@ -348,7 +334,9 @@ class Neighbors:
             return {"examples": len(self.examples)}
 
         folder = artifact_dir(self._root, "vectors", made_of)
-        build_once(folder, stage=_STAGE, fingerprint=made_of, build=build, context=context)
+        build_once(
+            folder, stage="example vectors", fingerprint=made_of, build=build, context=context
+        )
         self._vectors = np.asarray(read_array(folder / "vectors.npy"))
         return self._vectors
 
@@ -357,10 +345,7 @@ class Neighbors:
         return self.encoder.encode_examples(examples)
 
     def nearest(
-        self,
-        queries: Sequence[Example],
-        count: int,
-        context: Context = ALONE,
+        self, queries: Sequence[Example], count: int, context: Context = ALONE
     ) -> Candidates:
         """Return each query's nearest of the collection, (B, count), nearest first.
 

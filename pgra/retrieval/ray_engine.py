@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,83 +32,63 @@ _MAX_LOST = 5
 """Workers that one shard may cost before it is taken for the shard's own fault."""
 
 
-@dataclass(frozen=True)
-class RayEngine:
-    """Encodes shards with Ray: a value that each worker can take apart.
+def encode_by_ray(
+    shards: Sequence[Shard], request: IndexRequest, encoder: Encoder, made_of: str
+) -> None:
+    """Encode these shards; returns when all are written.
 
-    Attributes:
-        corpus: Folder of the corpus, the same on all machines.
-        encoder: The encoder's arguments, as JSON.
-        device: What a worker encodes on, "cpu" or "cuda".
-        num_workers: Shards at once; None: as many as there are GPUs, or else CPUs.
+    Args:
+        shards: Those that are missing.
+        request: Which index; with `num_workers` shards at once, or as many as there are GPUs, or
+            else CPUs.
+        encoder: The encoder as it is loaded here: workers' vectors are this process's.
+        made_of: Digest of all that determines the vectors.
+
+    Raises:
+        PgraError: As `encode_shards`; or a worker's model is another one; or workers of one
+            shard were lost again and again.
+        OSError: If the shared folder cannot be written.
     """
+    if not shards:
+        return
+    import ray
 
-    corpus: str
-    encoder: str
-    device: str
-    num_workers: int | None
-
-    @classmethod
-    def plan(cls, request: IndexRequest, encoder: Encoder) -> "RayEngine":
-        """Say what workers are to do, so that their vectors are this process's.
-
-        Args:
-            request: Which index.
-            encoder: The encoder as it is loaded here.
-        """
-        args = replace(
-            request.args,
-            encoder=whole_path(request.args.encoder),
-            encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
-        )
-        kind = "cpu" if request.context.device == "cpu" else "cuda"
-        corpus = str(request.corpus.folder.resolve())
-        return cls(corpus, json.dumps(asdict(args)), kind, request.num_workers)
-
-    def encode(self, shards: Sequence[Shard], made_of: str, *, progress: bool) -> None:
-        """Encode these shards; returns when all are written.
-
-        Args:
-            shards: Those that are missing.
-            made_of: Digest of all that determines their vectors.
-            progress: Whether to show a bar.
-
-        Raises:
-            PgraError: As `encode_shards`; or a worker's model is another one; or workers of one
-                shard were lost again and again.
-            OSError: If the shared folder cannot be written.
-        """
-        if not shards:
-            return
-        import ray
-
-        waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
-        total = sum(map(len, shards))
-        with (
-            _cluster(),
-            tqdm(total=total, desc="encode", unit="text", disable=not progress) as bar,
-        ):
-            has_gpus = self.device == "cuda" and ray.cluster_resources().get("GPU", 0) > 0
-            engine = self if has_gpus else replace(self, device="cpu")
-            task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
-            running: list[Any] = []
-            while waiting or running:
-                resources = ray.cluster_resources()  # a cluster may grow meanwhile
-                slots = int(resources.get("GPU" if has_gpus else "CPU", 1))
-                while waiting and len(running) < (self.num_workers or max(1, slots)):
-                    running.append(task.remote(engine, waiting.pop(), made_of))
-                done, running = ray.wait(running, num_returns=1)
-                bar.update(sum(_result(reference) for reference in done))
+    args = replace(
+        request.args,
+        encoder=whole_path(request.args.encoder),
+        encoder_dtype=str(encoder.fingerprint["dtype"]),  # auto may be another there
+    )
+    what = (str(request.corpus.folder.resolve()), json.dumps(asdict(args)))
+    waiting = [replace(shard, folder=shard.folder.resolve()) for shard in shards][::-1]
+    total, is_quiet = sum(map(len, shards)), not request.context.shows_progress
+    with _cluster(), tqdm(total=total, desc="encode", unit="text", disable=is_quiet) as bar:
+        has_gpus = request.context.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
+        kind, device = ("GPU", "cuda") if has_gpus else ("CPU", "cpu")
+        task = ray.remote(num_cpus=1, num_gpus=int(has_gpus), max_retries=_MAX_LOST)(encode_one)
+        running: list[Any] = []
+        while waiting or running:
+            slots = int(ray.cluster_resources().get(kind, 1))  # a cluster may grow meanwhile
+            while waiting and len(running) < (request.num_workers or max(1, slots)):
+                running.append(task.remote(waiting.pop(), made_of, *what, device))
+            done, running = ray.wait(running, num_returns=1)
+            bar.update(sum(_result(reference) for reference in done))
 
 
-def encode_one(engine: RayEngine, shard: Shard, made_of: str) -> int:
+def encode_one(shard: Shard, made_of: str, corpus_folder: str, args: str, device: str) -> int:
     """Encode a shard, in a worker; return the number of its passages.
+
+    Args:
+        shard: What is encoded.
+        made_of: What the digest of its vectors must be.
+        corpus_folder: The corpus, at the same place on all machines.
+        args: The encoder's arguments, as JSON.
+        device: "cpu" or "cuda".
 
     Raises:
         ArtifactError: If vectors made here would be others, as of another version of the model.
     """
     if not shard.is_done(made_of):  # a lost worker may have finished it
-        corpus, encoder = _load(engine.corpus, engine.encoder, engine.device)
+        corpus, encoder = _load(corpus_folder, args, device)
         if vectors_digest(corpus.fingerprint, encoder) != made_of:
             raise ArtifactError(
                 f"a Ray worker on {os.uname().nodename} has another encoder or corpus than the "

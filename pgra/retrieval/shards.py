@@ -29,6 +29,7 @@ from pgra.artifacts import (
 from pgra.core import Json, Rows
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, DataError, ModelError
+from pgra.retrieval.faiss import VectorSource
 
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
@@ -38,14 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shard:
-    """Where one run of the corpus's rows keeps its vectors.
-
-    Attributes:
-        folder: The index.
-        number: From 0.
-        start: First row.
-        stop: Row after the last.
-    """
+    """Where the rows from `start` to before `stop` keep their vectors, in an index's folder."""
 
     folder: Path
     number: int
@@ -84,14 +78,7 @@ class Shard:
 def plan_shards(
     folder: Path, num_rows: int, shard_rows: int, *, after: Sequence[Shard] = ()
 ) -> list[Shard]:
-    """Cut rows into shards of `shard_rows` rows, the last one shorter.
-
-    Args:
-        folder: The index.
-        num_rows: P.
-        shard_rows: Rows of a shard.
-        after: Shards of the first rows, that are there already; the new ones go on behind them.
-    """
+    """Cut rows into shards of `shard_rows` rows, the last one shorter; go on behind `after`."""
     starts = range(after[-1].stop if after else 0, num_rows, shard_rows)
     return [
         Shard(folder, number, start, min(start + shard_rows, num_rows))
@@ -199,8 +186,8 @@ def read_shards(shards: Sequence[Shard]) -> Iterator[npt.NDArray[np.float32]]:
         yield buffer[: len(halves)].copy_(halves).numpy()
 
 
-def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float32]:
-    """Return the vectors of these rows, which must rise, as (n, D) float32.
+def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
+    """Return the vectors of these rows, which must rise, as they lie on disk: (n, D) float16.
 
     Args:
         shards: In the order of rows; only those that hold one of them are opened.
@@ -209,40 +196,6 @@ def read_rows(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float32]:
     Raises:
         ArtifactError: If a passage's vector is not there.
     """
-    return _gather(shards, rows).astype(np.float32)
-
-
-def read_vectors(folder: Path, rows: Rows) -> npt.NDArray[np.float16]:
-    """Return the vectors of a finished index's passages, as they lie on disk.
-
-    Args:
-        folder: The index, however its shards were cut.
-        rows: Which passages, rising.
-
-    Returns:
-        (n, D) float16.
-
-    Raises:
-        ArtifactError: If a passage's vector is not there.
-    """
-    return _gather(find_shards(folder), rows)
-
-
-def find_shards(folder: Path) -> list[Shard]:
-    """Return a finished index's shards by their records, in the order of rows.
-
-    Raises:
-        ArtifactError: If the folder is no finished index.
-    """
-    files = load_manifest(folder).files  # a stopped `add` may have left others
-    shards = []
-    for number in range(sum(name.startswith("vectors-") for name in files) // 2):
-        rows = Shard(folder, number, 0, 0).read_record().get("rows", (0, 0))
-        shards.append(Shard(folder, number, *rows))
-    return shards
-
-
-def _gather(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
     # Files are opened when they are needed, and closed: a large index has more than a process may.
     firsts = np.searchsorted(rows, [shard.start for shard in shards])
     lasts = np.searchsorted(rows, [shard.stop for shard in shards])
@@ -257,16 +210,25 @@ def _gather(shards: Sequence[Shard], rows: Rows) -> npt.NDArray[np.float16]:
     return np.concatenate(parts)
 
 
-def count_cut(shards: Sequence[Shard]) -> int:
-    """Count the passages longer than the encoder reads, from the shards' records.
+def vector_source(shards: Sequence[Shard], width: int) -> VectorSource:
+    """Return the vectors of all shards, in the order of rows, as what an index is made of."""
+    return VectorSource(
+        num_rows=shards[-1].stop,
+        width=width,
+        read=lambda rows: read_rows(shards, rows).astype(np.float32),
+        blocks=lambda: read_shards(shards),
+    )
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """Return a finished index's shards by their records, in the order of rows.
 
     Raises:
-        ArtifactError: If a shard's record has gone since it was written.
+        ArtifactError: If the folder is no finished index.
     """
-    total = 0
-    for shard in shards:
-        record = shard.read_record()
-        if "cut" not in record:
-            raise ArtifactError(f"{shard.record_path} has gone: run the job again")
-        total += int(record["cut"])
-    return total
+    files = load_manifest(folder).files  # a stopped `add` may have left others
+    shards = []
+    for number in range(sum(name.startswith("vectors-") for name in files) // 2):
+        rows = Shard(folder, number, 0, 0).read_record().get("rows", (0, 0))
+        shards.append(Shard(folder, number, *rows))
+    return shards

@@ -5,10 +5,10 @@ import re
 import pytest
 import yaml
 from conftest import write_jsonl
-from pgra.commands.icl import main
 from scripted import call, finish, review_rows, run_apart
 
 from pgra.artifacts import lock_folder
+from pgra.commands.train import icl as main
 from pgra.report.results import read_lines
 
 LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "pgra"]
@@ -64,7 +64,7 @@ def grid(tmp_path, lm_dirs, encoder_dir):
         "num_exemplars": 3,
     }
     file = tmp_path / "two.yaml"
-    told = {"command": "icl", "seeds": [0], "base": base, "points": points}
+    told = {"seeds": [0], "base": {"method": "kate", **base}, "points": points}
     file.write_text(yaml.safe_dump(told))
 
     refused = tmp_path / "refused.yaml"

@@ -14,7 +14,7 @@ from pgra.config import PgraArguments, config_root, parse_arguments
 from pgra.reader.arguments import ReaderTrainingArguments
 
 PAPER = config_root() / "experiments" / "paper.yaml"
-METHODS = {"pgra": [], "fid": ["--reranker", "none"], "t5": ["--num_evidence", "0"]}
+METHODS = {"pgra": [], "fid": ["--reranker", "none"], "plain": ["--num_evidence", "0"]}
 
 
 def paper_arguments(*flags):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from index_build.__main__ import BuildArguments
 from pgra.cli import main
 from pgra.commands.common import SECTIONS
+from pgra.commands.index import BuildArguments
 from pgra.config import (
     CorpusArguments,
     RetrieverArguments,

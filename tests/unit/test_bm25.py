@@ -1,5 +1,3 @@
-import logging
-
 import numpy as np
 from conftest import SENTENCES
 from rank_bm25 import BM25Okapi
@@ -34,9 +32,3 @@ def test_a_frequent_word_counts_nothing_and_ties_go_by_row_at_the_border_too():
     assert retriever.retrieve(["apple"], 2).rows.tolist() == [[0, 1]]
     retriever.removed = np.array([0, 2])
     assert retriever.retrieve(["apple"], 3).rows.tolist() == [[1, 3, -1]]
-
-
-def test_bm25s_does_not_speak(caplog):
-    with caplog.at_level(logging.DEBUG):
-        BM25Retriever.of_texts(SENTENCES).retrieve(["sea"], 2)
-    assert not [record for record in caplog.records if record.name == "bm25s"]

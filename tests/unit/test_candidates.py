@@ -1,15 +1,16 @@
-"""What is true of any rows and scores: sorting, keeping, fusing."""
+"""What is true of any rows and scores (sorting, keeping, fusing), and of examples and workers."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pgra.core import MISSING_ROW, Candidates
+from pgra.core import MISSING_ROW, Candidates, Example, Worker
 from pgra.retrieval.hybrid import fuse_by_rank
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
-few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
+few_scores = st.sampled_from([-1.0, 0.0, 0.5, 2.0, 3.0, 7.0])
 
 
 @st.composite
@@ -78,3 +79,25 @@ def test_a_hand_worked_fusion():
     assert fused.rows.tolist() == [[2, 5, 7, 9]]
     expected = [1 / 62 + 1 / 61, 1 / 61, 1 / 62, 1 / 63]
     np.testing.assert_allclose(fused.scores[0], expected, rtol=1e-6)
+
+
+def test_a_score_that_is_no_number_is_refused_unless_its_row_is_missing():
+    with pytest.raises(ValueError, match="a score is NaN"):
+        Candidates.best(np.array([[1]]), np.array([[np.nan]]), 1)
+    missing = Candidates.best(np.array([[MISSING_ROW]]), np.array([[np.nan]]), 1)
+    assert missing.scores[0, 0] == -np.inf
+    for rows, scores in (((2, 3), (2, 4)), ((3,), (3,)), ((2, 3), (3, 2))):
+        with pytest.raises(ValueError, match="rows are .*, scores are"):
+            Candidates(np.zeros(rows, np.int64), np.zeros(scores, np.float32))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_workers_share_all_units_once(world):
+    shares = [Worker(rank, world).share(list("abcde")) for rank in range(world)]
+    assert sorted(unit for share in shares for unit in share) == list("abcde")
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [Worker(rank, world).is_main for rank in range(world)] == [True] + [False] * (world - 1)
+
+
+def test_an_examples_text_joins_its_fields_in_order():
+    assert Example("test-0", {"premise": "It rains.", "claim": "Wet."}).text == "It rains. Wet."

@@ -25,8 +25,6 @@ from pgra.errors import ConfigError
         (RetrieverArguments, {"encoder_dtype": "float8"}, "unknown encoder_dtype 'float8'"),
         (RetrieverArguments, {"num_candidates": 0}, "num_candidates is 0: .* at least 1"),
         (RetrieverArguments, {"shard_rows": 0}, "shard_rows is 0"),
-        (RerankArguments, {"reranker": "prompt"}, "unknown reranker 'prompt'. .*'prompted'"),
-        (RerankArguments, {"similarity": "l2"}, "unknown similarity 'l2'"),
         (RerankArguments, {"exemplars": "ballanced"}, "Did you mean 'balanced'"),
         (RerankArguments, {"prefix_sharing": "yes"}, "unknown prefix_sharing 'yes'"),
         (RerankArguments, {"num_evidence": -1}, "num_evidence is -1: it must be at least 0"),

@@ -1,12 +1,15 @@
 import numpy as np
 import pytest
+from method_runs import run_of
 from small_training import VERBALIZER
 
-from pgra.core import Example
+from pgra.core import ALONE, Example
 from pgra.errors import ConfigError
 from pgra.lm.load import find_model, load_tokenizer
+from pgra.methods.lm_bff import LmBffArguments, build_demonstrated, draw_demonstrations
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.inputs import SegmentLayout, Support, build_demonstrated, repeat_sets
+from pgra.reader.inputs import SegmentLayout
+from pgra.runs import open_method
 
 LABELS = VERBALIZER.labels
 SUPPORT = [
@@ -24,9 +27,10 @@ def tokenizer(t5_dir):
     return load_tokenizer(find_model(str(t5_dir)))
 
 
-def support(**changes):
-    values = {"vectors": None, "share": 0.5, "num_sets": 8, "seed": 0}
-    return Support(SUPPORT, **{**values, **changes})
+def draw(queries, *, near=None, share=1.0, seed=0):
+    vectors = None if near is None else (np.array(near, np.float32), VECTORS)
+    args = LmBffArguments(exemplar_sets=8, exemplar_share=share)
+    return draw_demonstrations(queries, SUPPORT, vectors, LABELS, args=args, seed=seed)
 
 
 def build(tokenizer, drawn, queries=(QUERY,), *, verbalizer=VERBALIZER, max_tokens=64):
@@ -41,7 +45,7 @@ def texts(tokenizer, inputs, row=0):
 
 
 def test_a_set_is_one_example_of_each_label_in_their_order():
-    drawn = support(share=1.0).draw([QUERY], None, LABELS)
+    drawn = draw([QUERY])
     assert drawn.shape == (1, 8, 2)
     assert set(drawn[0, :, 0]) == {0, 2}
     assert set(drawn[0, :, 1]) == {1, 3}
@@ -49,27 +53,24 @@ def test_a_set_is_one_example_of_each_label_in_their_order():
 
 def test_demonstrations_come_from_the_nearer_half():
     """The query lies nearest to 2 of the negative and to 1 of the positive."""
-    query = np.array([[0.1, 0.7, 0.7, 0.1]], dtype=np.float32)
-    drawn = support(vectors=VECTORS).draw([QUERY], query, LABELS)
-    assert set(map(tuple, drawn[0].tolist())) == {(2, 1)}
-    every = support(vectors=VECTORS, share=1.0).draw([QUERY], query, LABELS)
-    assert len(set(map(tuple, every[0].tolist()))) > 1  # the control
+    near = [[0.1, 0.7, 0.7, 0.1]]
+    assert set(map(tuple, draw([QUERY], near=near, share=0.5)[0].tolist())) == {(2, 1)}
+    assert len(set(map(tuple, draw([QUERY], near=near)[0].tolist()))) > 1  # the control
 
 
 def test_an_example_is_never_its_own_demonstration():
-    drawn = support(share=1.0).draw(SUPPORT, None, LABELS)
-    for place, sets in enumerate(drawn):
-        assert place not in sets
+    for row, sets in enumerate(draw(SUPPORT)):
+        assert row not in sets
     stranger = Example("test-0", SUPPORT[0].fields, "negative")  # the control
-    assert 0 in support(share=1.0).draw([stranger], None, LABELS)
+    assert 0 in draw([stranger])
 
 
 def test_draws_depend_on_seed_and_query_and_not_on_its_neighbours():
     other = Example("test-1", {"text": "A town."})
-    both = support(share=1.0).draw([QUERY, other], None, LABELS)
-    np.testing.assert_array_equal(both[1:], support(share=1.0).draw([other], None, LABELS))
+    both = draw([QUERY, other])
+    np.testing.assert_array_equal(both[1:], draw([other]))
     assert (both[0] != both[1]).any()
-    assert (support(share=1.0, seed=1).draw([QUERY], None, LABELS) != both[:1]).any()
+    assert (draw([QUERY], seed=1) != both[:1]).any()
 
 
 def test_the_query_keeps_its_slot_and_demonstrations_have_their_word(tokenizer):
@@ -104,11 +105,12 @@ def test_long_texts_are_cut_and_words_are_not(tokenizer):
         build(tokenizer, [[[0, 1]]], max_tokens=8)
 
 
-def test_sets_become_examples_to_train_on_first_sets_first(tokenizer):
-    inputs = build(tokenizer, [[[0, 3], [2, 3]], [[0, 1], [2, 1]]], [SUPPORT[1], SUPPORT[0]])
-    apart = repeat_sets(inputs)
-    assert apart.example_ids == ["train-1/0", "train-0/0", "train-1/1", "train-0/1"]
-    assert apart.labels == ["positive", "negative"] * 2
-    assert apart[2].segments[0].tolist() == inputs[0].segments[1].tolist()
-    assert apart[1].segments[0].tolist() == inputs[1].segments[0].tolist()
-    assert apart[2].target.tolist() == inputs[0].target.tolist()
+def test_a_training_example_is_each_of_its_sets_first_sets_first(args, tmp_path):
+    shots = {"num_shots": 2, "exemplar_sets": 3}
+    method = open_method(run_of(args, "lm-bff", tmp_path, **shots), ALONE)
+    names = [example.id for example in method.data.train]
+    apart, together = method.inputs("train"), method.inputs("dev")
+    assert apart.example_ids == [f"{name}/{n}" for n in range(3) for name in names]
+    assert apart.labels == [example.label for example in method.data.train] * 3
+    assert {len(row.segments) for row in apart} == {1}
+    assert {len(row.segments) for row in together} == {3}

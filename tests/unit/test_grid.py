@@ -41,8 +41,8 @@ def test_points_are_all_combinations_in_the_order_given(write):
 def test_values_that_go_together_are_crossed_with_the_axes(write):
     path = write(
         points=[{"name": "BM25", "retriever": "bm25"}, {"retriever": "dense", "pooling": "cls"}],
-        grid={"system": ["fid", "pgra"]},
-        labels={"system": ""},
+        grid={"method": ["fid", "pgra"]},
+        labels={"method": ""},
     )
     names = [point.name for point in read_grid(path).points]
     assert names == [

@@ -15,9 +15,8 @@ from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.retrieval import IndexRequest, find_retriever, open_retriever
 from pgra.retrieval.dense import search_kept
-from pgra.retrieval.faiss import ask
 from pgra.retrieval.maintain import add_passages, remove_rows, verify_index
-from pgra.retrieval.shards import read_vectors
+from pgra.retrieval.shards import find_shards, read_rows
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 
@@ -85,7 +84,8 @@ def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(hom
     whole = home.build(*names, folder=home.root / "whole")
     assert manifest_of(whole)["fingerprint"] == manifest_of(folder)["fingerprint"]  # Flat
     rows = np.arange(12)
-    np.testing.assert_allclose(read_vectors(folder, rows), read_vectors(whole, rows), atol=1e-3)
+    vectors = [read_rows(find_shards(one), rows) for one in (folder, whole)]
+    np.testing.assert_allclose(*vectors, atol=1e-3)
     queries = ["a warm film", "red apples", NEW[-1]]
     found, other = (home.open(one, *names).retrieve(queries, 4) for one in (folder, whole))
     np.testing.assert_array_equal(found.rows, other.rows)
@@ -195,8 +195,7 @@ def test_removed_rows_are_never_found_and_k_still_gives_k(home, retriever):
         assert (found.rows != -1).all()
     assert opened.fingerprint != fields
     if retriever == "dense":
-        every = [row for row in opened.retrieve(["a warm film"], 4).rows[0]]
-        assert sorted(every) == [1, 3, 4, 5]
+        assert sorted(opened.retrieve(["a warm film"], 4).rows[0]) == [1, 3, 4, 5]
         with pytest.raises(ConfigError, match=r"num_candidates \(5\) exceeds the corpus \(4 pass"):
             opened.retrieve(["x"], 5)
     after = files(folder)
@@ -216,30 +215,31 @@ def test_removed_rows_stay_removed_when_it_grows(home):
     assert found.rows[1, 0] == 7
 
 
-def test_a_search_goes_deeper_until_enough_are_kept():
-    vectors = np.arange(64, 0, -1, dtype=np.float32)[:, None]  # row 0 is the nearest to [1]
-    index = faiss.IndexFlatIP(1)
-    index.add(vectors)
-    depths = []
+class CountingIndex:
+    """Row 0 is the nearest to [1], row 63 the last."""
 
-    def search(queries, depth):
-        depths.append(depth)
-        return ask(index, queries, depth)
+    def __init__(self):
+        self.index, self.ntotal, self.depths = faiss.IndexFlatIP(1), 64, []
+        self.index.add(np.arange(64, 0, -1, dtype=np.float32)[:, None])
 
-    queries, removed = np.ones((2, 1), dtype=np.float32), np.arange(40)
-    found = search_kept(search, queries, 3, removed=removed, most=64)
+    def search(self, queries, depth):
+        self.depths.append(depth)
+        return self.index.search(queries, depth)
+
+
+def test_a_search_goes_deeper_until_enough_are_kept(monkeypatch):
+    queries, removed, index = np.ones((2, 1), dtype=np.float32), np.arange(40), CountingIndex()
+    found = search_kept(index, queries, 3, removed=removed)
     assert found.rows.tolist() == [[40, 41, 42]] * 2
     assert found.scores[0].tolist() == [24.0, 23.0, 22.0]
-    assert len(depths) > 1
-    assert depths == sorted(depths)
-    depths.clear()
-    none = np.empty(0, dtype=np.int64)
-    assert search_kept(search, queries, 3, removed=none, most=64).rows[0].tolist() == [0, 1, 2]
-    assert depths == [3]  # nothing removed: nothing more is searched
-    with pytest.raises(
-        ConfigError, match="32 nearest passages .* nearly all removed.*--device cpu"
-    ):
-        search_kept(search, queries, 3, removed=removed, most=32)
+    assert len(index.depths) > 1
+    assert index.depths == sorted(index.depths)
+    index.depths.clear()
+    assert search_kept(index, queries, 3, removed=removed[:0]).rows[0].tolist() == [0, 1, 2]
+    assert index.depths == [3]  # nothing removed: nothing more is searched
+    monkeypatch.setattr("pgra.retrieval.dense.most_hits", lambda index: 32)  # as on a GPU
+    with pytest.raises(ConfigError, match="32 nearest .* nearly all removed.*--device cpu"):
+        search_kept(index, queries, 3, removed=removed)
 
 
 def test_verify_names_all_that_is_damaged(home):

@@ -25,38 +25,25 @@ def test_case_spaces_and_punctuation_do_not_count():
     assert text_key("?!") != text_key("...")
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("what is C++", "what is C#"),
-        ("I love it :)", "I love it :("),
-        ("is -5 a prime", "is 5 a prime"),
-        ("it costs $5", "it costs 5"),
-        ("कि", "की"),  # letters of Devanagari are marks
-    ],
-)
+OTHER_SIGNS = [
+    ("what is C++", "what is C#"),
+    ("I love it :)", "I love it :("),
+    ("is -5 a prime", "is 5 a prime"),
+    ("it costs $5", "it costs 5"),
+    ("कि", "की"),  # letters of Devanagari are marks
+]
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_SIGNS)
 def test_signs_that_change_what_is_said_count(one, other):
     assert text_key(one) != text_key(other)
     assert text_key(f"{one} !") == text_key(f"“{one}”.")  # the control
 
 
-def test_of_copies_the_first_stands_for_all():
-    assert LeakGuard(["A dull  town.", "a DULL town."]).distinct.tolist() == [0]
-    assert LeakGuard(POOL).distinct.tolist() == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("I love it :)", "I love it :("),
-        ("what is C++", "what is C#"),
-        ("-5", "5"),
-        ("a great film", "a great film!"),
-    ],
-)
-def test_what_differs_in_its_signs_is_no_copy(one, other):
-    guard = LeakGuard([one, other, one.upper()])
-    assert (guard.distinct.tolist(), guard.num_copies) == ([0, 1], 1)
+@pytest.mark.parametrize(("one", "other"), [*OTHER_SIGNS, ("a great film", "a great film!")])
+def test_of_copies_the_first_stands_for_all_and_other_signs_make_no_copy(one, other):
+    guard = LeakGuard([one, other, one.upper(), f" {one}"])
+    assert (guard.distinct.tolist(), guard.num_copies) == ([0, 1], 2)
 
 
 def test_equal_text_of_another_label_is_no_copy():
@@ -84,46 +71,34 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("query", "row"),
-    [
-        ("who wrote Hamlet please", 0),
-        ("Please, who wrote the Hamlet?", 0),
-        ("who wrote Hamelt", 0),
-        ("who wrote Hamlett please", 0),
-        ("what is C++ please", 1),
-        ("is 5 prime?", 2),
-        ("what is a capital of Iran", 3),
-        ("what is teh capital of Iran", 3),
-        ("where was the old king of Norwey born", 4),
-        ("how do you get to the website", 9),
-        ("it isn't a very good film", 10),
-    ],
-)
-def test_a_short_text_with_a_little_changed_is_the_same(query, row):
-    is_leak = LeakGuard(QUESTIONS).leaks(query)
-    assert [place for place in range(len(QUESTIONS)) if is_leak(place)] == [row]
+SAME_AS = {
+    "who wrote Hamlet please": 0,
+    "Please, who wrote the Hamlet?": 0,
+    "who wrote Hamelt": 0,
+    "who wrote Hamlett please": 0,
+    "what is C++ please": 1,
+    "is 5 prime?": 2,
+    "what is a capital of Iran": 3,
+    "what is teh capital of Iran": 3,
+    "where was the old king of Norwey born": 4,
+    "how do you get to the website": 9,
+    "it isn't a very good film": 10,
+}
+OTHERS = [
+    *("who wrote Macbeth", "who played Hamlet", "what is C#", "what is C", "is 7 a prime"),
+    *("is 15 a prime", "what is the capital of Iraq", "where was the new king of Norway born"),
+    "what county is the old town in",  # a letter less; both words are known
+    *("南京在哪里", "please"),
+]
 
 
 @pytest.mark.parametrize(
-    "query",
-    [
-        "who wrote Macbeth",
-        "who played Hamlet",
-        "what is C#",
-        "what is C",
-        "is 7 a prime",
-        "is 15 a prime",
-        "what is the capital of Iraq",
-        "where was the new king of Norway born",
-        "what county is the old town in",  # a letter less; both words are known
-        "南京在哪里",
-        "please",
-    ],
+    ("query", "rows"),
+    [*((query, [row]) for query, row in SAME_AS.items()), *((query, []) for query in OTHERS)],
 )
-def test_another_short_question_is_not_the_same(query):
+def test_a_short_text_is_the_same_with_a_little_changed_and_no_more(query, rows):
     is_leak = LeakGuard(QUESTIONS).leaks(query)
-    assert [place for place in range(len(QUESTIONS)) if is_leak(place)] == []
+    assert [row for row in range(len(QUESTIONS)) if is_leak(row)] == rows
 
 
 @pytest.mark.parametrize(
@@ -157,27 +132,20 @@ def search_all(rows):
 
 def test_what_is_left_out_is_counted_and_replaced_by_the_next():
     search, depths = search_all([3, 0, 2, 5, 4, 1])
-    allowed = LeakGuard(POOL).nearest(search, ["A great film by the sea"], 2)
-    assert allowed.candidates.rows.tolist() == [[2, 5]]
-    assert allowed.candidates.scores.tolist() == [[-2, -3]]
-    assert allowed.num_dropped.tolist() == [2]
+    found, num_dropped = LeakGuard(POOL).nearest(search, ["A great film by the sea"], 2)
+    assert (found.rows.tolist(), found.scores.tolist()) == ([[2, 5]], [[-2, -3]])
+    assert num_dropped.tolist() == [2]
     assert depths == [3, 6]  # deeper only because two of three fell
     search, depths = search_all([3, 0, 2, 5, 4])
-    other = LeakGuard(POOL).nearest(search, ["Blue boats"], 2)  # the control
-    assert (other.candidates.rows.tolist(), other.num_dropped.tolist()) == ([[3, 0]], [0])
+    found, num_dropped = LeakGuard(POOL).nearest(search, ["Blue boats"], 2)  # the control
+    assert (found.rows.tolist(), num_dropped.tolist()) == ([[3, 0]], [0])
     assert depths == [3]
 
 
 def test_a_search_that_finds_no_more_is_not_repeated():
-    def search(depth):
-        depths.append(depth)
-        rows = np.full((1, depth), MISSING_ROW)
-        rows[0, 0] = 2
-        return Candidates(rows, np.where(rows == 2, 1.0, -np.inf).astype(np.float32))
-
-    depths = []
-    allowed = LeakGuard(POOL).nearest(search, ["A town"], 2)
-    assert allowed.candidates.rows.tolist() == [[2, MISSING_ROW]]
+    search, depths = search_all([2, MISSING_ROW, MISSING_ROW])
+    found, _ = LeakGuard(POOL).nearest(search, ["A town"], 2)
+    assert found.rows.tolist() == [[2, MISSING_ROW]]
     assert depths == [3]
 
 

@@ -18,7 +18,7 @@ from pgra.memory.report import (
     StreamResult,
     Variant,
     choose_threshold,
-    compare_systems,
+    compare_methods,
     compare_with,
     measure,
     render_report,
@@ -292,7 +292,7 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
         result(four, "mem", (0, 0, 0, 1), tokens=15, seed=1),
         result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
     ]
-    (claim,) = compare_systems(results)
+    (claim,) = compare_methods(results)
     assert (claim.better.system, claim.worse.system) == ("mem", "no-mem")
     assert claim.final.mean == pytest.approx((0.5 + 0.25) / 2)
     areas = [(0 + 1 / 2 + 2 / 3 + 3 / 4) / 4 - (0 + 0 + 1 / 3 + 1 / 4) / 4, (1 / 4) / 4]
@@ -308,9 +308,9 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
 def test_many_steps_that_all_speak_for_one_are_told_by_the_test(four):
     many = [*four] * 5
     results = [result(many, "no-mem", [0] * 20, p=0.0), result(many, "grow", [1] * 20)]
-    (claim,) = compare_systems(results)
+    (claim,) = compare_methods(results)
     assert claim.p_value == pytest.approx(2 * 0.5**20)
-    (back,) = compare_systems([result(many, "no-mem", [1] * 20, p=0.0), results[1]])
+    (back,) = compare_methods([result(many, "no-mem", [1] * 20, p=0.0), results[1]])
     assert back.p_value == 1.0  # the control
     text = " ".join(
         render_report(FAMILY, [result(many * 2, "grow", [0, 1] * 20)], gate=None).split()
@@ -322,7 +322,7 @@ def test_many_steps_that_all_speak_for_one_are_told_by_the_test(four):
 def test_what_the_paper_compares_is_compared(four):
     plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
     results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
-    pairs = [(c.better.name, c.worse.name) for c in compare_systems(results)]
+    pairs = [(c.better.name, c.worse.name) for c in compare_methods(results)]
     assert [tuple(name.removesuffix("-seed0") for name in pair) for pair in pairs] == [
         ("grow-p0.5", "no-mem"),
         ("grow-p1", "no-mem"),
@@ -333,7 +333,7 @@ def test_what_the_paper_compares_is_compared(four):
         ("mem-p1", "grow-p1"),
         ("mem-p1", "mem-p0.5"),
     ]
-    assert compare_systems(results[:1]) == []
+    assert compare_methods(results[:1]) == []
 
 
 # Outputs in a file, in the columns of the paper's release; the outputs are our own.

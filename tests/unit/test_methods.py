@@ -48,7 +48,7 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     mine = run_of(args, method, folder, **few(method))
     done = run(mine)
     assert not done.reused
-    assert done.metrics["system"] == method
+    assert done.metrics["method"] == method
     assert done.metrics["n"] == len(lines_of(folder)) == 12
     assert run(mine).reused
     again = evaluate_run(folder, output_dir=tmp_path / "again")
@@ -261,9 +261,9 @@ def test_lm_bffs_experiment_holds_the_papers_settings():
     args = parse("--config", str(config_root() / "experiments/lm-bff.yaml"))
     assert args.method == "lm-bff"
     assert (args.pgra.rerank.num_evidence, args.pgra.reader.max_segment_tokens) == (0, 128)
-    training = args["training"]
-    assert (training.num_shots, training.exemplar_sets, training.exemplar_share) == (16, 16, 0.5)
-    assert training.max_steps == 1000
+    shots = args["shots"]
+    assert (shots.num_shots, shots.exemplar_sets, shots.exemplar_share) == (16, 16, 0.5)
+    assert args["training"].max_steps == 1000
 
 
 def test_sections_of_pgra_are_all_known(args):

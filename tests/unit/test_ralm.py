@@ -1,5 +1,6 @@
 """The decoder-only reader: what it reads, what it scores, what training it changes."""
 
+import json
 import shutil
 import signal
 from dataclasses import fields, replace
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra import Reader
 from pgra.commands.common import parse_run
+from pgra.commands.train import main as train
 from pgra.config import ReaderArguments
 from pgra.core import ALONE, Example
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
@@ -27,6 +29,7 @@ from pgra.methods.ralm import (
 )
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.train import read_losses
+from pgra.report.results import check_comparable, is_unseeded, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run, run_seeds
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
@@ -165,7 +168,7 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
         with_rerank(args, reranker="none"), "ralm", tmp_path / "run", max_reader_tokens=90
     )
     done = run(mine)
-    assert done.metrics["system"] == "ralm"
+    assert done.metrics["method"] == "ralm"
     assert not (tmp_path / "run" / "reader").exists()
     assert set(done.training) == {"metric", "value", "calibration"}
     prompt = (tmp_path / "run" / "prompt.txt").read_text()
@@ -175,16 +178,23 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     assert run(mine).reused
     with pytest.raises(ArtifactError, match="made with .*best_last"):
         run(having(mine, evidence_order="best_first"))
+    again = {"changes": {"reader": {"decode": "official"}}, "output_dir": tmp_path / "again"}
+    with pytest.raises(ConfigError, match="decode is not an argument of method 'ralm'"):
+        evaluate_run(tmp_path / "run", **again)
 
 
 def test_without_evidence_it_is_the_plain_lm_whatever_finds_evidence(args, tmp_path):
     plain = with_rerank(args, num_evidence=0)
     run(run_of(plain, "ralm", tmp_path / "a"))
-    run(run_of(with_retriever(plain, retriever="bm25"), "ralm", tmp_path / "b"))
-    assert lines_of(tmp_path / "a") == lines_of(tmp_path / "b")
-    run(run_of(args, "ralm", tmp_path / "c"))
-    scores = [[line["scores"] for line in lines_of(tmp_path / name)] for name in "ac"]
+    run(run_of(with_retriever(plain, retriever="bm25"), "ralm", tmp_path / "other"))
+    assert lines_of(tmp_path / "a") == lines_of(tmp_path / "other")
+    run(run_of(args, "ralm", tmp_path / "b"))
+    scores = [[line["scores"] for line in lines_of(tmp_path / name)] for name in "ab"]
     assert scores[0] != scores[1]  # the control
+    (group,) = load_collection([tmp_path / "a", tmp_path / "b"]).groups
+    check_comparable(group)
+    assert row_names(group) == ["ralm num_evidence=0", "ralm num_evidence=3"]
+    assert all(is_unseeded(each) for each in group.runs)
 
 
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
@@ -192,7 +202,7 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
     frozen = run(run_of(args, "ralm", tmp_path / "frozen"))
     mine = run_of(args, "ralm", folder, **LORA)
     done = run(mine)
-    assert done.metrics["system"] == "ralm-lora"
+    assert done.metrics["method"] == "ralm-lora"
     losses = [record.loss for record in read_losses(folder / "losses.jsonl", 99)]
     assert np.mean(losses[-4:]) < 0.5 * losses[0]
     decided = [[line["prediction"] for line in lines_of(each)] for each in (frozen.folder, folder)]
@@ -298,3 +308,23 @@ def test_models_that_cannot_read_are_refused_before_anything_is_found(args, tmp_
     folder = run(run_of(with_rerank(args, num_evidence=0), "ralm", tmp_path / "ok")).folder
     with pytest.raises(ConfigError, match="attention is a trained reader's"):
         Predictor.open(folder, attention=True)
+
+
+@pytest.mark.slow
+def test_the_real_lm_learns_to_read_reviews(tmp_path, monkeypatch, capsys, two_threads):
+    monkeypatch.chdir(tmp_path)
+    words = ["--task", "sst2", "--method", "ralm", "--reader_lm", "bundled:smollm2-135m"]
+    words += ["--dataset_name", "bundled:rotten-tomatoes", "--corpus", "bundled:wikipedia-19k"]
+    words += ["--retriever", "bm25", "--num_candidates", "4", "--reranker", "none"]
+    words += ["--num_evidence", "1", "--max_train_samples", "200", "--max_dev_samples", "60"]
+    words += ["--max_test_samples", "60", "--device", "cpu"]
+    lora = ["--lora_rank", "8", "--learning_rate", "5e-4", "--max_steps", "40"]
+    values = {}
+    for name, more in (("frozen", []), ("lora", [*lora, "--eval_steps", "20"])):
+        assert train([*words, *more, "--output_dir", name]) == 0, capsys.readouterr().err
+        values[name] = json.loads((tmp_path / name / "metrics.json").read_text())
+    assert values["lora"]["value"] > max(0.6, values["frozen"]["value"])
+    assert values["lora"]["calibration"]["temperature"] > 0
+    (answer,) = Predictor.open(tmp_path / "lora").answer(["A warm, funny and touching film."])
+    assert answer.prediction.label == "positive"
+    assert len(answer.evidence) == 1

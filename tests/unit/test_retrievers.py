@@ -154,8 +154,6 @@ def test_the_arguments_of_a_retriever_are_its_own(world):
     assert (few.retrieve(QUERIES[:1], 12).rows >= 0).sum() < (
         default.retrieve(QUERIES[:1], 12).rows >= 0
     ).sum()
-    with pytest.raises(ConfigError, match="least_words is 0: it must be at least 1"):
-        CommonWords.Arguments(least_words=0)
     for name in ("random", OWN):
         with pytest.raises(ConfigError, match=f"'{name}' has no index: there is nothing to build"):
             prepare(world, name)
@@ -253,7 +251,7 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     given = {"index_dir": str(folder)}
     with pytest.raises(ArtifactError, match=r"by stage '\w+', not by '\w+'"):
         world.open({"bm25": "dense", "dense": "bm25"}[name], **given)
-    with pytest.raises(ArtifactError, match=r"none does not exist: .* run the '\w+' stage"):
+    with pytest.raises(ArtifactError, match="none does not exist: "):
         world.open(name, index_dir=str(world.root / "none"))
     assert not (world.root / "none").exists()
     kept, world.corpus = world.corpus, world.read(SENTENCES[1:])
@@ -267,22 +265,18 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
             world.open(name, **flags)
 
 
-@pytest.mark.parametrize(
-    ("field", "changed"),
-    [
-        ("pooling", {"pooling": "cls"}),
-        ("normalize", {"normalize": False}),
-        ("max_tokens", {"max_encoder_tokens": 16}),
-        ("factory", {"index_factory": "SQ8"}),
-        ("encoder", {"encoder": "roberta"}),
-    ],
-)
-def test_a_dense_index_made_otherwise_is_refused(world, encoder_dirs, field, changed):
+def test_a_dense_index_made_otherwise_is_refused(world, encoder_dirs):
     world.open()
     (folder,) = world.indexes()
-    changed = {n: str(encoder_dirs[v]) if n == "encoder" else v for n, v in changed.items()}
-    with pytest.raises(ArtifactError, match=f"was made with {field} "):
-        world.open(index_dir=str(folder), **changed)
+    for field, changed in {
+        "pooling": {"pooling": "cls"},
+        "normalize": {"normalize": False},
+        "max_tokens": {"max_encoder_tokens": 16},
+        "factory": {"index_factory": "SQ8"},
+        "encoder": {"encoder": str(encoder_dirs["roberta"])},
+    }.items():
+        with pytest.raises(ArtifactError, match=f"was made with {field} "):
+            world.open(index_dir=str(folder), **changed)
 
 
 def test_dense_scores_are_the_inner_products_of_the_vectors(world):

@@ -132,12 +132,12 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
     inputs = build_inputs(
         reader.examples(QUERIES), EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout
     )
-    attended = classifier.attend(inputs)
-    np.testing.assert_array_equal(attended.scores, classifier.score(inputs))
+    scores, shares = classifier.attend(inputs)
+    np.testing.assert_array_equal(scores, classifier.score(inputs))
     # One by one: the segments of a query, and the target of the label that it got.
-    for row, found in enumerate(attended.shares):
+    for row, found in enumerate(shares):
         segments = inputs[row].segments
-        label = int(attended.scores[row].argmax())
+        label = int(scores[row].argmax())
         target = RECORD.verbalizer.target_ids(tokenizer)[label]
         packed = pack_segments([segments], pad_token_id=0, cost=GroupCost(1, 999))
         lengths = [[len(segment) for segment in segments]]

@@ -1,90 +1,82 @@
+"""Both retrieval stages on a task: what they find, share, store and refuse."""
+
 from dataclasses import replace
+from threading import Barrier, Thread
 
 import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import DataArguments, RuntimeArguments
-from pgra.core import MISSING_ROW, Context, Worker
+from pgra.core import ALONE, MISSING_ROW, Context, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.methods.pgra import find_evidence, read_task
+from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
-from pgra.run_folder import check_same_run, check_writable, load_run_arguments
+from pgra.run_folder import check_same_run, check_writable
+from pgra.runs import read_arguments
 
 
 def found_for(args):
-    found = read_task(args)
-    find_evidence(found, args)
-    return found
+    stages = Stages.read(args, ALONE)
+    stages.find()
+    return stages
 
 
-def test_exemplars_stand_in_the_prompt_and_not_in_train(args):
-    found = read_task(args)
-    shown = set(found.prompt.exemplar_ids)
+def texts_of(stages, split):
+    return [[line.text for line in lines] for lines in stages.evidence_lines(split)]
+
+
+def test_exemplars_stand_in_the_prompt_and_no_method_trains_on_them(args):
+    stages = Stages.read(args, ALONE)
+    shown = set(stages.prompt.exemplar_ids)
     assert len(shown) == 4
-    assert shown.isdisjoint(example.id for example in found.splits.train)
-    assert len(found.splits.train) == 36 - 4
-    assert shown.isdisjoint(example.id for example in found.splits.dev)
+    assert shown.isdisjoint(e.id for e in (*stages.data.train, *stages.data.dev))
+    assert len(stages.data.train) == 36 - 4
+    plain = Stages.read(with_rerank(args, num_evidence=0, reranker="none"), ALONE)
+    assert plain.data.train == stages.data.train
+    other = Stages.read(with_rerank(args, exemplar_seed=1), ALONE)  # the control
+    assert other.data.train != plain.data.train
 
 
-def test_readers_without_a_prompt_train_on_the_same_examples(args):
-    plain = read_task(with_rerank(args, num_evidence=0, reranker="none"))
-    assert plain.splits.train == read_task(args).splits.train
-    other = read_task(with_rerank(args, exemplar_seed=1))
-    assert other.splits.train != plain.splits.train  # the control
-
-
-def test_evidence_is_the_best_of_the_candidates(args):
-    found = found_for(args)
+def test_evidence_is_the_best_of_the_candidates_and_lines_tell_both_stages(args):
+    stages = found_for(args)
     for split, queries in (("train", 32), ("dev", 4), ("test", 12)):
-        first, second = found.candidates[split].candidates, found.evidence[split].candidates
+        first, second = (stages.candidates[split].candidates, stages.evidence[split].candidates)
         assert first.rows.shape == second.rows.shape == (queries, 6)
         np.testing.assert_array_equal(np.sort(first.rows), np.sort(second.rows))
         assert (np.diff(second.scores, axis=1) <= 0).all()
-        texts = found.evidence_texts(split)
-        assert [len(line) for line in texts] == [3] * queries
-        assert texts[0] == [SENTENCES[row] for row in second.rows[0, :3]]
-    assert (
-        found.evidence["test"].candidates.rows != found.candidates["test"].candidates.rows
-    ).any()
-
-
-def test_lines_tell_both_stages(args):
-    found = found_for(args)
-    first = found.candidates["test"].candidates
-    for query, lines in enumerate(found.evidence_lines("test")):
-        for line in lines:
-            assert first.rows[query, line.stage1_rank - 1] == line.row
-            assert first.scores[query, line.stage1_rank - 1] == pytest.approx(line.stage1_score)
+        lines = stages.evidence_lines(split)
+        assert [line.text for line in lines[0]] == [SENTENCES[r] for r in second.rows[0, :3]]
+        for query, evidence in enumerate(lines):
+            assert len(evidence) == 3
+            for line in evidence:
+                assert first.rows[query, line.stage1_rank - 1] == line.row
+                score = first.scores[query, line.stage1_rank - 1]
+                assert score == pytest.approx(line.stage1_score)
+    assert (first.rows != second.rows).any()  # the control: there is an order to tell
 
 
 def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     """BM25 gives no row that shares no word: 'zebra' is in one passage only."""
     corpus_file.write_text("\n".join([*SENTENCES, "A zebra."]) + "\n")
     other = write_jsonl(corpus_file.parent / "zebra.jsonl", [{"text": "zebra", "label": 1}])
-    args = replace(
-        args,
-        data=replace(args.data, test_file=str(other)),
-        retriever=replace(args.retriever, retriever="bm25"),
-    )
-    found = found_for(args)
-    assert (found.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
-    assert found.evidence_texts("test") == [["A zebra."]]
+    data = replace(args.data, test_file=str(other))
+    stages = found_for(with_retriever(replace(args, data=data), retriever="bm25"))
+    assert (stages.candidates["test"].candidates.rows[0, 1:] == MISSING_ROW).all()
+    assert texts_of(stages, "test") == [["A zebra."]]
 
 
 def test_no_evidence_opens_nothing(args, tmp_path):
-    found = found_for(with_rerank(args, num_evidence=0))
-    assert found.corpus is None
-    assert found.evidence_texts("test") == [[]] * 12
+    stages = found_for(with_rerank(args, num_evidence=0))
+    assert stages.evidence_lines("test") == [[]] * 12
     assert not (tmp_path / "artifacts").exists()
 
 
 def test_a_second_look_reuses_what_is_there(args):
     found_for(args)
     again = found_for(args)
-    assert all(stored.reused for stored in again.candidates.values())
-    assert all(stored.reused for stored in again.evidence.values())
+    assert all(stored.reused for stored in (*again.candidates.values(), *again.evidence.values()))
     fewer = found_for(with_rerank(args, num_evidence=1))
     assert all(stored.reused for stored in fewer.evidence.values())  # d is cut from what is stored
     cosine = found_for(with_rerank(args, similarity="cosine"))
@@ -95,10 +87,10 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
         staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
-        found = found_for(with_retriever(args, retriever="exhaustive"))
+        whole = found_for(with_retriever(args, retriever="exhaustive"))
         few = found_for(with_retriever(args, num_candidates=5))
         for split in ("train", "dev", "test"):
-            ours, theirs = (f.evidence[split].candidates for f in (found, staged))
+            ours, theirs = (f.evidence[split].candidates for f in (whole, staged))
             np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
             np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, err_msg=similarity)
             control = few.evidence[split].candidates
@@ -107,14 +99,11 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
 
 def test_exhaustive_needs_no_first_stage_whatever_k_is(args, tmp_path):
     args = with_retriever(args, encoder="no-such-folder", num_candidates=1, retriever="exhaustive")
-    found = found_for(args)
-    assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
-        *("corpora", "banks", "evidence")
-    }
-    assert set(found.seconds) == {"corpus", "states", "evidence"}
-    assert {"evidence/train", "evidence/dev", "evidence/test"} <= set(found.fingerprints)
-    best = found.evidence["test"].candidates
-    for query, lines in enumerate(found.evidence_lines("test")):
+    stages = found_for(args)
+    made = {path.name for path in (tmp_path / "artifacts").iterdir()}
+    assert made == {"corpora", "banks", "evidence"}
+    best = stages.evidence["test"].candidates
+    for query, lines in enumerate(stages.evidence_lines("test")):
         assert [line.row for line in lines] == best.rows[query, :3].tolist()
         assert [line.stage1_rank for line in lines] == [1, 2, 3]
         assert all(line.stage1_score == line.score for line in lines)
@@ -124,62 +113,47 @@ def test_exhaustive_needs_no_first_stage_whatever_k_is(args, tmp_path):
 
 def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog, monkeypatch):
     caplog.set_level("INFO")
-    queries = 32 + 4 + 12
-    found_for(args)
-    read = len(np.unique(np.concatenate([r.ravel() for r in candidate_rows(found_for(args))])))
-    told = [record.getMessage() for record in caplog.records if "LM forwards" in record.message]
-    assert told[0].startswith(f"reranker: {queries * 6} query-candidate pairs; {read + queries} LM")
-    assert told[1].endswith("0 LM forwards: every state was there already (reused)")
-    caplog.clear()
-    exhaustive = with_retriever(args, retriever="exhaustive")
-    found_for(exhaustive)
-    pairs = queries * len(SENTENCES)
-    begin = f"exhaustive: {pairs} query-passage pairs; {len(SENTENCES) - read} LM forwards"
+    first, queries = found_for(args), 32 + 4 + 12
+    rows = np.concatenate([s.candidates.rows.ravel() for s in first.candidates.values()])
+    read = len(np.unique(rows))
+    begin = f"reranker: {queries * 6} query-candidate pairs; {read + queries} LM forwards"
     assert any(record.getMessage().startswith(begin) for record in caplog.records)
 
     def refuse(*_args, **_kwargs):
         raise AssertionError("the LM was loaded")
 
+    caplog.clear()
+    exhaustive = with_retriever(args, retriever="exhaustive")
+    found_for(exhaustive)
+    begin = f"exhaustive: {queries * len(SENTENCES)} query-passage pairs; {len(SENTENCES) - read}"
+    assert any(record.getMessage().startswith(begin) for record in caplog.records)
     monkeypatch.setattr("transformers.AutoModel.from_pretrained", refuse)
     caplog.clear()
     again = found_for(with_rerank(exhaustive, num_evidence=5))  # another d: the same product
     assert all(stored.reused for stored in again.evidence.values())
     assert [len(lines) for lines in again.evidence_lines("test")] == [5] * 12
     assert any("0 LM forwards" in record.getMessage() for record in caplog.records)
-    other = found_for(with_rerank(exhaustive, similarity="cosine"))
-    assert not any(stored.reused for stored in other.evidence.values())
-
-
-def candidate_rows(found):
-    return [stored.candidates.rows for stored in found.candidates.values()]
 
 
 def test_exhaustive_by_an_index_says_its_recall(args):
-    found = found_for(with_retriever(args, retriever="exhaustive", index_factory="HNSW8"))
+    stages = found_for(with_retriever(args, retriever="exhaustive", index_factory="HNSW8"))
     for split in ("train", "dev", "test"):
-        manifest = read_object(found.evidence[split].folder / "manifest.json")
-        assert set(manifest["counts"]["recall"]) == {"10", "12"}
-        assert 0 < manifest["counts"]["recall"]["12"] <= 1
-        assert (manifest["counts"]["queries"], manifest["counts"]["candidates"]) == (
-            *(len(found.examples(split)), 12),
-        )
-    exact = found_for(with_retriever(args, retriever="exhaustive"))
-    assert exact.evidence["test"].folder != found.evidence["test"].folder
+        counts = read_object(stages.evidence[split].folder / "manifest.json")["counts"]
+        assert 0 < counts["recall"]["12"] <= 1
+        assert (counts["queries"], counts["candidates"]) == (len(stages.data.examples(split)), 12)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "label_words"])
 def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity):
-    from threading import Barrier, Thread
-
     args = with_retriever(with_rerank(args, similarity=similarity), retriever="exhaustive")
     alone = found_for(args)
     runtime = RuntimeArguments(artifacts_dir=str(tmp_path / "both"), device="cpu")
     both, found = Barrier(2, timeout=60), {}
 
     def work(rank):
-        found[rank] = read_task(args)
         context = Context(Worker(rank, 2), lambda: both.wait() and None)
-        find_evidence(found[rank], replace(args, runtime=runtime), context)
+        found[rank] = Stages.read(replace(args, runtime=runtime), context)
+        found[rank].find()
 
     threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -192,20 +166,6 @@ def test_two_processes_search_everything_as_one_does(args, tmp_path, similarity)
             np.testing.assert_array_equal(ours.rows, alone.evidence[split].candidates.rows)
 
 
-@pytest.mark.parametrize(
-    ("changes", "method"),
-    [({}, "pgra"), ({"reranker": "none"}, "fid"), ({"num_evidence": 0}, "t5")],
-)
-def test_methods_have_short_names(args, changes, method):
-    assert with_rerank(args, **changes).method == method
-
-
-def test_a_search_of_everything_has_a_name_of_its_own(args):
-    exhaustive = with_retriever(args, retriever="exhaustive")
-    assert exhaustive.method == "pgra-exhaustive"
-    assert with_rerank(exhaustive, num_evidence=0).method == "t5"
-
-
 def test_contradictions_are_refused(args):
     with pytest.raises(ConfigError, match="num_evidence .7. exceeds num_candidates .6."):
         with_rerank(args, num_evidence=7)
@@ -213,14 +173,15 @@ def test_contradictions_are_refused(args):
     with_rerank(exhaustive, num_evidence=0, reranker="none")  # the plain reader
     with pytest.raises(ConfigError, match="reranker 'none' has none: use --reranker prompted"):
         with_rerank(exhaustive, reranker="none")
-    with pytest.raises(ConfigError, match="index_dir .there. names a first stage's index"):
-        with_retriever(exhaustive, index_dir="there")
     with pytest.raises(ConfigError, match="num_evidence .13. exceeds the corpus .12 passages"):
         found_for(with_rerank(exhaustive, num_evidence=13))
     with pytest.raises(ConfigError, match="--task is missing"):
-        read_task(replace(args, data=DataArguments()))
+        Stages.read(replace(args, data=DataArguments()), ALONE)
     with pytest.raises(ConfigError, match="all 36 training examples stand in the prompt"):
-        read_task(with_rerank(args, num_exemplars=36))
+        Stages.read(with_rerank(args, num_exemplars=36), ALONE)
+
+
+# The folder of a run.
 
 
 def test_a_folder_that_can_be_written_is_not_made(tmp_path):
@@ -242,10 +203,5 @@ def test_a_run_is_known_by_what_decides_it(tmp_path):
         check_same_run(tmp_path, {"seed": 2}, is_whole=False)
     with pytest.raises(ArtifactError, match='with evidence/test "ab", this run asks for null'):
         check_same_run(tmp_path, {"seed": 1})
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ArtifactError, match="holds no trained reader: give the folder"):
-        load_run_arguments(tmp_path, {})
-    with pytest.raises(ArtifactError, match="is damaged .*: delete .* and run its command again"):
-        read_object(tmp_path / "none.json")
+    with pytest.raises(ArtifactError, match="is no run: give the folder of a finished run"):
+        read_arguments(tmp_path, {})
