@@ -165,7 +165,9 @@ def test_greedy_text_is_the_likeliest_token_after_token(reader, examples):
     assert beams.shape[0] == B
 
 
-def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, labels):
+def test_attention_mass_is_the_share_of_each_segments_tokens(
+    reader, examples, labels, fast_kernels
+):
     lengths = [[len(segment) for segment in segments] for segments in examples]
     found = reader.attention_mass(pack(examples), lengths, labels)
     for i, segments in enumerate(examples):
