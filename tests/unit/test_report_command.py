@@ -53,12 +53,6 @@ def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
     assert "(paper)" not in capsys.readouterr().out
 
 
-def test_a_figure_is_drawn_too(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["report", str(runs), "--figure", str(tmp_path / "a.svg")]) == 0
-    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-
-
 def test_what_is_not_finished_is_told(tmp_path, capfd):
     plant(tmp_path / "a")
     plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: None}}})
