@@ -59,7 +59,7 @@ class ReferenceTable:
         name: Such as "T2a".
         title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row, in the columns' order.
+        rows: Values as printed (in hundredths), by row and column.
         match: Of a row, which run it stands beside: values by argument, and "method".
         notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
         measure: What the values are: "metric", or another word where they are not the tasks'
@@ -69,23 +69,10 @@ class ReferenceTable:
     name: str
     title: str
     columns: Sequence[str]
-    rows: Mapping[str, Sequence[float]]
+    rows: Mapping[str, Mapping[str, float]]
     match: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     notes: Sequence[Mapping[str, str]] = ()
     measure: str = METRIC
-
-    def __post_init__(self) -> None:
-        for row, cells in self.rows.items():
-            if len(cells) != len(self.columns):
-                raise ValueError(f"{row}: {len(cells)} values, {len(self.columns)} columns")
-        if not self.match.keys() <= self.rows.keys():
-            raise ValueError(f"{self.name} matches rows it does not have")
-
-    def value(self, row: str, column: str) -> float | None:
-        """Return a printed value; None where the paper has none."""
-        if column not in self.columns:
-            return None
-        return float(self.rows[row][self.columns.index(column)])
 
     def average(self, row: str, tasks: Sequence[str]) -> float | None:
         """Return the mean over tasks: as printed for all of the table's, else of its cells.
@@ -94,12 +81,12 @@ class ReferenceTable:
             row: Of the table.
             tasks: Which; None is returned if the paper lacks one of them.
         """
-        own = {column for column in self.columns if column != AVERAGE}
-        if set(tasks) == own and AVERAGE in self.columns:
-            return self.value(row, AVERAGE)
-        if not tasks or not own.issuperset(tasks):
+        cells = self.rows[row]
+        if {*tasks, AVERAGE} == {*self.columns}:
+            return cells[AVERAGE]
+        if not tasks or not set(tasks) <= cells.keys():
             return None
-        return sum(self.value(row, task) or 0.0 for task in tasks) / len(tasks)
+        return sum(cells[task] for task in tasks) / len(tasks)
 
     def find_row(self, run: Run) -> str | None:
         """Return the row that stands beside a run: of those that match the one with most names."""
@@ -119,10 +106,9 @@ class ReferenceTable:
         row = self.find_row(run)
         if row is None:
             return {}
-        values = {
-            c: self.value(row, c) if c != AVERAGE else self.average(row, tasks) for c in columns
-        }
-        return {column: value for column, value in values.items() if value is not None}
+        values = {**self.rows[row], AVERAGE: self.average(row, tasks)}
+        found = {column: values.get(column) for column in columns}
+        return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
         """Return the notes that concern some tasks."""
@@ -144,6 +130,10 @@ def load_references() -> Mapping[str, ReferenceTable]:
             notes, aliases = values.pop("notes"), values.pop("same_as")
             for name, table in values.items():
                 own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
+                own["rows"] = {
+                    row: {c: float(v) for c, v in zip(table["columns"], cells, strict=True)}
+                    for row, cells in table["rows"].items()
+                }
                 tables[name] = ReferenceTable(name, **own)
             tables |= {name: tables[other] for name, other in aliases.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
