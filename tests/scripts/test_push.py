@@ -169,13 +169,9 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(bench, hub, words, tol
     assert hub.repos == {}
 
 
-def test_offline_mode_is_refused_before_any_work(bench, hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    told = bench.train("no", push_to_hub=True, hub_model_id="me/x", hub_token=TOKEN).error
-    assert "cannot push to 'me/x' in offline mode: unset HF_HUB_OFFLINE, or leave" in told
-
-
-def test_push_needs_a_finished_run(bench, run, hub, tmp_path):
+def test_offline_mode_and_what_is_no_finished_run_are_refused(run, hub, monkeypatch, tmp_path):
     assert "--run is missing" in call(push_main, []).error
     assert "holds no finished run" in push(tmp_path).error
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "offline mode: unset HF_HUB_OFFLINE" in push(run, "--hub_token", TOKEN).error
     assert hub.requests == []

@@ -6,9 +6,8 @@ import torch
 from conftest import reader_inputs
 from oracle import ScriptedT5, oracle
 
-from pgra.core import Context, Worker
 from pgra.data.tasks import load_task
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import decide, label_chances
@@ -128,10 +127,6 @@ def test_a_temperature_flattens_chances_and_changes_no_decision():
         assert found.label == "negative"
 
 
-def test_no_input_gives_no_prediction(reader, tokenizer):
-    assert predict(reader, tokenizer, reader_inputs(tokenizer, VERBALIZER, [])) == []
-
-
 def test_all_tokens_of_a_word_count_not_only_its_first(tokenizer):
     """By hand: "a b" has 0.6 * 0.5 = 0.30, "sea" 0.4 * 0.9 = 0.36, though "a" is likelier first."""
     a, b, sea = tokenizer("a b sea", add_special_tokens=False).input_ids
@@ -199,14 +194,6 @@ def test_official_decode_is_never_right_on_a_word_of_two_tokens(t5_dirs, kind, t
     assert found == {"verbalizer": 1.0, "official": (10 - missed) / 10}
 
 
-def test_an_official_label_is_certain_and_unknown_words_are_the_first_label(tokenizer):
-    verbalizer = Verbalizer({"good": "great", "bad": "terrible", "mixed": "a b"}, "{text} It was")
-    items = questions(verbalizer, {"mixed": 1, "bad": 1})
-    inputs = reader_inputs(tokenizer, verbalizer, items)
-    found = predict(oracle(tokenizer, inputs), tokenizer, inputs, verbalizer, Decision("official"))
-    assert chances(found).tolist() == [[1, 0, 0], [0, 1, 0]]
-
-
 TREC_TEST = {
     **{"description": 138, "entity": 94, "abbreviation": 9},
     **{"human": 65, "location": 81, "number": 113},
@@ -232,19 +219,3 @@ def test_the_official_decode_of_a_perfect_reader_ends_at_its_words(
     verbalizer = Verbalizer(found.verbalizer, template or found.reader_template)
     shares = accuracies(tokenizer, verbalizer, questions(verbalizer, counts))
     assert shares == {"verbalizer": 1.0, "official": official}
-
-
-def test_words_that_the_reader_cannot_tell_apart_are_refused(reader, tokenizer):
-    with pytest.raises(ConfigError, match="are the same tokens"):
-        T5Classifier(reader, tokenizer, Verbalizer({"x": "a b", "y": "a▁b"}, "{text}"))
-
-
-def test_bar_of_several_processes_stops_at_its_total(
-    reader, tokenizer, inputs, monkeypatch, capsys
-):
-    from pgra.reader import predict as module
-
-    monkeypatch.setattr(module, "gather_object", lambda found: found)  # the others' share is lost
-    classifier = T5Classifier(reader, tokenizer, VERBALIZER, batch_tokens=10_000)
-    classifier.score(inputs, Context(Worker(rank=0, world=4)))
-    assert "| 5/5 [" in capsys.readouterr().err
