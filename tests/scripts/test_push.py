@@ -114,13 +114,6 @@ def test_a_pushed_reader_is_the_readers_folder(bench, run, hub, tmp_path):
     assert TOKEN not in called.out + called.err
 
 
-def test_a_name_alone_is_ones_own_and_a_branch_is_made(run, hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert push(run, "--hub_revision", "trial").code == 0
-    assert "model.safetensors" in hub.files("me/first", "trial")
-    assert "model.safetensors" not in hub.files("me/first", "main")
-
-
 def test_a_training_whose_push_fails_keeps_its_run_and_says_how_to_push(bench, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/late"}

@@ -138,12 +138,6 @@ def test_evaluate_measures_another_file_elsewhere(bench, first):
     assert contents(bench.run("first")) == before
 
 
-def test_evaluate_leaves_other_runs_alone(bench, first):
-    bench.train("t5-too", num_evidence=0)
-    told = bench.evaluate("first", "--output_dir", bench.run("t5-too")).error
-    assert told.endswith("is a run of train.py itself: choose another --output_dir")
-
-
 PAIRS = """
 inputs: [premise, claim]
 labels: ["no", maybe, "yes"]
@@ -210,10 +204,3 @@ def test_two_processes_train_as_one(bench, first):
     evaluated = finish([*launch, "--", "evaluate.py", "--run", str(bench.run("two"))])
     assert evaluated.count("95 % interval") == 1
     assert bench.predictions("two") == both
-
-
-@pytest.mark.slow
-def test_accelerate_launches_it(bench, first):
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "train.py"]
-    finish([*launch, *bench.argv("launched")])
-    assert bench.predictions("launched") == bench.predictions("first")

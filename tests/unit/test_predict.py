@@ -6,7 +6,6 @@ import torch
 from conftest import reader_inputs
 from oracle import ScriptedT5, oracle
 
-from pgra.data.tasks import load_task
 from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.prompts.verbalizer import Verbalizer
@@ -104,18 +103,6 @@ def test_ties_go_to_the_first_label_and_numbers_must_be_some():
         decide(["test-0"], np.full((1, 3), np.nan, dtype=np.float32), LABELS)
 
 
-def test_a_length_normalised_score_is_the_mean_of_a_targets_tokens(reader, tokenizer, inputs):
-    sizes = np.array([len(ids) for ids in VERBALIZER.target_ids(tokenizer)])
-    assert len(set(sizes)) > 1
-    sums, means = (
-        T5Classifier(reader, tokenizer, VERBALIZER, Decision(length_normalize=is_mean)).score(
-            inputs
-        )
-        for is_mean in (False, True)
-    )
-    np.testing.assert_allclose(means * sizes, sums, rtol=1e-5)
-
-
 def test_a_temperature_flattens_chances_and_changes_no_decision():
     scores = np.log(np.array([[0.8, 0.15, 0.05]], dtype=np.float32))
     (cold,), (warm,) = label_chances(scores), label_chances(scores, 2.0)
@@ -192,30 +179,3 @@ def test_official_decode_is_never_right_on_a_word_of_two_tokens(t5_dirs, kind, t
     missed = sum(counts[label] for label in audit.multi if label != "positive")
     found = accuracies(tokenizer, verbalizer, questions(verbalizer, counts))
     assert found == {"verbalizer": 1.0, "official": (10 - missed) / 10}
-
-
-TREC_TEST = {
-    **{"description": 138, "entity": 94, "abbreviation": 9},
-    **{"human": 65, "location": 81, "number": 113},
-}
-"""Questions of each class in its test set; the questions themselves do not matter to an oracle."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "template", "counts", "official"),
-    [
-        ("trec", None, TREC_TEST, 406 / 500),
-        ("trec", "? <extra_id_0> , {text}", TREC_TEST, 406 / 500),
-        ("sst2", "{text} ? <extra_id_0> ,", {"negative": 428, "positive": 444}, 1.0),
-    ],
-)
-def test_the_official_decode_of_a_perfect_reader_ends_at_its_words(
-    task, template, counts, official
-):
-    """TREC's "Entity" is two tokens: 406 of 500 are right at most, 81.2 %."""
-    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
-    found = load_task(task)
-    verbalizer = Verbalizer(found.verbalizer, template or found.reader_template)
-    shares = accuracies(tokenizer, verbalizer, questions(verbalizer, counts))
-    assert shares == {"verbalizer": 1.0, "official": official}

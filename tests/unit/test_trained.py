@@ -112,17 +112,6 @@ def test_evidence_counts_and_its_order_does_not(reader):
     assert abs(without[0][0] - found[0][0]) > 1e-4
 
 
-def test_attention_is_shared_out_among_a_querys_evidence(reader):
-    shares = reader.attention(QUERIES, EVIDENCE)
-    assert [len(part) for part in shares] == [2, 0, 1]
-    assert sum(shares[0]) == pytest.approx(1, abs=1e-5)
-    assert shares[2] == [pytest.approx(1, abs=1e-5)]
-    assert abs(shares[0][0] - shares[0][1]) > 1e-4
-    turned = reader.attention(QUERIES, [texts[::-1] for texts in EVIDENCE])
-    np.testing.assert_allclose(turned[0], shares[0][::-1], atol=1e-5)
-    assert reader.attention(QUERIES, []) == [[], [], []]
-
-
 @pytest.mark.parametrize(
     "decision", [Decision(), Decision(length_normalize=True), Decision("official")]
 )
