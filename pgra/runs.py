@@ -284,7 +284,7 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
         fingerprints=method.fingerprints,
         notes=[*method.notes(), *decided.notes],
         calibration=decided.calibration,
-        system=method.name(method.args),
+        method=method.name(method.args),
         more=decided.metrics,
     )
     if method.context.is_main:
@@ -558,7 +558,7 @@ def predict_run(
     has_prompts = isinstance(predictor.decider, Method) and "memory" in predictor.decider.SECTIONS
     if memory is None or memory.memory is None or has_prompts:
         return answers
-    opened = LabelMemory.open(
+    opened = LabelMemory(
         memory, task=about.name, inputs=about.inputs, labels=about.labels, device=device
     )
     with opened as log:

@@ -9,8 +9,8 @@ from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError
 
 EXAMPLE = """examples:
-  python train.py --task sst2 --system plain --output_dir runs/plain
-  python train.py --task sst2 --system fid --output_dir runs/fid
+  python train.py --task sst2 --method plain --output_dir runs/plain
+  python train.py --task sst2 --method fid --output_dir runs/fid
   python train.py --task sst2 --output_dir runs/pgra
   pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
   pgra ablate label_consistency --output_dir runs/grid

@@ -12,12 +12,12 @@ from pgra.errors import ConfigError
 if TYPE_CHECKING:
     from pgra.config import PgraArguments, RunArguments
 
-SYSTEMS = {
+READERS = {
     "no evidence": ["--num_evidence", "0"],
     "stage 1 evidence": ["--reranker", "none"],
     "stage 2 evidence (PGRA)": [],
 }
-_FOLDERS = dict(zip(SYSTEMS, ("t5", "fid", "pgra"), strict=True))
+_FOLDERS = dict(zip(READERS, ("t5", "fid", "pgra"), strict=True))
 EXAMPLE = """examples:
   pgra demo
   pgra demo --max_steps 64 --output_dir runs/longer
@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     quiet_libraries()
     say(_introduce(args))
-    reused, systems = [], []
-    for number, (name, extra) in enumerate(SYSTEMS.items(), 1):
-        say(f"\n[{number}/{len(SYSTEMS)}] reader with {name}")
+    reused, runs = [], []
+    for number, (name, extra) in enumerate(READERS.items(), 1):
+        say(f"\n[{number}/{len(READERS)}] reader with {name}")
         folder = base / _FOLDERS[name]
         mine = _parse([*words, *extra, "--output_dir", str(folder)])
         outcome = run(mine, context)
         reused.append(outcome.reused)
-        systems.append(load_run(outcome.folder, name=name))
+        runs.append(load_run(outcome.folder, name=name))
     seconds = time.perf_counter() - start
-    report = _report(systems, base, seconds, all_reused=all(reused))
+    report = _report(runs, base, seconds, all_reused=all(reused))
     say("\n" + report)
     say(f"Written: {base / 'report.md'}, {base / 'results.png'}")
     return 0
@@ -90,18 +90,18 @@ def _introduce(args: "PgraArguments") -> str:
     )
 
 
-def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
+def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
     """Write the report and the plot; give what the terminal shows."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
     from pgra.report.page import case_study, choose_case, demo_table, plot_study
     from pgra.report.results import Group
 
-    first = systems[0].metrics
-    table = demo_table(systems).to_markdown()
-    place = choose_case(systems)
-    case = case_study(systems, place)
-    notes = "\n".join(f"- {note}" for note in systems[-1].metrics["notes"])
+    first = runs[0].metrics
+    table = demo_table(runs).to_markdown()
+    place = choose_case(runs)
+    case = case_study(runs, place)
+    notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
     head = (
         f"{first['metric']} on {first['n']} held-out sentences of {first['task']}, seed "
         f"{first['seed']}, one run a reader:"
@@ -113,7 +113,7 @@ def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: b
     timing = (
         f"All of it was there already and was reused; {seconds:.0f} s."
         if all_reused
-        else f"{seconds:.0f} s in all; stages in seconds: {_stages(systems)}."
+        else f"{seconds:.0f} s in all; stages in seconds: {_stages(runs)}."
     )
     which = f"The first test sentence on which the readers disagree (number {place + 1}):"
     write_text(
@@ -122,16 +122,16 @@ def _report(systems: Sequence[Any], base: Path, seconds: float, *, all_reused: b
         f"{table}\n\n![metric with interval](results.png)\n\n{honest}\n\n## An example\n\n{which}"
         f"\n\n```\n{case}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n",
     )
-    plot_study(compare_runs(Group("Three readers", systems)), base / "results.png")
+    plot_study(compare_runs(Group("Three readers", runs)), base / "results.png")
     return (
         f"{head}\n\n{table}\n\n{honest}\n\n{which}\n\n{case}\n\nWhat to know:\n{notes}\n\n{timing}"
     )
 
 
-def _stages(systems: Sequence[Any]) -> str:
+def _stages(runs: Sequence[Any]) -> str:
     """Add up each stage's seconds: a later reader finds what an earlier one made."""
     total: dict[str, float] = {}
-    for system in systems:
-        for name, value in system.metrics["seconds"].items():
+    for one in runs:
+        for name, value in one.metrics["seconds"].items():
             total[name] = total.get(name, 0.0) + value
     return ", ".join(f"{name} {value:.0f}" for name, value in total.items())

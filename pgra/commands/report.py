@@ -12,7 +12,7 @@ from pgra.config import Arguments, arg, parse_arguments
 from pgra.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from pgra.report.compare import ReferenceTable, Study
+    from pgra.report.compare import Study
     from pgra.report.results import Group
 
 EXAMPLE = """examples:
@@ -78,9 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=EXAMPLE,
     )
     from pgra.artifacts import write_text
-    from pgra.report.compare import load_reference
+    from pgra.report.compare import load_reference, long_table, summarise
     from pgra.report.page import FIGURES, PAGES, check_path, plot_study, render_page
     from pgra.report.results import load_collection
+    from pgra.report.tables import FORMATS
 
     if args.figure is not None:
         check_path("figure", Path(args.figure), FIGURES)
@@ -96,14 +97,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.figure is not None and len(studies) > 1:
         named = ", ".join(f"'{title}'" for title in titles)
         raise ConfigError(f"--figure draws one table, and there are {named}: name fewer paths")
+    kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
+    if kind == "csv":
+        tables = [long_table(study) for study in studies]
+        rows = [row for table in tables for row in table.rows]
+        text = replace(tables[0], rows=rows).to_csv()
+    else:
+        parts = [FORMATS[kind](table) for study in studies for table in summarise(study)]
+        text = "\n\n".join(parts)
     texts = {}
     if args.html is not None:
         texts[args.html] = render_page(titles[0] if len(titles) == 1 else "Results", studies)
-    table = _write(studies, args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()])
     if args.output is None:
-        say(table)
+        say(text)
     else:
-        texts[args.output] = table + "\n"
+        texts[args.output] = text + "\n"
     if args.figure is not None:
         plot_study(studies[0], Path(args.figure))
         logger.info("report: %s", args.figure)
@@ -116,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
     """Compare the runs of each group that has any; the baseline must be a row of one at least."""
-    from pgra.report.compare import compare_runs
+    from pgra.report.compare import METRIC, compare_runs, load_reference
     from pgra.report.results import row_names
 
     known: dict[str, None] = {}
@@ -128,30 +136,11 @@ def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
         rows = {**dict.fromkeys(row_names(group)), **dict.fromkeys(group.points)}
         known.update(rows)
         baseline = args.baseline if args.baseline in rows else None
-        reference = _find_reference(group, args.reference)
+        name = args.reference or group.reference
+        reference = None if name in (None, _NO_REFERENCE) else load_reference(name)
+        if reference is not None and args.reference is None and reference.measure != METRIC:
+            reference = None  # the grid's, which holds no results of tasks
         studies.append(compare_runs(group, baseline=baseline, reference=reference))
     if args.baseline is not None and args.baseline not in known:
         raise ConfigError(unknown_name("baseline", args.baseline, known))
     return studies
-
-
-def _find_reference(group: "Group", asked: str | None) -> "ReferenceTable | None":
-    """Return the table asked for, else the grid's if it holds results of tasks."""
-    from pgra.report.compare import METRIC, load_reference
-
-    if asked is not None:
-        return None if asked == _NO_REFERENCE else load_reference(asked)
-    if group.reference is None:
-        return None
-    table = load_reference(group.reference)
-    return table if table.measure == METRIC else None
-
-
-def _write(studies: "Sequence[Study]", kind: str) -> str:
-    from pgra.report.compare import long_table, summarise
-    from pgra.report.tables import FORMATS
-
-    if kind == "csv":
-        tables = [long_table(study) for study in studies]
-        return replace(tables[0], rows=[row for table in tables for row in table.rows]).to_csv()
-    return "\n\n".join(FORMATS[kind](table) for study in studies for table in summarise(study))

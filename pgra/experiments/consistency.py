@@ -26,7 +26,6 @@ from pgra.artifacts import file_checksum, write_json, write_lines, write_text
 from pgra.config import (
     PAIR_SIMILARITIES,
     CorpusArguments,
-    CrossEncoderArguments,
     PgraArguments,
 )
 from pgra.core import ALONE, Context, Json
@@ -355,7 +354,12 @@ def report_consistency(
         notes.append(pseudo.note(task, texts))
         told[task] = _describe(labeler, pseudo, texts)
         num_read += pseudo.num_read
-    paper = _printed(rows)
+    printed = load_reference(_REFERENCE)
+    paper = {
+        (task, name): value
+        for (task, name), own_runs in rows.items()
+        for value in printed.beside(own_runs[0], [], [task]).values()
+    }
     notes += _notes(study, rows, by_task, is_centred=centre, has_paper=bool(paper))
     scores = score_table(measured, baseline=base, paper=paper, notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
@@ -410,7 +414,7 @@ def _choose_labelers(
         raise ConfigError("two labelers are of the same task: give one for each task of the runs")
     chosen: dict[str, Labeler] = {}
     for (task, _), runs in rows.items():
-        plain = [r for r in study.group.runs if (r.task, r.system) == (task, "plain")]
+        plain = [r for r in study.group.runs if (r.task, r.method) == (task, "plain")]
         if task not in by_task and plain:
             by_task[task] = open_labeler(min(plain, key=lambda run: run.seed).folder)
         if task not in by_task:
@@ -450,17 +454,6 @@ def _sample(rows: Mapping[Row, Sequence[Run]], task: str) -> list[str]:
                 "give --no_centre for the paper's definition"
             ) from None
     return sample_corpora(list(corpora.values()))
-
-
-def _printed(rows: Mapping[Row, Sequence[Run]]) -> dict[Row, float]:
-    """Return what the paper's Table 10 has for these runs."""
-    table, found = load_reference(_REFERENCE), {}
-    for (task, name), runs in rows.items():
-        row = table.find_row(runs[0])
-        value = None if row is None else table.value(row, task)
-        if value is not None:
-            found[task, name] = value
-    return found
 
 
 def _notes(
@@ -512,25 +505,21 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
-    none = replace(
-        args.rerank,
-        reranker="none",
-        cross_encoder=plain.cross_encoder,
-        cross_encoder_tokens=plain.cross_encoder_tokens,
-    )
+    first = replace(args, rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     chance = replace(args.retriever, retriever="random")
     everything = replace(args.retriever, retriever="exhaustive")
     ways = {
-        RANDOM: replace(args, retriever=chance, rerank=none),
-        FIRST_STAGE: replace(args, rerank=none),
+        RANDOM: replace(first, retriever=chance, retriever_options=None),
+        FIRST_STAGE: first,
     }
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
     for name in PAIR_SIMILARITIES if args.rerank.per_query else SIMILARITIES:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
-            ways[f"exhaustive {name}"] = replace(ways[name], retriever=everything)
+            ways[f"exhaustive {name}"] = replace(
+                ways[name], retriever=everything, retriever_options=None
+            )
     return ways
 
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 from pgra.core import Context, Example, Prediction
 from pgra.data.tasks import Task
@@ -32,29 +31,8 @@ SETS = ("first half again", "first half, words left out", "second half")
 _ONE_IN = 8  # words that are left out of a near copy, at least one
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Labelled texts, and what the run decides of them alone."""
-
-    name: str
-    examples: Sequence[Example]
-    unaided: Sequence[Prediction]
-
-
-class Aided(NamedTuple):
-    """A decision with a memory, and whether a correction passed the gate."""
-
-    label: str
-    is_aided: bool
-
-
 class Subject:
-    """A finished run that decides texts with and without a memory.
-
-    Attributes:
-        task: Its task's name.
-        inputs: The task's inputs.
-    """
+    """A finished run that decides texts with and without a memory."""
 
     def __init__(self, folder: Path, *, weights: Sequence[float], device: str) -> None:
         """Open the run.
@@ -74,42 +52,51 @@ class Subject:
             raise DataError(
                 f"{folder} writes answers, and this is a study of labels: give another run"
             )
-        self.task, self.inputs, self._labels = task.name, task.inputs, task.labels
-        self._folder, self._weights, self._device = folder, weights, device
+        self.task, self._folder, self._weights, self._device = task, folder, weights, device
         self._is_prompted = "memory" in args.sections  # corrections stand in its prompts
-        self._predictor = Predictor.open(folder, device=device)
+        self._run = Predictor.open(folder, device=device)
         self._open_lookup: OpenLookup | None = None
 
     def decide(self, examples: Sequence[Example]) -> list[Prediction]:
         """Decide texts without a memory."""
-        found = self._predictor.answer([dict(example.fields) for example in examples])
-        return [answer.prediction for answer in found]
+        return [a.prediction for a in self._run.answer([e.fields for e in examples])]
 
     def decide_with(
-        self, texts: Texts, memory: PromptMemoryArguments
-    ) -> dict[float | None, list[Aided]]:
-        """Decide B texts with a memory, by the weight of its labels; None where none is mixed."""
+        self,
+        memory: PromptMemoryArguments,
+        examples: Sequence[Example],
+        unaided: Sequence[Prediction],
+    ) -> dict[float | None, list[tuple[str, bool]]]:
+        """Decide B texts with a memory.
+
+        Args:
+            memory: Which, and its gate.
+            examples: The texts.
+            unaided: What the run decides of them alone.
+
+        Returns:
+            By the weight of its labels (None where none is mixed): each text's label, and whether
+            a correction passed the gate.
+        """
         if self._is_prompted:
-            predictor = Predictor.open(self._folder, device=self._device, memory=memory)
-            answers = predictor.answer([dict(example.fields) for example in texts.examples])
-            return {None: [Aided(a.prediction.label, bool(a.details["memory"])) for a in answers]}
+            run = Predictor.open(self._folder, device=self._device, memory=memory)
+            answers = run.answer([example.fields for example in examples])
+            return {None: [(a.prediction.label, bool(a.details["memory"])) for a in answers]}
         if self._open_lookup is None:  # its encoder is loaded once for all memories
             context = Context(device=self._device)
-            self._open_lookup = load_lookup(memory.lookup(), context, task=self.task)
-        opened = LabelMemory.open(
+            self._open_lookup = load_lookup(memory.lookup(), context, task=self.task.name)
+        with LabelMemory(
             memory,
-            task=self.task,
-            inputs=self.inputs,
-            labels=self._labels,
+            task=self.task.name,
+            inputs=self.task.inputs,
+            labels=self.task.labels,
             open_lookup=self._open_lookup,
-        )
-        with opened as labels:
-            found = [labels.recall(example.fields) for example in texts.examples]
-        pairs = list(zip(texts.unaided, found, strict=True))
+        ) as labels:
+            found = [labels.recall(example.fields) for example in examples]
         return {
             weight: [
-                Aided(mix_labels(alone, near, weight=weight).label, bool(near))
-                for alone, near in pairs
+                (mix_labels(alone, near, weight=weight).label, bool(near))
+                for alone, near in zip(unaided, found, strict=True)
             ]
             for weight in self._weights
         }
@@ -174,36 +161,57 @@ def study_corrections(
         PgraError: As `pgra predict`.
     """
     subject = Subject(folder, weights=weights, device=device)
-    examples, unaided = _read(folder, subject.inputs)
+    inputs = subject.task.inputs
+    examples, unaided = _read(folder, inputs)
     half = len(examples[:most]) // 2
-    first = Texts(SETS[0], examples[:half], unaided[:half])
-    wrong = [e for e, p in zip(first.examples, first.unaided, strict=True) if e.label != p.label]
+    first = examples[:half]
+    wrong = [e for e, said in zip(first, unaided, strict=False) if e.label != said.label]
     if not wrong:
         raise DataError(
             f"{folder} decides all {half} texts of the first half rightly, so that nothing is "
             "corrected: give a run with more test examples"
         )
-    copies = [leave_out_words(example) for example in first.examples]
     logger.info("study: %d of %d texts are decided wrongly", len(wrong), half)
-    sets = [
-        first,
-        Texts(SETS[1], copies, subject.decide(copies)),
-        Texts(SETS[2], examples[half:most], unaided[half:most]),
-    ]
+    copies = [leave_out_words(example) for example in first]
+    parts = (
+        (first, unaided[:half]),
+        (copies, subject.decide(copies)),
+        (examples[half:most], unaided[half:most]),
+    )
     rows = []
     for chance in probabilities:
         for seed in seeds if chance < 1 else seeds[:1]:
             corrected = draw_corrections(wrong, chance, seed)
             with tempfile.TemporaryDirectory() as root:
-                filled = replace(memory, memory=str(Path(root) / "memory.sqlite"))
-                with FeedbackLog.open(Path(str(filled.memory))) as log:
+                path = Path(root) / "memory.sqlite"
+                with FeedbackLog.open(path) as log:
                     for example in corrected:
-                        key = input_key(example.fields, subject.inputs)
-                        log.write(key, str(example.label), source="simulated", task=subject.task)
-                for texts in sets:
-                    for weight, aided in subject.decide_with(texts, filled).items():
-                        counts = (chance, seed, weight, len(corrected))
-                        rows.append(_compare(texts, aided, *counts))
+                        key = input_key(example.fields, inputs)
+                        log.write(
+                            key, str(example.label), source="simulated", task=subject.task.name
+                        )
+                filled = replace(memory, memory=str(path))
+                for name, (texts, alone) in zip(SETS, parts, strict=True):
+                    truth = [example.label for example in texts]
+                    before = [a == b.label for a, b in zip(truth, alone, strict=True)]
+                    for weight, said in subject.decide_with(filled, texts, alone).items():
+                        after = [a == b for a, (b, _) in zip(truth, said, strict=True)]
+                        pairs = list(zip(before, after, strict=True))
+                        row = Row(
+                            texts=name,
+                            probability=chance,
+                            seed=seed,
+                            weight=weight,
+                            n=len(texts),
+                            corrections=len(corrected),
+                            aided=sum(is_aided for _, is_aided in said),
+                            without=mean(before),
+                            with_memory=mean(after),
+                            mended=pairs.count((False, True)),
+                            broken=pairs.count((True, False)),
+                            mcnemar_p=mcnemar(after, before),
+                        )
+                        rows.append(row)
     return rows
 
 
@@ -242,34 +250,6 @@ def _read(folder: Path, inputs: Sequence[str]) -> tuple[list[Example], list[Pred
     return examples, unaided
 
 
-def _compare(
-    texts: Texts,
-    aided: Sequence[Aided],
-    chance: float,
-    seed: int,
-    weight: float | None,
-    corrections: int,
-) -> Row:
-    truth = [example.label for example in texts.examples]
-    before = [a == b.label for a, b in zip(truth, texts.unaided, strict=True)]
-    after = [a == b.label for a, b in zip(truth, aided, strict=True)]
-    pairs = list(zip(before, after, strict=True))
-    return Row(
-        texts=texts.name,
-        probability=chance,
-        seed=seed,
-        weight=weight,
-        n=len(truth),
-        corrections=corrections,
-        aided=sum(one.is_aided for one in aided),
-        without=mean(before),
-        with_memory=mean(after),
-        mended=pairs.count((False, True)),
-        broken=pairs.count((True, False)),
-        mcnemar_p=mcnemar(after, before),
-    )
-
-
 def study_table(rows: Sequence[Row]) -> Table:
     """Return means over the user's seeds."""
     groups: dict[tuple[str, float, float | None], list[Row]] = {}
@@ -278,8 +258,10 @@ def study_table(rows: Sequence[Row]) -> Table:
     lines = []
     for (texts, chance, weight), same in groups.items():
         cells = [texts, f"{chance:g}", "in the prompt" if weight is None else f"{weight:g}"]
-        for name, digits in _COLUMNS.items():
-            cells.append(f"{mean(getattr(row, name) for row in same):{digits}}")
+        cells += [
+            f"{mean(getattr(row, name) for row in same):{digits}}"
+            for name, digits in _COLUMNS.items()
+        ]
         lines.append([Cell(text) for text in cells])
     head = ["texts", "p", "weight", "corrections", "aided", "without", "with", "mended", "broken"]
     return Table("", head, lines)

@@ -510,7 +510,7 @@ class Kate(Method):
         args = self.args["memory"]
         if args.memory is None:
             return [[] for _ in examples]
-        opened = LabelMemory.open(
+        opened = LabelMemory(
             args,
             task=self.data.task.name,
             inputs=self.data.task.inputs,
@@ -693,7 +693,7 @@ class Kate(Method):
         elif UNDECIDED in (*ours, *votes):
             names.append(UNDECIDED)
         sides = [measures.Decisions(metric, truth, side, names) for side in (ours, votes)]
-        gap = measures.compare_systems(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
+        gap = measures.compare_methods(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
         return {
             "metric": metric,
             "value": sides[1].value,

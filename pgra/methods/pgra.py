@@ -25,7 +25,7 @@ from pgra.config import (
     choose,
 )
 from pgra.core import Candidates, Context, Example, Json, Prediction, Scores
-from pgra.data.tasks import Task
+from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device, find_model, load_tokenizer, tokenizer_identity
 from pgra.methods.base import (
@@ -58,7 +58,7 @@ from pgra.reader.record import (
     write_record,
 )
 from pgra.reader.train import TrainResult, check_batches, check_classes, train_reader
-from pgra.report.metrics import BINS, LABEL_METRICS, measure, measure_reliability
+from pgra.report.metrics import BINS, measure, measure_reliability
 from pgra.report.results import PREDICTIONS_FILE, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
@@ -585,7 +585,7 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
     check_trainer(training)
     if training.metric_for_best_model is not None:
         name = training.metric_for_best_model.removeprefix("eval_")
-        choose("metric_for_best_model", name, ["loss", *LABEL_METRICS])
+        choose("metric_for_best_model", name, ["loss", *METRICS])
     if training.push_to_hub:
         raise ConfigError(
             "push_to_hub would have the Trainer upload every checkpoint: take it out with "

@@ -232,7 +232,7 @@ def _reads_to_its_end(path: Path) -> bool:
 
 
 def checkpoint_to_resume(arguments: ReaderTrainingArguments) -> Path | None:
-    """Find what `resume_from_checkpoint` names: see `train_reader`.
+    """Find what `resume_from_checkpoint` names: see `train.fit`.
 
     A folder of another run is where this one began: its own checkpoints then come first.
 

@@ -1,9 +1,14 @@
-"""Trains a model that decides labels, by `transformers.Trainer`, wired once.
+"""Trains any model that has a loss, by `transformers.Trainer`, wired once.
 
-`train_reader` takes a `Classifier`: a `ReaderModule` (an HF model inside, whose `forward(**batch)`
-has a `.loss`), a tokenizer, a collator, a way to save itself, and scores of labels, (B, C). Rows go
-to the collator as they are; a batch may name its `example_ids`, for the message when the loss is no
-number.
+Two calls, from general to special:
+
+    fit(model, rows, arguments, folder=..., evaluate=...)    any `Trainable`: a causal LM too
+    train_reader(classifier, train, dev, ...)                a `Classifier`: measured by labels
+
+A `Trainable` has a `ReaderModule` (an HF model inside, whose `forward(**batch)` has a `.loss`), a
+tokenizer, a collator and a way to save itself; a `Classifier` also scores labels, (B, C). `fit`
+takes rows by number and passes them to the collator as they are; a batch may name its
+`example_ids`, for the message when the loss is no number.
 
 A run can be stopped at any time (signals, `max_train_minutes`) and goes on from its last whole
 checkpoint, bit for bit on a CPU. The order of examples depends on the seed alone, not on the
@@ -61,6 +66,28 @@ _CHUNK = 50  # steps copied from the device at once, and at most lost after a lo
 _NAMED = 16  # examples of a broken batch that a message names
 
 
+class Trainable(Protocol):
+    """What training needs of a model."""
+
+    @property
+    def module(self) -> ReaderModule:
+        """What is trained, in place; `module(**batch)` has a `.loss`."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """Saved with each checkpoint."""
+        ...
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write a folder from which the finished model can be loaded."""
+        ...
+
+
 class Labelled(Protocol):
     """Examples as a reader reads them: their names and labels, and rows for its collator."""
 
@@ -79,34 +106,16 @@ class Labelled(Protocol):
         ...
 
 
-class Classifier(Protocol):
-    """What training needs of a model that decides labels."""
-
-    @property
-    def module(self) -> ReaderModule:
-        """What is trained, in place; `module(**batch)` has a `.loss`."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """Saved with each checkpoint."""
-        ...
+class Classifier(Trainable, Protocol):
+    """A model that is trained to decide labels."""
 
     @property
     def labels(self) -> Sequence[str]:
         """The task's labels, in order."""
         ...
 
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
-        ...
-
     def score(self, inputs: Any, context: Context) -> Scores:
         """Return each label's log-probability, (B, C), in every process, the work shared."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write a folder from which the finished model can be loaded."""
         ...
 
 
@@ -143,11 +152,7 @@ def train_reader(
     arguments: ReaderTrainingArguments,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
-    """Train a classifier and write the one that is best on the dev set, in `reader/`.
-
-    The run goes on where an earlier call was stopped: `arguments.resume_from_checkpoint` is a
-    checkpoint, "true" for the last one (there must be one), "false" for none (there must be none);
-    None goes on if there is one.
+    """Train a classifier and write the one that is best on the dev set.
 
     Args:
         classifier: Trained in place; holds the best weights afterwards.
@@ -159,14 +164,11 @@ def train_reader(
         callbacks: Further ones for the Trainer.
 
     Returns:
-        The result, on every process; files are written by the main one.
+        As `fit`; the folder is `reader` in the output folder.
 
     Raises:
-        ArtifactError: If there is no such checkpoint, or one that is not asked for.
-        ConfigError: If there are too few examples.
         DataError: If an example has no known label, or a label no training example.
-        ModelError: If the loss or a weight stops being a number.
-        Stopped: If a signal or the time limit asked for it; the same call then goes on.
+        PgraError: As `fit`.
     """
     for inputs in (train, dev):
         check_labels(inputs.example_ids, inputs.labels, classifier.labels)
@@ -180,18 +182,54 @@ def train_reader(
         decided = [p.label for p in decide(dev.example_ids, scores, classifier.labels)]
         return measure([str(label) for label in dev.labels], decided)
 
-    module, output_dir = classifier.module, Path(str(arguments.output_dir))
-    folder = output_dir / READER_FOLDER
-    check_batches(len(train), arguments)
+    folder = Path(str(arguments.output_dir)) / READER_FOLDER
+    return fit(classifier, train, arguments, folder=folder, evaluate=evaluate, callbacks=callbacks)
+
+
+def fit(
+    trainable: Trainable,
+    rows: Any,
+    arguments: ReaderTrainingArguments,
+    *,
+    folder: Path,
+    evaluate: Callable[[Context], Mapping[str, float]] | None = None,
+    title: str = "train",
+    callbacks: Sequence[TrainerCallback] = (),
+) -> TrainResult:
+    """Train a model, going on where an earlier call was stopped, and write it.
+
+    Args:
+        trainable: Trained in place; holds the best weights afterwards, or the last where nothing
+            is measured.
+        rows: What is learned from: has `len`, gives rows by number.
+        arguments: The Trainer's. `resume_from_checkpoint` is a checkpoint, "true" for the last one
+            (there must be one), "false" for none (there must be none); None goes on if there is
+            one.
+        folder: Where the finished model goes; written aside and renamed.
+        evaluate: Measures the model as it is, each example once whatever the number of processes;
+            None where `eval_strategy` is "no".
+        title: Stands before the bar.
+        callbacks: Further ones for the Trainer.
+
+    Returns:
+        The result, on every process; files are written by the main one.
+
+    Raises:
+        ArtifactError: If there is no such checkpoint, or one that is not asked for.
+        ConfigError: If there are too few examples.
+        ModelError: If the loss or a weight stops being a number.
+        Stopped: If a signal or the time limit asked for it; the same call then goes on.
+    """
+    check_batches(len(rows), arguments)
     resume = checkpoint_to_resume(arguments)
     start = time.monotonic()
     trainer = MeasuredTrainer(
-        model=module,
+        model=trainable.module,
         args=arguments,
-        train_dataset=train,
+        train_dataset=rows,
         eval_dataset=[],  # `evaluate` has its own
-        data_collator=classifier.collator(arguments.device),
-        processing_class=classifier.tokenizer,
+        data_collator=trainable.collator(arguments.device),
+        processing_class=trainable.tokenizer,
         callbacks=list(callbacks),
     )
     for stock in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
@@ -199,18 +237,18 @@ def train_reader(
     trainer.measure = evaluate
     trainer.stopper = Stopper(world=arguments.world_size, minutes=arguments.max_train_minutes)
     trainer.losses = LossLog(
-        output_dir / LOSSES_FILE,
+        Path(str(arguments.output_dir)) / LOSSES_FILE,
         trainer.accelerator,
         way_out=lambda: _last_good(arguments),
     )
     with trainer.stopper.listening():
-        with compiled_blocks(module, arguments, trainer.accelerator):
-            _go_on(trainer, module, resume)
+        with compiled_blocks(trainable.module, arguments, trainer.accelerator):
+            _go_on(trainer, trainable.module, resume, title)
         if trainer.is_world_process_zero():
-            _replace(folder, classifier.save)
+            replace_folder(folder, trainable.save)
         trainer.accelerator.wait_for_everyone()
         trainer.stopper.after_training()
-    module.merge()  # on every process as in the folder
+    trainable.module.merge()  # on every process as in the folder
     finish_trackers(arguments.report_to)
     return TrainResult(
         folder=folder,
@@ -223,7 +261,9 @@ def train_reader(
     )
 
 
-def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None) -> None:
+def _go_on(
+    trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None, title: str
+) -> None:
     """Train from a checkpoint or the start; one of the last step only gives its best weights."""
     arguments = trainer.args
     source = None if resume is None else resume.parent / LOSSES_FILE
@@ -237,7 +277,7 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
-    bar = TrainingBar("train", progress=not arguments.disable_tqdm)
+    bar = TrainingBar(title, progress=not arguments.disable_tqdm)
     trainer.add_callback(bar)
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
@@ -248,7 +288,7 @@ def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None
         bar.close()
 
 
-def _replace(folder: Path, save: Callable[[Path], None]) -> None:
+def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
     """Write a folder aside and rename it; an older one is replaced."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{uuid.uuid4().hex[:8]}.partial")
@@ -504,7 +544,7 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         stopper: Says when to leave.
     """
 
-    measure: Callable[[Context], Mapping[str, float]]
+    measure: Callable[[Context], Mapping[str, float]] | None
     losses: LossLog
     stopper: Stopper
 
@@ -542,6 +582,7 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Measure the dev set."""
+        assert self.measure is not None  # or nothing asks for it
         start = time.monotonic()
         worker = Worker(self.accelerator.process_index, self.accelerator.num_processes)
         with (

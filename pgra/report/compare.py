@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from pgra.report.metrics import (
     average_differences,
     bootstrap,
     combine_p,
-    compare_systems,
+    compare_methods,
     holm,
     interval_95,
     mcnemar,
@@ -24,8 +23,8 @@ from pgra.report.metrics import (
     welch,
 )
 from pgra.report.results import (
-    SYSTEMS,
-    TASKS,
+    METHOD_ORDER,
+    TASK_ORDER,
     Group,
     Run,
     check_comparable,
@@ -59,7 +58,7 @@ class ReferenceTable:
         title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
         rows: Values as printed (in hundredths), by row, in the columns' order.
-        match: Of a row, which run it stands beside: values by argument, and "system".
+        match: Of a row, which run it stands beside: values by argument, and "method".
         notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
         measure: What the values are: "metric", or another word where they are not the tasks'
             metrics.
@@ -104,17 +103,24 @@ class ReferenceTable:
         """Return the row that stands beside a run: of those that match the one with most names."""
         sections = [values for values in run.arguments.values() if isinstance(values, Mapping)]
         known = {name: value for section in sections for name, value in section.items()}
-        # What decided is told by the run: `--num_evidence 0` is plain, whatever --system says.
-        return self.find_row_of({**known, "system": run.system})
-
-    def find_row_of(self, known: Mapping[str, Any]) -> str | None:
-        """Return the row that stands beside a run with these arguments and this "system"."""
+        # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
+        known["method"] = run.method
         fits = [
             (len(wanted), row)
             for row, wanted in self.match.items()
             if all(name in known and known[name] == value for name, value in wanted.items())
         ]
         return max(fits, key=lambda fit: fit[0])[1] if fits else None
+
+    def beside(self, run: Run, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
+        """Return by column what is printed beside a run: of tasks, or their `AVERAGE`."""
+        row = self.find_row(run)
+        if row is None:
+            return {}
+        values = {
+            c: self.value(row, c) if c != AVERAGE else self.average(row, tasks) for c in columns
+        }
+        return {column: value for column, value in values.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
         """Return the notes that concern some tasks."""
@@ -258,15 +264,23 @@ def compare_runs(
     check_comparable(group)
     names = row_names(group)
     known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
-    tasks = in_order(known, TASKS)
+    tasks = in_order(known, TASK_ORDER)
     has_average = len(tasks) > 1 and not any(run.is_of_texts for run in group.runs)
     columns = [*tasks, *([AVERAGE] if has_average else [])]
     rows = list(group.points)
     if not rows:
-        order = in_order([run.system for run in group.runs], SYSTEMS)
-        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].system))
+        order = in_order([run.method for run in group.runs], METHOD_ORDER)
+        pairs = sorted(zip(names, group.runs, strict=True), key=lambda p: order.index(p[1].method))
         rows = list(dict.fromkeys(name for name, _ in pairs))
-    results = _collect(group, names)
+    results: dict[Column, Result] = {}
+    for row, task in dict.fromkeys(zip(names, (run.task for run in group.runs), strict=True)):
+        named = zip(names, group.runs, strict=True)
+        runs = [run for name, run in named if (name, run.task) == (row, task)]
+        runs.sort(key=lambda run: run.seed)
+        gone = [m.seed for m in group.missing if m.name == row and m.task in (None, task)]
+        interval = runs[0].metrics.get("interval_95")
+        pair = (float(interval[0]), float(interval[1])) if interval else None
+        results[row, task] = _result(runs, gone, [run.value for run in runs], pair)
     base = _choose_baseline(group, rows, baseline)
     comparisons: dict[Column, Comparison] = {}
     for row in rows:
@@ -275,31 +289,11 @@ def compare_runs(
         if has_average and all((row, task) in results for task in tasks):
             results[row, AVERAGE] = _average([results[row, task] for task in tasks])
     paper: dict[Column, float] = {}
-    for row in rows if reference is not None else ():
-        run = next((results[row, t].runs[0] for t in tasks if (row, t) in results), None)
-        place = reference.find_row(run) if reference is not None and run is not None else None
-        if reference is None or place is None:
-            continue
-        for column in columns:
-            is_mean = column == AVERAGE
-            value = reference.average(place, tasks) if is_mean else reference.value(place, column)
-            if value is not None:
-                paper[row, column] = value
+    for row in rows:
+        runs = [run for task in tasks if (row, task) in results for run in results[row, task].runs]
+        if reference is not None and runs:
+            paper |= {(row, c): v for c, v in reference.beside(runs[0], tasks, columns).items()}
     return Study(group, rows, tasks, columns, results, base, comparisons, reference, paper)
-
-
-def _collect(group: Group, names: Sequence[str]) -> dict[Column, Result]:
-    found: dict[Column, list[Run]] = {}
-    for name, run in zip(names, group.runs, strict=True):
-        found.setdefault((name, run.task), []).append(run)
-    results = {}
-    for (name, task), runs in found.items():
-        runs.sort(key=lambda run: run.seed)
-        gone = [m.seed for m in group.missing if m.name == name and m.task in (None, task)]
-        over_examples = runs[0].metrics.get("interval_95")
-        pair = (float(over_examples[0]), float(over_examples[1])) if over_examples else None
-        results[name, task] = _result(runs, gone, [run.value for run in runs], pair)
-    return results
 
 
 def _result(
@@ -362,7 +356,7 @@ def _compare_row(
         kept = [[r for r in s if not pairs or any(r is p for p in paired)] for s in sides]
         # Another stream for each task, so that an average adds up independent resamples.
         outcomes = [[run.outcomes for run in side] for side in kept]
-        gaps.append(compare_systems(*outcomes, seed=_SEED + tasks.index(task)))
+        gaps.append(compare_methods(*outcomes, seed=_SEED + tasks.index(task)))
         if not pairs and len(sides[0]) == len(sides[1]) == 1:
             pairs = [(sides[0][0], sides[1][0])]
         is_decided = pairs and not pairs[0][0].is_of_texts
@@ -428,7 +422,7 @@ def summarise(study: Study) -> list[Table]:
 def results_table(study: Study) -> Table:
     """Return rows by tasks: mean, spread over seeds, and the paper's value beside it."""
     has_paper = {column for _, column in study.paper}
-    columns = [_head(study)]
+    columns = ["point" if study.group.points else "method"]
     for column in study.columns:
         columns += [column, *([f"{column} (paper)"] if column in has_paper else [])]
     rows = []
@@ -444,7 +438,14 @@ def results_table(study: Study) -> Table:
 
 def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with all tests."""
-    columns = [_head(study), "task", "value", "sd", "95 % interval", "over"]
+    columns = [
+        "point" if study.group.points else "method",
+        "task",
+        "value",
+        "sd",
+        "95 % interval",
+        "over",
+    ]
     if study.comparisons:
         columns += ["difference", "its 95 % interval", "p", "McNemar p", "Holm p"]
         columns += ["seeds better", "seeds p", *(["paper's difference"] if study.paper else [])]
@@ -457,11 +458,11 @@ def detail_table(study: Study) -> Table:
                 *(Cell(row), Cell(column)),
                 *(_number(numbers[name], ".1f") for name in ("value", "sd")),
                 _interval(numbers["low"], numbers["high"], ".1f"),
-                Cell(str(numbers["interval_over"])),
+                _number(numbers["interval_over"], ""),
                 _number(numbers["difference"], "+.1f", is_bold=found is not None and found.is_win),
                 _interval(numbers["difference_low"], numbers["difference_high"], "+.1f"),
                 *(_p_cell(numbers[name]) for name in ("p", "p_mcnemar", "p_holm")),
-                Cell(str(numbers["seeds_better"])),
+                _number(numbers["seeds_better"], ""),
                 _p_cell(numbers["p_welch"] if found is not None and found.has_noise else None),
             ]
             if study.paper:
@@ -470,9 +471,22 @@ def detail_table(study: Study) -> Table:
                 gap = None if ours is None or base is None or row == study.baseline else ours - base
                 cells.append(_number(gap, "+.1f"))
             rows.append(cells[: len(columns)])
-    against = f", and its difference to {study.baseline}" if study.comparisons else ""
-    title = f"{study.group.title}: every value{against}"
-    return Table(title, columns, rows, _detail_notes(study))
+    title = f"{study.group.title}: every value"
+    notes = [
+        "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed, or of equal "
+        "ones, over the test examples by the bootstrap."
+    ]
+    if study.comparisons:
+        title += f", and its difference to {study.baseline}"
+        notes += [
+            "Differences are of means over the seeds that both have; their interval is of a paired "
+            "bootstrap over the test examples, given the readers as they were trained, and p is "
+            "the larger of the bootstrap's and of a test by swapping the sides of the examples "
+            f"that differ. Holm is over the {len(study.tasks)} task(s) of a row.",
+            "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over "
+            "its place (Rueger 1978).",
+        ]
+    return Table(title, columns, rows, notes)
 
 
 def long_table(study: Study) -> Table:
@@ -489,48 +503,42 @@ _Number = float | str | None
 def _numbers(study: Study, row: str, column: str) -> dict[str, _Number]:
     """Return all numbers of a row and column in hundredths; p-values as they are."""
     result, found = study.results.get((row, column)), study.comparisons.get((row, column))
-    run = result.runs[0] if result is not None and result.runs else None
-    spread = result.spread if result is not None else None
-    low, high = (result.interval if result is not None else None) or (None, None)
-    gap = found.gap if found is not None else None
-    over = ""
-    if result is not None and result.interval is not None:
-        over = "seeds" if result.is_over_seeds else "examples"
-    seeds = " ".join(str(run.seed) for run in result.runs) if result is not None else ""
-    return {
-        "table": study.group.title,
-        "row": row,
-        "task": column,
-        "metric": run.metric if run else "",
-        "n": str(run.metrics["n"]) if run else "",
-        "seeds": seeds or str(spread.n if spread else ""),
-        "missing_seeds": " ".join(str(seed) for seed in result.missing) if result else "",
-        "value": 100 * spread.mean if spread else MISSING,
-        "sd": None if spread is None or spread.sd is None else 100 * spread.sd,
-        "low": None if low is None else 100 * low,
-        "high": None if high is None else 100 * high,
-        "interval_over": over,
-        "baseline": study.baseline or "" if found else "",
-        "difference": 100 * gap.difference if gap else None,
-        "difference_low": 100 * gap.low if gap else None,
-        "difference_high": 100 * gap.high if gap else None,
-        "p": gap.p if gap else None,
-        "p_mcnemar": found.mcnemar if found else None,
-        "p_holm": found.holm if found else None,
-        "seeds_better": _seeds_better(found),
-        "p_welch": found.welch if found else None,
-        "paper": study.paper.get((row, column)),
-    }
+    numbers: dict[str, _Number] = dict.fromkeys(_LONG)
+    numbers |= {"table": study.group.title, "row": row, "task": column, "value": MISSING}
+    numbers["paper"] = study.paper.get((row, column))
+    if result is not None:
+        spread, run = result.spread, result.runs[0] if result.runs else None
+        numbers |= {
+            "metric": None if run is None else run.metric,
+            "n": None if run is None else str(run.metrics["n"]),
+            "seeds": " ".join(str(run.seed) for run in result.runs) or str(spread.n),
+            "missing_seeds": " ".join(str(seed) for seed in result.missing),
+            "value": 100 * spread.mean,
+            "sd": None if spread.sd is None else 100 * spread.sd,
+        }
+        if result.interval is not None:
+            numbers |= {"low": 100 * result.interval[0], "high": 100 * result.interval[1]}
+            numbers["interval_over"] = "seeds" if result.is_over_seeds else "examples"
+    if found is not None:
+        numbers |= {
+            "baseline": study.baseline,
+            "difference": 100 * found.gap.difference,
+            "difference_low": 100 * found.gap.low,
+            "difference_high": 100 * found.gap.high,
+            "p": found.gap.p,
+            "p_mcnemar": found.mcnemar,
+            "p_holm": found.holm,
+            "seeds_better": f"{found.better} of {found.shared}" if found.shared else "none shared",
+            "p_welch": found.welch,
+        }
+    return numbers
 
 
-def _seeds_better(found: Comparison | None) -> str:
-    if found is None:
-        return ""
-    return f"{found.better} of {found.shared}" if found.shared else "none shared"
-
-
-def _head(study: Study) -> str:
-    return "point" if study.group.points else "system"
+_LONG = (
+    *("table", "row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd"),
+    *("low", "high", "interval_over", "baseline", "difference", "difference_low"),
+    *("difference_high", "p", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
+)
 
 
 def _value_cell(study: Study, row: str, column: str) -> Cell:
@@ -592,21 +600,3 @@ def _notes(study: Study) -> list[str]:
         notes.append(f"The paper has no value for these rows and tasks ({title}).")
     said = [note for run in study.group.runs for note in run.metrics.get("notes", ())]
     return [*notes, *dict.fromkeys(str(note) for note in said)]
-
-
-def _detail_notes(study: Study) -> list[str]:
-    notes = [
-        "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed, or of equal "
-        "ones, over the test examples by the bootstrap."
-    ]
-    if not study.comparisons:
-        return notes
-    return [
-        *notes,
-        "Differences are of means over the seeds that both have; their interval is of a paired "
-        "bootstrap over the test examples, given the readers as they were trained, and p is the "
-        "larger of the bootstrap's and of a test by swapping the sides of the examples that "
-        f"differ. Holm is over the {len(study.tasks)} task(s) of a row.",
-        "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over its "
-        "place (Rueger 1978).",
-    ]

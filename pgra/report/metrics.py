@@ -1,7 +1,7 @@
 """Metrics of decided labels, their resampling over examples, and tests of a difference.
 
 Two kinds of chance are kept apart. Seeds: mean, sample standard deviation and t interval over runs,
-and Welch's t-test of two systems' runs. Examples: one paired bootstrap over the test examples,
+and Welch's t-test of two methods' runs. Examples: one paired bootstrap over the test examples,
 given the readers as they were trained, and an exact test of the examples that differ; the larger p
 decides. Metrics are fractions; MCC lies between -1 and 1.
 """
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pgra.config import find_class
 from pgra.core import Scores
+from pgra.data.tasks import METRICS
 from pgra.reader.calibrate import label_chances, negative_log_likelihood
 
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
@@ -79,15 +80,6 @@ mcc = CountsMetric(_mcc)
 """Matthews' correlation for any number of labels (R_K of Gorodkin 2004); 0 where it is undefined:
 only one label, or only one prediction."""
 
-METRICS = {
-    "accuracy": "pgra.report.metrics:accuracy",
-    "macro_f1": "pgra.report.metrics:macro_f1",
-    "mcc": "pgra.report.metrics:mcc",
-    "exact_match": "pgra.report.metrics:accuracy",  # of RIGHT or WRONG: all should be RIGHT
-}
-"""Metrics of decisions; any other `module:function` of the type `Metric` will do too."""
-LABEL_METRICS = ("accuracy", "macro_f1", "mcc")
-
 
 def find_metric(name: str) -> Metric:
     """Return a metric of the table, of an installed package, or of the user's own module.
@@ -95,6 +87,8 @@ def find_metric(name: str) -> Metric:
     Raises:
         ConfigError: If nothing has that name, or its module cannot be imported.
     """
+    if name == "exact_match":  # of RIGHT or WRONG: all should be RIGHT
+        return accuracy
     metric: Metric = find_class("metric", name, METRICS)
     return metric
 
@@ -108,7 +102,7 @@ def measure(
         ConfigError: If the metric is unknown.
         ValueError: If the lengths differ, or there is nothing to measure.
     """
-    others = LABEL_METRICS if metric != "exact_match" else ()
+    others = METRICS if metric != "exact_match" else ()
     order = dict.fromkeys([metric, *others])
     return {name: float(find_metric(name)(labels, predictions, names)) for name in order}
 
@@ -248,12 +242,12 @@ def interval_95(draws: Values) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """How much better one system is than another on the same examples.
+    """How much better one method is than another on the same examples.
 
     Attributes:
         difference: Metric of a minus metric of b, each the mean over its seeds.
         draws: The same in each resample of the examples, (draws,).
-        differing: How many of the examples the systems decide differently.
+        differing: How many of the examples the methods decide differently.
         parts: What each example adds to the difference, (B,), where the metric is a mean over
             examples; else None.
     """
@@ -287,7 +281,7 @@ class Difference:
     def exact_p(self) -> float:
         """Two-sided p-value by swapping sides: exact for a mean, else the least that there is.
 
-        Were the systems alike, each example could as well stand with its sides swapped. Of k
+        Were the methods alike, each example could as well stand with its sides swapped. Of k
         examples that differ there are 2 ** k ways, and at least the observed one and its mirror
         image are as extreme, whatever the metric (Noreen 1989; Yeh 2000).
         """
@@ -296,16 +290,16 @@ class Difference:
         return sign_flip(self.parts)
 
 
-def compare_systems(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
-    """Compare two systems of one or several seeds on the same examples, resampled together.
+def compare_methods(a: Sequence[Outcomes], b: Sequence[Outcomes], *, seed: int) -> Difference:
+    """Compare two methods of one or several seeds on the same examples, resampled together.
 
-    What is compared is the mean of the metric over a system's seeds.
+    What is compared is the mean of the metric over a method's seeds.
 
     Raises:
-        ValueError: If a system has no seed.
+        ValueError: If a method has no seed.
     """
     if not a or not b:
-        raise ValueError("a system has no predictions")
+        raise ValueError("a method has no predictions")
     values = bootstrap([*a, *b], seed=seed)
     traits = [np.mean([run.traits for run in side], axis=0) for side in (a, b)]
     differs = np.round(traits[0] - traits[1], _DIGITS).any(axis=1)
@@ -330,7 +324,7 @@ def bootstrap_mean(values: Values, *, seed: int) -> Values:
 
 
 def compare_means(a: Values, b: Values, *, seed: int) -> Difference:
-    """Compare two systems by a value of each example, (B,)."""
+    """Compare two methods by a value of each example, (B,)."""
     gaps = np.round(a - b, _DIGITS)
     draws = bootstrap_mean(gaps, seed=seed)
     return Difference(float(gaps.mean()), draws, int((gaps != 0).sum()), gaps / len(gaps))
@@ -380,7 +374,7 @@ def sign_flip(parts: Sequence[float] | Values) -> float:
 def mcnemar(correct_a: Sequence[bool], correct_b: Sequence[bool]) -> float:
     """Return the two-sided p-value of McNemar's test, exact by the binomial (McNemar 1947).
 
-    Only examples that one system decides rightly and the other wrongly count; without any p is 1.
+    Only examples that one method decides rightly and the other wrongly count; without any p is 1.
 
     Raises:
         ValueError: If the lengths differ.
@@ -451,7 +445,7 @@ def mean_sd_interval(values: Sequence[float]) -> Spread:
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the two-sided p-value that two systems' seeds have one mean (Welch 1947).
+    """Return the two-sided p-value that two methods' seeds have one mean (Welch 1947).
 
     Returns:
         None where there are too few seeds to say; seeds that all agree decide by themselves.

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pgra.artifacts import write_aside
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError
-from pgra.report.compare import Result, Study, summarise
-from pgra.report.metrics import compare_systems
+from pgra.report.compare import Study, summarise
+from pgra.report.metrics import compare_methods
 from pgra.report.results import PREDICTIONS_FILE, TASK_AXIS, Group, Run, row_names
 from pgra.report.tables import Cell, Table
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _ASSETS = Path(__file__).parent / "assets"
 _DOTS_PER_INCH = 150
+FIGURES = (".pdf", ".png", ".svg")
+PAGES = (".html", ".htm")
 
 
 # A study as one figure: a line along what a grid varies, or a dot and its interval a row.
@@ -61,10 +63,6 @@ def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
     """
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{name} is '{path}': give a file that ends in {', '.join(suffixes)}")
-
-
-FIGURES = (".pdf", ".png", ".svg")
-PAGES = (".html", ".htm")
 
 
 def number_axis(study: Study) -> str | None:
@@ -100,7 +98,9 @@ def draw_study(study: Study) -> "Figure":
             axes.set_visible(False)
         for axes, column in zip(panels, study.columns, strict=False):
             _draw_panel(axes, study, column)
-            axes.set_title(_title(study, column), fontsize="medium")
+            metric = next((run.metric for run in study.group.runs if run.task == column), "")
+            in_hundredths = f"{metric} in hundredths".strip()
+            axes.set_title(f"{column}, {in_hundredths}", fontsize="medium")
         lines = [study.group.title]
         if study.paper and study.reference is not None:
             lines.append(f"hollow: the paper's values ({study.reference.title})")
@@ -113,11 +113,6 @@ def draw_study(study: Study) -> "Figure":
 
 def _height(study: Study) -> float:
     return 2.8 if number_axis(study) else 1.0 + 0.35 * len(study.rows)
-
-
-def _title(study: Study, column: str) -> str:
-    metric = next((run.metric for run in study.group.runs if run.task == column), "")
-    return f"{column}, {f'{metric} in hundredths'.strip()}"
 
 
 def _draw_panel(axes: "Axes", study: Study, column: str) -> None:
@@ -230,7 +225,14 @@ def _draw_inline(study: Study, column: str) -> dict[str, str]:
     drawing = re.sub(r'(<[^<>]*?) style="([^"]*)"', _as_attributes, drawing)
     drawing = re.sub(r'(<g) id="[^"]*"', r"\1", drawing.replace('"#000000"', '"currentColor"'))
     box = re.search(r'viewBox="([^"]*)"', head)
-    label = "; ".join(f"{row}: {_worded(study.results.get((row, column)))}" for row in study.rows)
+    words = []
+    for row in study.rows:
+        result = study.results.get((row, column))
+        low, high = (result.interval if result else None) or (math.nan, math.nan)
+        value = "missing" if result is None else f"{100 * result.spread.mean:.1f}"
+        interval = "" if math.isnan(low) else f" ({100 * low:.1f} to {100 * high:.1f})"
+        words.append(f"{row}: {value}{interval}")
+    label = "; ".join(words)
     paper = [f"{row}: {value:.1f}" for (row, of), value in study.paper.items() if of == column]
     if paper:
         label += f". The paper (diamonds): {'; '.join(paper)}"
@@ -248,17 +250,9 @@ def _as_attributes(match: re.Match[str]) -> str:
     return match[1] + "".join(f' {name}="{value}"' for name, value in kept)
 
 
-def _worded(result: Result | None) -> str:
-    if result is None:
-        return "missing"
-    ends = result.interval
-    interval = f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else ""
-    return f"{100 * result.spread.mean:.1f}{interval}"
-
-
 # What the page's browser of examples looks through, as one value for JSON.
 #
-# Texts, and lists of evidence that several runs share (the seeds of one system do), stand there
+# Texts, and lists of evidence that several runs share (the seeds of one method do), stand there
 # once: 10,000 queries of several runs stay a page that opens.
 
 
@@ -296,9 +290,9 @@ def browser_data(groups: Sequence[Group], *, most_evidence: int = MOST_EVIDENCE)
     texts, tasks = _numbering(), []
     for name, runs in zip(_distinct([task for task, _ in sets]), sets.values(), strict=True):
         labels, lists, laid = _numbering(), _numbering(), []
-        systems = [row for row, _ in runs.values()]
+        methods = [row for row, _ in runs.values()]
         names = [
-            f"{row} (seed {run.seed})" if systems.count(row) > 1 else row
+            f"{row} (seed {run.seed})" if methods.count(row) > 1 else row
             for row, run in runs.values()
         ]
         for run_name, (row, run) in zip(_distinct(names), runs.values(), strict=True):
@@ -309,7 +303,7 @@ def browser_data(groups: Sequence[Group], *, most_evidence: int = MOST_EVIDENCE)
                     f"{run.folder / PREDICTIONS_FILE} is damaged ({type(error).__name__}: {error}):"
                     f" leave {run.folder} out, or delete it and run it again"
                 ) from None
-            laid.append({"name": run_name, "system": row, **own})
+            laid.append({"name": run_name, "method": row, **own})
         lines = next(iter(runs.values()))[1].predictions
         task = {
             "name": name,
@@ -379,7 +373,7 @@ def demo_table(runs: Sequence[Run]) -> Table:
         low, high = run.metrics["interval_95"]
         cells = [run.name, f"{run.value:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
         if run is not runs[0]:
-            gap = compare_systems([run.outcomes], [runs[0].outcomes], seed=0)
+            gap = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
             cells[3] = f"{gap.difference:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
             cells[4] = f"{gap.p:.2f}"
         rows.append([Cell(text) for text in cells])
@@ -396,7 +390,7 @@ def choose_case(runs: Sequence[Run]) -> int:
 
 
 def case_study(runs: Sequence[Run], number: int, *, most: int = 4) -> str:
-    """Show one query as the paper's Table 3 does: what each system read, and what it said."""
+    """Show one query as the paper's Table 3 does: what each method read, and what it said."""
     query = runs[0].predictions[number]
     lines = [f"query: {query['text']}", f"label: {query['label']}"]
     for run in runs:

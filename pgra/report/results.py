@@ -7,7 +7,6 @@ other runs are looked for.
 
 import json
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -85,7 +84,7 @@ class EvidenceLine:
 def add_attention(
     evidence: Sequence[Sequence[EvidenceLine]], shares: Sequence[Sequence[float]]
 ) -> list[list[EvidenceLine]]:
-    """Give evidence its shares of attention; an example without evidence has none."""
+    """Add its share of attention to each evidence; an example without evidence has none."""
     return [
         [replace(line, attention=s) for line, s in zip(lines, own, strict=True)] if lines else []
         for lines, own in zip(evidence, shares, strict=True)
@@ -106,7 +105,7 @@ class RunRecord:
         fingerprints: Of all inputs, by stage.
         notes: What a reader of the numbers must know.
         calibration: The temperature, and what it changed on this split; None without one.
-        system: What decided, as --system names it.
+        method: What decided, as --method names it.
         more: Further entries of `metrics.json`.
     """
 
@@ -119,7 +118,7 @@ class RunRecord:
     fingerprints: Mapping[str, Json]
     notes: Sequence[str] = ()
     calibration: Mapping[str, Json] | None = None
-    system: str = "pgra"
+    method: str = "pgra"
     more: Mapping[str, Json] = field(default_factory=dict)
 
 
@@ -170,27 +169,11 @@ def write_results(
         decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
         values = measure(record.metric, labels, decided.predicted, record.labels)
         interval = interval_95(bootstrap([decided], seed=_SEED)[0])
-    metrics = describe_run(record, values, interval, n=len(examples))
-    write_json(folder / METRICS_FILE, metrics)
-    return metrics
-
-
-def describe_run(
-    record: RunRecord, values: Mapping[str, float], interval: Sequence[float] | None, *, n: int
-) -> dict[str, Any]:
-    """Return the content of `metrics.json`.
-
-    Args:
-        record: What is said of the run.
-        values: Metrics by name, the headline among them.
-        interval: Its 95 % interval over examples; None where there is none.
-        n: How many examples were measured.
-    """
-    return {
-        "system": record.system,
+    metrics = {
+        "method": record.method,
         "task": record.task,
         "split": record.split,
-        "n": n,
+        "n": len(examples),
         "metric": record.metric,
         "value": values[record.metric],
         "interval_95": None if interval is None else list(interval),
@@ -204,22 +187,19 @@ def describe_run(
         "notes": list(record.notes),
         **record.more,
     }
+    write_json(folder / METRICS_FILE, metrics)
+    return metrics
 
 
 def git_commit() -> str | None:
     """Return the commit of this code, with "-dirty" if changed; None outside a checkout."""
     root = Path(__file__).parents[2]
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
+    words = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        if not (root / ".git").exists():
-            return None
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "-uno") else "")
+        done = subprocess.run(words, cwd=root, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.strip() if (root / ".git").exists() else None
 
 
 # Reading with checks: damage is reported by file, with the way out.
@@ -318,7 +298,7 @@ class Run:
     """One finished run, or one measure of a run that wrote texts.
 
     Attributes:
-        system: As `--system` names it, such as "pgra" or "fid".
+        method: As `--method` names it, such as "pgra" or "fid".
         name: The folder's name; of a grid, the point's.
         task: The task's name; with the measure where texts were written: "totto bleu".
         seed: Of the run.
@@ -330,7 +310,7 @@ class Run:
         point: Values by axis where it is of a grid; else empty.
     """
 
-    system: str
+    method: str
     name: str
     task: str
     seed: int
@@ -382,20 +362,20 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
-        flat: dict[str, Json] = {}
-        for section, values in self.arguments.items():
-            if section in ("runtime", "data", "folder") or not isinstance(values, Mapping):
-                continue
-            for name, value in values.items():
-                is_used = section not in _UNUSED.get(self.system, ()) or name in _STILL_USED
-                # A model's name decides no fingerprint (its content does), but tells rows apart.
-                is_path = f"{section}.{name}" in _PATHS
-                decides = is_path or name not in _FREE
-                if section == "training":
-                    decides = name not in NOT_DECIDING and name not in _SEEDS
-                if is_used and decides:
-                    flat[f"{section}.{name}"] = value
-        return flat
+        unused = _UNUSED.get(self.method, ())
+        return {
+            f"{section}.{name}": value
+            for section, values in self.arguments.items()
+            if section not in ("runtime", "data", "folder") and isinstance(values, Mapping)
+            for name, value in values.items()
+            if (section not in unused or name in _STILL_USED) and self._decides(section, name)
+        }
+
+    def _decides(self, section: str, name: str) -> bool:
+        if section == "training":
+            return name not in NOT_DECIDING | _SEEDS
+        # A model's name decides no fingerprint (its content does), but tells rows apart.
+        return f"{section}.{name}" in _PATHS or name not in _FREE
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Run:
@@ -448,7 +428,7 @@ def load_measures(
         if metrics["n"] != len(examples):
             raise ValueError(f"n is {metrics['n']}, there are {len(examples)} predictions")
         run = Run(
-            str(metrics["system"]),
+            str(metrics["method"]),
             name or folder.name,
             str(metrics["task"]),
             int(metrics["seed"]),
@@ -638,12 +618,12 @@ def load_grid(folder: Path) -> Group:
 # Which runs may stand in one table, and in which row.
 
 
-SYSTEMS = (
+METHOD_ORDER = (
     *("icl", "ralm", "knn", "lm-bff", "plain", "rag", "fid", "random", "pgra", "exhaustive"),
     "ralm-lora",
 )
 """In the order of the paper's Table 2, then our own; others come after, by name."""
-TASKS = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
+TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
 _UNSEEDED = (
     *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
@@ -660,7 +640,7 @@ _FREE = {
     for name, rule in rules(cls).items()
     if not rule.decides
 }
-# Sections that a system does not look at, but for the names after them.
+# Sections that a method does not look at, but for the names after them.
 _UNUSED = {
     "plain": ("corpus", "retriever", "rerank"),
     "icl": ("corpus", "retriever", "training"),
@@ -679,7 +659,7 @@ _SEEDS = {"seed", "data_seed"}  # of one row's runs
 
 def is_unseeded(run: Run) -> bool:
     """Whether any other seed would give the same run again: nothing is trained, nothing drawn."""
-    return run.system in _UNSEEDED and run.setting("selection.order") != "random"
+    return run.method in _UNSEEDED and run.setting("selection.order") != "random"
 
 
 def check_comparable(group: Group) -> None:
@@ -687,28 +667,26 @@ def check_comparable(group: Group) -> None:
 
     Raises:
         ArtifactError: If two runs of a task have another metric, test set, or split rule, are the
-            same system, setting and seed, or are seeds of one row with another setting or corpus;
+            same method, setting and seed, or are seeds of one row with another setting or corpus;
             both are named.
     """
     first: dict[str, Run] = {}
     trained: dict[str, Run] = {}
     seeds: dict[tuple[str, str, int], Run] = {}
     rows: dict[tuple[str, str], Run] = {}
-    names = row_names(group)
-    for run in group.runs:
-        _refuse(first.setdefault(run.task, run), run, _other_test(first[run.task], run))
-        if run.system in _ON_TRAINING_DATA:
+    for name, run in zip(row_names(group), group.runs, strict=True):
+        before = first.setdefault(run.task, run)
+        _refuse(before, run, _other_test(before, run))
+        if run.method in _ON_TRAINING_DATA:
             before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
-    for name, run in zip(names, group.runs, strict=True):
-        other = seeds.setdefault((name, run.task, run.seed), run)
-        if other is not run:
+        before = seeds.setdefault((name, run.task, run.seed), run)
+        if before is not run:
             raise ArtifactError(
-                f"{other.folder} and {run.folder} are the same system, setting, task and seed "
+                f"{before.folder} and {run.folder} are the same method, setting, task and seed "
                 f"({name}, {run.task}, {run.seed}): leave one out"
             )
-    for name, run in zip(names, group.runs, strict=True):  # a grid was gone on with otherwise
-        before = rows.setdefault((name, run.task), run)
+        before = rows.setdefault((name, run.task), run)  # a grid was gone on with otherwise
         setting = _other_setting(before, run)
         _refuse(before, run, setting and f"two seeds of '{name}' with another {setting}")
 
@@ -735,7 +713,7 @@ def _other_test(a: Run, b: Run) -> str | None:
 
 
 def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
-    """Say why two systems do not stand on one division of the data; None if they do.
+    """Say why two methods do not stand on one division of the data; None if they do.
 
     What a grid varies may differ. The examples that stand in the prompt are left out of train, so
     training examples are compared only where the prompt's examples are chosen alike.
@@ -769,33 +747,33 @@ def _other_fingerprint(a: Run, b: Run, stage: str) -> str | None:
 def row_names(group: Group) -> list[str]:
     """Return the name of each run's row, in the order of the runs.
 
-    Of a grid it is the point's name; else the system's, with the settings in which runs of this
-    system differ on one task. A path is told by its last part, whole where two would be alike.
+    Of a grid it is the point's name; else the method's, with the settings in which runs of this
+    method differ on one task. A path is told by its last part, whole where two would be alike.
     """
     if group.points:
         return [run.name for run in group.runs]
     kinds: dict[tuple[str, str], list[dict[str, Json]]] = {}
+    folders: dict[tuple[str, str], set[Json]] = {}  # values that end alike
     for run in group.runs:
         if run.settings:
-            kinds.setdefault((run.system, run.task), []).append(run.settings)
+            kinds.setdefault((run.method, run.task), []).append(run.settings)
+        for name, value in run.settings.items():
+            folders.setdefault((name, _last_part(value)), set()).add(canonical_json(value))
     varied: dict[str, set[str]] = {}
-    for (system, _), settings in kinds.items():
-        names = {name for values in settings for name in values}
-        varied.setdefault(system, set()).update(
-            name for name in names if len({canonical_json(v.get(name)) for v in settings}) > 1
+    for (method, _), settings in kinds.items():
+        varied.setdefault(method, set()).update(
+            name
+            for name in {name for values in settings for name in values}
+            if len({canonical_json(values.get(name)) for values in settings}) > 1
         )
-    values = {(n, canonical_json(v)): v for run in group.runs for n, v in run.settings.items()}
-    alike = Counter((name, _last_part(value)) for (name, _), value in values.items())
     rows = []
     for run in group.runs:
-        words = [run.system]
-        for name in sorted(varied.get(run.system, ())):
-            if name in run.settings:
-                value = run.settings[name]
-                is_clear = alike[name, _last_part(value)] == 1
-                words.append(
-                    f"{name.rpartition('.')[2]}={_last_part(value) if is_clear else value}"
-                )
+        words = [run.method]
+        for name in sorted(varied.get(run.method, set()) & run.settings.keys()):
+            value = run.settings[name]
+            last = _last_part(value)
+            is_clear = len(folders[name, last]) == 1
+            words.append(f"{name.rpartition('.')[2]}={last if is_clear else value}")
         rows.append(" ".join(words))
     return rows
 

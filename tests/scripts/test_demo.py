@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pgra.commands.demo import SYSTEMS, main
+from pgra.commands.demo import READERS, main
 
 pytestmark = pytest.mark.slow
 SMALL = [
@@ -18,7 +18,7 @@ def test_the_demo_compares_three_readers_and_is_reused(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(SMALL) == 0
     shown = capsys.readouterr().out
-    for name in SYSTEMS:
+    for name in READERS:
         assert f"| {name}" in shown
     assert "95 % interval" in shown
     assert "query: " in shown

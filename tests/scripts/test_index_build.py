@@ -1,23 +1,41 @@
-"""`python -m index_build`, as a user meets it; `tests/unit/test_index.py` says what it builds."""
+"""`pgra index` and its words, as a user meets them; `tests/unit/test_index.py` says what is built.
+
+What the words print of a small index stands in the golden records.
+"""
 
 import json
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from conftest import SENTENCES
-from scripted import call, contents, environment, flip_byte
+from scripted import Bench, call, contents, environment, flip_byte
 
 from index_build.__main__ import main
+from pgra.cli import main as pgra
+from pgra.commands.train import main as train_main
 
 
 @pytest.fixture
-def flags(encoder_dir, corpus_file, tmp_path):
+def bench(tmp_path, lm_dirs, encoder_dir, t5_dir):
+    bench = Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir)
+    bench.corpus.write_text("\n".join(SENTENCES[:9]) + "\n")
+    (tmp_path / "more.txt").write_text("\n".join(SENTENCES[8:]) + "\n")
+    return bench
+
+
+@pytest.fixture
+def flags(bench):
     return [
-        *("--corpus", str(corpus_file), "--encoder", str(encoder_dir), "--device", "cpu"),
-        *("--artifacts_dir", str(tmp_path / "artifacts"), "--shard_rows", "4"),
+        *("--corpus", str(bench.corpus), "--encoder", str(bench.encoder), "--device", "cpu"),
+        *("--artifacts_dir", str(bench.artifacts), "--shard_rows", "4"),
     ]
+
+
+def index(*words):
+    return call(lambda argv: pgra(["index", *argv]), [str(word) for word in words])
 
 
 def build(flags, *words):
@@ -30,14 +48,12 @@ def fingerprint(folder):
     return json.loads((folder / "manifest.json").read_text())["fingerprint"]
 
 
-def test_an_index_is_built_described_and_found_again(flags, tmp_path, corpus_file):
-    corpus_file.write_text("\n".join([*SENTENCES, "", SENTENCES[0], "sea"]) + "\n")
+def test_an_index_is_built_described_and_found_again(flags, bench):
+    bench.corpus.write_text("\n".join([*SENTENCES, "", SENTENCES[0], "sea"]) + "\n")
     said = build(flags, "--max_encoder_tokens", 8)
-    (folder,) = (tmp_path / "artifacts" / "indexes").iterdir()
+    folder = bench.product("indexes/*-*")
     for line in (
         f"index: {folder}\n  13 passages, ",
-        " bytes, 16 dimensions\n",
-        " texts/s\n  exact search of the float16 vectors, ",
         "12 passages were cut at max_encoder_tokens\n",
         "1 blank lines dropped, 1 duplicates dropped",
     ):
@@ -53,9 +69,9 @@ def test_a_lossy_index_says_its_recall_with_the_queries_given(flags, tmp_path):
     queries = tmp_path / "queries.txt"
     queries.write_text("red sea\n\napples of the town\n")
     said = build(flags, "--index_factory", "SQ4", "--recall_queries", queries)
-    seconds = r"  index SQ4, .* queries/s in one call\n  trained on 12 passages in [\d.]+ s\n"
-    assert re.search(rf"{seconds}  recall @10 .* of 2 queries with hits x 4 scored again ", said)
-    for content, message in ((None, "cannot be read: "), (b"\xff", "utf-8"), (b"\n", "no text: ")):
+    seconds = r"  index SQ4, .* queries/s in one call\n  trained on 9 passages in [\d.]+ s\n"
+    assert re.search(rf"{seconds}  recall @8 .* of 2 queries with hits x 4 scored again ", said)
+    for content, message in ((None, "cannot read "), (b"\xff", "is not UTF-8"), (b"\n", "no text")):
         queries.unlink(missing_ok=True)
         if content is not None:
             queries.write_bytes(content)
@@ -64,48 +80,118 @@ def test_a_lossy_index_says_its_recall_with_the_queries_given(flags, tmp_path):
 
 @pytest.mark.parametrize("retriever", ["bm25", "dense", "hybrid"])
 def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_path, retriever):
-    mine, words = tmp_path / "mine", ["--retriever", retriever, "--output_dir"]
+    mine, words = tmp_path / "mine", [*flags, "--retriever", retriever, "--output_dir"]
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
-    assert (
-        "holds thesis.tex, which is not an index's" in call(main, [*flags, *words, str(mine)]).error
-    )
+    assert "holds thesis.tex, which is not an index's" in call(main, [*words, str(mine)]).error
     assert (mine / "thesis.tex").read_text() == "years of work"
-    said = build(flags, *words, tmp_path / "here")
+    said = build(words, tmp_path / "here")
     assert said.count("index: ") == (2 if retriever == "hybrid" else 1)
-    assert fingerprint(tmp_path / "here")["rows"] == 12
-    if retriever == "dense":
-        other = [*flags, *words, str(tmp_path / "here"), "--pooling", "cls"]
-        assert 'was made with pooling "mean", this run asks for "cls"' in call(main, other).error
+    assert fingerprint(tmp_path / "here")["rows"] == 9
 
 
-def test_one_yaml_serves_all_programs(flags, tmp_path):
+def test_one_yaml_serves_all_programs(flags, bench, tmp_path):
     yaml = tmp_path / "all.yaml"
     yaml.write_text("pooling: cls\nmax_steps: 5\nnum_evidence: 4\nlearning_rate: 1.0e-4\n")
     build(flags, "--config", yaml)
-    (folder,) = (tmp_path / "artifacts" / "indexes").iterdir()
-    assert fingerprint(folder)["pooling"] == "cls"
+    assert fingerprint(bench.product("indexes/*-*"))["pooling"] == "cls"
     yaml.write_text("poling: cls\n")
-    told = call(main, [*flags, "--config", str(yaml)]).error
-    assert "unknown key 'poling'. Did you mean 'pooling'?" in told
+    error = call(main, [*flags, "--config", str(yaml)]).error
+    assert "unknown key 'poling'. Did you mean 'pooling'?" in error
+
+
+def test_verify_names_what_is_damaged_and_ends_with_1(flags, bench):
+    missing = index("verify", *flags).error
+    assert "there is no finished index of" in missing
+    assert "make it with pgra index build" in missing
+    build(flags)
+    folder = bench.product("indexes/*-*")
+    whole = index("verify", folder)
+    assert (whole.code, whole.out) == (0, f"{folder}: whole: 7 files as written\n")
+    flip_byte(folder / "vectors-00001.npy")
+    damaged = index("verify", *flags)
+    assert damaged.code == 1
+    assert damaged.out.splitlines() == [
+        f"{folder}: damaged",
+        "  damaged: vectors-00001.npy is damaged (other content than was written)",
+    ]
+
+
+def test_an_index_is_found_by_folder_or_arguments_grows_and_loses_rows(flags, bench, tmp_path):
+    folder, more = tmp_path / "index", tmp_path / "more.txt"
+    build(flags, "--output_dir", folder)
+    build(flags)
+    text, where = SENTENCES[4], ["--artifacts_dir", bench.artifacts, "--device", "cpu"]
+    by_folder = index("search", folder, text, "--num_candidates", 2, *where).out
+    assert by_folder == index("search", text, *flags, "--num_candidates", 2).out
+    assert "nothing to search with" in index("search", folder).error
+    assert "added 3 passages" in index("add", folder, "--corpus", more, *where).out
+    assert "nothing to add: it has" in index("add", folder, "--corpus", more, *where).out
+    (tmp_path / "rows.txt").write_text("3\n\n4\n")
+    removed = index("remove", folder, "--rows", 9, "--rows_file", tmp_path / "rows.txt").out
+    assert removed.endswith("3 of 12 rows are removed, 9 left\n")
+    found = index("search", folder, SENTENCES[9], "--num_candidates", 9).out
+    rows = [int(line.split()[3]) for line in found.splitlines()[1:]]
+    assert sorted(rows) == [0, 1, 2, 5, 6, 7, 8, 10, 11]
+    assert f"  corpus         {bench.corpus}, {more}" in index("info", folder).out.splitlines()
+    assert index("verify", folder).code == 0
+    assert "bm25-" in index("info", *flags, "--retriever", "hybrid").error
+    build(flags, "--retriever", "bm25")
+    assert index("info", *flags, "--retriever", "hybrid").out.count("index: ") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--index_dir", "x"], "index_dir names an index to use"),
-        (["--output_dir", "FILE/x"], "corpus.txt"),
-        (["--corpsu", "x"], "unknown argument '--corpsu'. Did you mean '--corpus'"),
-        (["--max_encoder_tokens", "999"], "max_encoder_tokens is 999"),
-        (["--retriever", "exhaustive"], "retriever 'exhaustive' is no first stage"),
-        (["--retriever", "random"], "retriever 'random' has no index: there is nothing to build"),
-        (["--retriever", "nothing:Here"], "retriever 'nothing:Here' cannot be imported"),
+        ("build FLAGS --index_dir x", "index_dir names an index to use"),
+        ("build FLAGS --output_dir FILE/x", "corpus.txt"),
+        ("build FLAGS --max_encoder_tokens 999", "max_encoder_tokens is 999"),
+        ("build FLAGS --retriever exhaustive", "retriever 'exhaustive' is no first stage"),
+        ("build FLAGS --retriever random", "retriever 'random' has no index: there is nothing"),
+        ("build FLAGS --retriever nothing:Here", "retriever 'nothing:Here' cannot be imported"),
+        ("inof", "unknown word after pgra index 'inof'. Did you mean 'info'"),
+        ("add DIR", "there is nothing to add: pgra index add DIR --corpus MORE"),
+        ("remove --rows 3", "no index is named: pgra index remove DIR"),
+        ("remove DIR --rows 3", "DIR does not exist"),
+        ("add DIR --corpus x", "DIR does not exist"),
+        ("remove DIR --rows_file rows.txt", "rows.txt, line 2: '-4' is no row: one number a line"),
     ],
 )
-def test_a_mistake_is_one_line_before_anything_is_encoded(words, message, flags, corpus_file):
-    words = [word.replace("FILE", str(corpus_file)) for word in words]
-    assert message in call(main, [*flags, *words]).error
-    assert not list(corpus_file.parent.glob("artifacts/indexes/*/vectors*"))
+def test_a_mistake_is_one_line_before_anything_is_encoded(
+    words, message, flags, bench, monkeypatch
+):
+    monkeypatch.chdir(bench.root)
+    (bench.root / "rows.txt").write_text("3\n-4\n")
+    words = words.replace("FILE", str(bench.corpus)).replace("FLAGS", " ".join(flags))
+    assert message in index(*words.split()).error
+    assert not list(bench.artifacts.glob("indexes/*/vectors*"))
+    assert not (bench.root / "DIR").exists()
+
+
+@pytest.mark.slow
+def test_a_grown_index_serves_train_and_old_candidates_are_not_used(flags, bench, tmp_path):
+    folder = tmp_path / "index"
+    index(*flags, "--output_dir", folder)
+    assert bench.train("before", index_dir=folder).code == 0
+    where = ["--artifacts_dir", bench.artifacts, "--device", "cpu"]
+    index("add", folder, "--corpus", tmp_path / "more.txt", *where)
+    assert "was made with corpus_sha256" in bench.train("stale", index_dir=folder).error
+    made = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
+    both = [*bench.argv("after", index_dir=folder, corpus=None), "--corpus", bench.corpus]
+    both.append(tmp_path / "more.txt")
+    assert call(train_main, [str(word) for word in both]).code == 0
+    grown = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
+    assert len(grown) == 2 * len(made)
+    assert made < grown
+    index("remove", folder, "--rows", 1, 5)
+    both[both.index(str(bench.run("after")))] = bench.run("removed")
+    assert call(train_main, [str(word) for word in both]).code == 0
+    every = set(bench.artifacts.glob("candidates/sst2/[!.]*-*"))
+    assert len(every) == 3 * len(made)
+    for folders, has_removed in ((grown, True), (every - grown, False)):
+        rows = np.concatenate([np.load(folder / "rows.npy").ravel() for folder in folders])
+        assert np.isin([1, 5], rows).all() == has_removed
+        assert np.isin([1, 5], rows).any() == has_removed
 
 
 @pytest.mark.slow

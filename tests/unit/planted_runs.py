@@ -23,7 +23,7 @@ def decided(labels, wrong):
 def plant(
     folder,
     *,
-    system="pgra",
+    method="pgra",
     task="sst2",
     seed=0,
     n=40,
@@ -55,9 +55,9 @@ def plant(
     ]
     evidence = [[EvidenceLine(i, f"evidence {i}", 1, 0.5, 0.25)] for i in range(n)]
     metrics = write_results(folder, record, examples, predictions, evidence)
-    write_json(folder / "metrics.json", {**metrics, "system": system})
+    write_json(folder / "metrics.json", {**metrics, "method": method})
     values = {
-        "runtime": {"system": system, "device": "cpu"},
+        "runtime": {"method": method, "device": "cpu"},
         "data": {"task": task, "split_seed": 0, "dev_fraction": 0.1},
         "retriever": {"num_candidates": 150},
         "rerank": {"num_evidence": 16, "num_exemplars": 8},

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import with_rerank, with_retriever
+from conftest import with_rerank
 
 from pgra.core import ALONE
 from pgra.errors import ConfigError
@@ -56,10 +56,3 @@ def test_all_similarities_and_the_whole_corpus_are_compared_but_not_exhaustively
 def test_prefixes_that_cannot_differ_are_refused(args, changes, message):
     with pytest.raises(ConfigError, match=message):
         with_rerank(args, num_prefixes=2, **changes)
-
-
-def test_a_search_by_states_of_one_prompt_is_refused(args):
-    with pytest.raises(ConfigError, match="exhaustive search compares states of one prompt, and"):
-        with_retriever(with_rerank(args, num_prefixes=2), retriever="exhaustive")
-    with pytest.raises(ConfigError, match="num_prefixes is 0: it must be at least 1"):
-        with_rerank(args, num_prefixes=0)

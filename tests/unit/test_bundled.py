@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from pgra.data.bundled import (
-    BUNDLED_DATA,
     BUNDLED_MODELS,
     Bundled,
     article_lines,
@@ -86,20 +85,6 @@ def test_unknown_names_are_refused_with_the_nearest():
         bundled_task_files("wikipedia-19k")
     with pytest.raises(DataError, match=r"unknown bundled corpus 'imdb'\..*wikipedia-19k"):
         bundled_corpus_file("imdb")
-
-
-@pytest.mark.parametrize("table", [BUNDLED_MODELS, BUNDLED_DATA])
-def test_every_bundled_thing_says_what_it_is(table):
-    for name, thing in table.items():
-        assert thing.name == name
-        assert all((thing.about, thing.licence, thing.note))
-        assert re.fullmatch(r"[\w-]+==[\d.]+", thing.package)
-
-
-def test_reader_is_not_passed_off_as_flan_t5_small():
-    note = BUNDLED_MODELS["t5-small-titles"].note
-    assert note.startswith("Not flan-t5-small")
-    assert "SST-2" in note
 
 
 def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tmp_path):

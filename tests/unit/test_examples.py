@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import logging
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -71,13 +70,6 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_blank_rows_are_told(tmp_path, caplog):
-    path = write_jsonl(tmp_path / "x.jsonl", [{"text": " ", "label": 1}, {"text": "a", "label": 1}])
-    with caplog.at_level(logging.WARNING):
-        assert ids(read(path)) == ["test-1"]
-    assert "1 rows without text were dropped" in caplog.text
-
-
 def test_quoted_line_break_in_csv_stays_one_row(tmp_path):
     (tmp_path / "x.csv").write_text('text,label\n"one\ntwo",1\nthree,0\n')
     assert [e.label for e in read(tmp_path / "x.csv")] == ["positive", "negative"]
@@ -99,15 +91,6 @@ def test_labels_are_read_by_name_and_by_number(tmp_path):
 def test_rows_without_label_are_read_where_labels_are_not_needed(tmp_path):
     path = write_jsonl(tmp_path / "x.jsonl", [{"text": "a"}, {"text": "b", "label": 1}])
     assert [e.label for e in read(path, require_labels=False)] == [None, "positive"]
-
-
-def test_a_task_of_two_inputs_reads_both_in_its_order(tmp_path):
-    (tmp_path / "pair.yaml").write_text(
-        "inputs: [a, b]\nlabels: [n, y]\nprompt: '{b} {a}'\nreader_template: '{a} {b}'\n"
-        "verbalizer: {n: bad, y: good}\n"
-    )
-    path = write_jsonl(tmp_path / "x.jsonl", [{"b": "2", "a": "1", "label": "y"}])
-    assert read(path, task=load_task(str(tmp_path / "pair.yaml")))[0].text == "1 2"
 
 
 NO_LABEL = "not a label's name or number"
@@ -194,13 +177,6 @@ def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
         load_splits(task, args)
 
 
-def test_data_set_on_an_unreachable_hub_names_the_ways_out(monkeypatch, tmp_path):
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=r"cannot load data set .*--dataset_name, or --train_file"):
-        load_splits(TASK, DataArguments())
-
-
 def on_the_hub(monkeypatch, **splits):
     """Put real data sets where the hub would give them; only the download is replaced."""
     from datasets import Dataset, DatasetDict
@@ -272,16 +248,10 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
         assert held == min(max(1, round(count * fraction)), count - 1)
     assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
     assert load_splits(TASK, args) == splits
+    others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
+    assert len(rows) < 20 or any(other != splits.dev for other in others)
     small = load_splits(TASK, replace(args, max_dev_samples=most))
     assert 1 <= len(small.dev) <= most
-
-
-def test_another_seed_holds_out_others(review_files):
-    dev = [
-        ids(load_splits(TASK, arguments(review_files, dev_fraction=0.3, split_seed=seed)).dev)
-        for seed in (1, 2)
-    ]
-    assert dev[0] != dev[1]
 
 
 def test_validation_file_is_dev_and_train_stays_whole(review_files, tmp_path):
@@ -311,19 +281,6 @@ def test_texts_of_test_that_stand_in_train_are_counted_and_not_dropped(tmp_path)
         assert len(splits.test) == 4
 
 
-def test_labels_without_a_training_example_are_told_once(tmp_path, caplog):
-    rows = [{"text": f"t{i}", "label": i % 4} for i in range(20)]  # TREC has six labels
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    with caplog.at_level(logging.WARNING):
-        load_splits(load_task("trec"), both(path))
-    told = [r.getMessage() for r in caplog.records if "no training example" in r.getMessage()]
-    assert told == ["trec: no training example has the label location, number"]
-    caplog.clear()
-    write_jsonl(path, [*rows, *({"text": "u", "label": i % 6} for i in range(12))])
-    load_splits(load_task("trec"), both(path))
-    assert "no training example" not in caplog.text
-
-
 def test_missing_splits_name_the_argument_that_gives_them(review_files, tmp_path):
     train, test = (str(review_files[split]) for split in ("train", "test"))
     one = write_jsonl(tmp_path / "one.jsonl", [{"text": "a", "label": 1}])
@@ -350,19 +307,12 @@ def examples(count, split="train"):
     return [Example(f"{split}-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(count)]
 
 
-def test_each_label_has_its_shots_and_no_example_is_in_both_parts():
-    shots = draw_shots(examples(20), LABELS, 3, seed=13)
-    for part in (shots.train, shots.dev):
-        assert [example.label for example in part] == [LABELS[0]] * 3 + [LABELS[1]] * 3
-    assert not set(ids(shots.train)) & set(ids(shots.dev))
-    assert draw_shots(examples(20), LABELS, 3, seed=14) != shots
-
-
 def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
     shots = draw_shots(examples(10), LABELS, 2, seed=42)
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
+    assert draw_shots(examples(10), LABELS, 2, seed=43) != shots  # the control
 
 
 def test_what_was_held_out_is_put_back_in_its_place():

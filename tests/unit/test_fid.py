@@ -134,7 +134,9 @@ def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, e
             torch.testing.assert_close(scores[i, j], expected, atol=1e-4, rtol=1e-5)
 
 
-def test_attention_mass_is_the_share_of_each_segments_tokens(reader, examples, labels):
+def test_attention_mass_is_the_share_of_each_segments_tokens(
+    reader, examples, labels, fast_kernels
+):
     lengths = [[len(segment) for segment in segments] for segments in examples]
     found = reader.attention_mass(pack(examples), lengths, labels)
     for i, segments in enumerate(examples):

@@ -8,7 +8,7 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import DataArguments
-from pgra.data.references import Cell, Highlights, load_references, read_references
+from pgra.data.references import load_references, read_references
 from pgra.data.tasks import load_generation_task
 from pgra.errors import DataError
 from pgra.report.text_metrics import measure_written
@@ -129,16 +129,6 @@ def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
     assert len(read(tmp_path, name, good, good)) == 2  # the control
 
 
-def test_a_task_without_data_and_a_folder_without_files_are_refused(tmp_path):
-    task = replace(load_generation_task("webquestions"), hub=None)
-    with pytest.raises(DataError, match="names no data set of its own: give --dataset_name"):
-        read_references(task, None, "test")
-    with pytest.raises(DataError, match=r"has no test.jsonl, nor has .*webquestions"):
-        read_references(task, str(tmp_path), "test")
-    with pytest.raises(DataError, match="does not exist"):
-        read_references(task, str(tmp_path / "none.jsonl"), "test")
-
-
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     other = {**TOTTO, "overlap_subset": False}
     found = read(tmp_path, "totto", TOTTO, other)
@@ -156,11 +146,3 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert right.each == {"exact_match": [1.0]}
     with pytest.raises(ValueError, match="1 predictions, 0 queries"):
         measure_written(task, ["a"], [])
-
-
-def test_a_header_above_another_column_is_not_a_cells():
-    table = Highlights(
-        [[Cell("A", True, 2), Cell("B", True)], [Cell("1", columns=2), Cell("2")]], []
-    )
-    assert table._column_headers(1, 0) == ["A"]
-    assert table._column_headers(1, 1) == ["B"]

@@ -303,7 +303,7 @@ def test_a_correction_stands_first_in_a_near_querys_prompt_and_no_other_prompt_c
 ):
     kate = having(kate, encoder="bm25")
     before, after = run(kate), run(having(kate, name="memory", **memory))
-    assert after.metrics["system"] == "icl-knn-memory"
+    assert after.metrics["method"] == "icl-knn-memory"
     plain, corrected = lines_of(before.folder), lines_of(after.folder)
     (one,) = corrected[0].pop("memory")
     assert (one["entry"], one["score"], one["feedback"]) == (1, -1, "negative")

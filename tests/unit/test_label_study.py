@@ -3,62 +3,51 @@
 import json
 
 import pytest
+from conftest import write_jsonl
 
 from pgra.commands.memory import main
+from pgra.config import DataArguments, FolderArguments, RunArguments, RuntimeArguments
 from pgra.core import Example, Prediction
 from pgra.errors import ConfigError, DataError
-from pgra.experiments import label_study
-from pgra.experiments.label_study import Aided, draw_corrections, leave_out_words, study_corrections
-from pgra.memory.labels import LabelMemory, PromptMemoryArguments, mix_labels
+from pgra.experiments.label_study import draw_corrections, leave_out_words, study_corrections
+from pgra.memory.labels import PromptMemoryArguments
+from pgra.methods.base import Decisions, Method
+from pgra.runs import run as make_run
 
-LABELS = ("no", "yes")
-SCORES = {"no": 0.8, "yes": 0.2}
+TEXTS = ["one two three", "four five six", "seven eight nine", "ten eleven twelve"]
+TEXTS += ["one two thre", "a river", "a hill", "seven eight nin"]
+TRUTH = ["positive", "negative", "positive", "negative", "positive", "positive", *["negative"] * 2]
 
 
-class AlwaysNo:
-    """A real decision rule for the bookkeeping: "no" of every text, and the mixing of `predict`."""
-
-    task, inputs = "rule", ("text",)
+class AlwaysNegative(Method):
+    """A method from outside: "negative" of every text."""
 
     def decide(self, examples):
-        return [Prediction(e.id, "no", SCORES) for e in examples]
-
-    def decide_with(self, texts, memory):
-        opened = LabelMemory.open(memory, task="rule", inputs=("text",), labels=LABELS)
-        with opened as labels:
-            found = [labels.recall(example.fields) for example in texts.examples]
-        return {
-            weight: [
-                Aided(mix_labels(one, near, weight=weight).label, bool(near))
-                for one, near in zip(texts.unaided, found, strict=True)
-            ]
-            for weight in (0.25, 0.6)
-        }
+        scores = {"negative": 0.8, "positive": 0.2}
+        return Decisions([Prediction(e.id, "negative", scores) for e in examples])
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Eight texts, of which the first half holds two that "no" is wrong for."""
-    texts = ["one two three", "four five six", "seven eight nine", "ten eleven twelve"]
-    texts += ["one two thre", "a river", "a hill", "seven eight nin"]
-    labels = ["yes", "no", "yes", "no", "yes", "yes", "no", "no"]
-    lines = [
-        {
-            "id": f"t{i}",
-            "text": t,
-            "label": y,
-            "prediction": "no",
-            "scores": {"no": 0.8, "yes": 0.2},
-        }
-        for i, (t, y) in enumerate(zip(texts, labels, strict=True))
-    ]
-    (tmp_path / "predictions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(label_study, "Subject", lambda *_, **__: AlwaysNo())
-    return tmp_path
+def run(tmp_path):
+    """A run on eight texts, of which the first half holds two that it decides wrongly."""
+    rows = [{"text": t, "label": y} for t, y in zip(TEXTS, TRUTH, strict=True)]
+    train = [{"text": f"text {i}", "label": TRUTH[i % 2]} for i in range(20)]
+    data = DataArguments(
+        task="sst2",
+        train_file=str(write_jsonl(tmp_path / "train.jsonl", train)),
+        test_file=str(write_jsonl(tmp_path / "test.jsonl", rows)),
+    )
+    method = f"{__name__}:AlwaysNegative"
+    sections = {
+        "runtime": RuntimeArguments(method=method, artifacts_dir=str(tmp_path), device="cpu"),
+        "data": data,
+        "folder": FolderArguments(output_dir=str(tmp_path / "run")),
+    }
+    return make_run(RunArguments(sections)).folder
 
 
 def study(run, **changes):
-    how = {"probabilities": [1.0], "seeds": [0], "weights": [], **changes}
+    how = {"probabilities": [1.0], "seeds": [0], "weights": [0.25, 0.6], **changes}
     memory = PromptMemoryArguments(memory_lookup="edit", memory_threshold=-1)
     return study_corrections(run, memory, **how)
 
@@ -96,26 +85,25 @@ def test_a_near_copy_lacks_one_word_in_eight_and_depends_on_the_text_alone():
 
 def test_a_run_without_a_wrong_decision_is_refused(run):
     path = run / "predictions.jsonl"
-    path.write_text(path.read_text().replace('"label": "yes"', '"label": "no"'))
+    path.write_text(path.read_text().replace('"label": "positive"', '"label": "negative"'))
     with pytest.raises(DataError, match="all 4 texts of the first half rightly"):
         study(run)
 
 
-def test_the_command_shows_means_over_seeds_and_keeps_every_row(run, capsys):
-    output = run / "rows.jsonl"
+def test_the_command_shows_means_over_seeds_and_keeps_every_row(run, tmp_path, capsys):
+    output = tmp_path / "rows.jsonl"
     words = ["--run", str(run), "--correction_probabilities", "0.5", "1", "--seeds", "0", "1"]
     words += ["--memory_lookup", "edit", "--memory_threshold", "-1"]
+    words += ["--memory_weights", "0.25", "0.6", "--device", "cpu"]
     assert main(["labels", *words, "--output", str(output)]) == 0
-    table = capsys.readouterr().out.splitlines()
-    rows = [" ".join(line.replace("|", " ").split()) for line in table]
+    table = [" ".join(x.replace("|", " ").split()) for x in capsys.readouterr().out.splitlines()]
     assert len(table) == 2 + 3 * 2 * 2  # head; sets, probabilities, weights
-    assert "first half again 1 0.6 2 2 0.500 1.000 2 0" in rows
+    assert "first half again 1 0.6 2 2 0.500 1.000 2 0" in table
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(rows) == 3 * 2 * 3  # with certainty one seed is enough
-    for extra, told in (
+    for extra, message in (
         (["--memory", "m"], "memory names m, and the simulated user fills one of its own"),
         (["--memory_weights", "2"], "memory_weights holds 2: each must be from 0 to 1"),
-        (["--seeds"], "seeds"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             main(["labels", *words, *extra])

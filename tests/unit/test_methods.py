@@ -48,7 +48,7 @@ def test_a_run_is_made_once_measured_again_alike_and_another_is_refused(args, tm
     mine = run_of(args, method, folder, **few(method))
     done = run(mine)
     assert not done.reused
-    assert done.metrics["system"] == method
+    assert done.metrics["method"] == method
     assert done.metrics["n"] == len(lines_of(folder)) == 12
     assert run(mine).reused
     again = evaluate_run(folder, output_dir=tmp_path / "again")

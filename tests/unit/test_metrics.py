@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from pgra.data.tasks import METRICS
 from pgra.errors import ConfigError
 from pgra.report.metrics import (
-    METRICS,
-    CountsMetric,
     Decisions,
     accuracy,
     bootstrap,
@@ -75,14 +74,11 @@ def test_every_metric_is_one_when_all_is_right_and_ignores_order(name):
 
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_every_metric_is_resampled_as_if_it_were_asked_of_each_draw(name, monkeypatch):
-    """By its counts, and as a plain function: the same draws give the same values."""
-    decided = Decisions(name, *from_counts(6, 2, 3, 4), TWO)
-    (by_counts,) = bootstrap([decided], seed=0, draws=40)
-    metric = find_metric(name)
-    assert isinstance(metric, CountsMetric)
-    monkeypatch.setitem(METRICS, "plain", f"{__name__}:plain")
-    monkeypatch.setattr(f"{__name__}.plain", lambda *sides: metric(*sides), raising=False)
-    (one_by_one,) = bootstrap([Decisions("plain", *from_counts(6, 2, 3, 4), TWO)], seed=0, draws=40)
+    """By its counts, and as a plain function of the user's own: the same draws, the same values."""
+    sides, metric = from_counts(6, 2, 3, 4), find_metric(name)
+    (by_counts,) = bootstrap([Decisions(name, *sides, TWO)], seed=0, draws=40)
+    monkeypatch.setattr(f"{__name__}.plain", lambda *own: metric(*own), raising=False)
+    (one_by_one,) = bootstrap([Decisions(f"{__name__}:plain", *sides, TWO)], seed=0, draws=40)
     np.testing.assert_allclose(by_counts, one_by_one)
     assert len(set(by_counts)) > 5
 

@@ -201,7 +201,7 @@ def run_rag(args, training):
 
 def test_a_run_trains_both_and_shows_weighted_evidence(rag, tmp_path):
     done = run_rag(rag, make_arguments(tmp_path / "run", **RUN))
-    assert done.metrics["system"] == "rag"
+    assert done.metrics["method"] == "rag"
     assert (done.folder / "reader" / QUERY_ENCODER_FILE).is_file()
     text = (done.folder / "predictions.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]

@@ -168,7 +168,7 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
         with_rerank(args, reranker="none"), "ralm", tmp_path / "run", max_reader_tokens=90
     )
     done = run(mine)
-    assert done.metrics["system"] == "ralm"
+    assert done.metrics["method"] == "ralm"
     assert not (tmp_path / "run" / "reader").exists()
     assert set(done.training) == {"metric", "value", "calibration"}
     prompt = (tmp_path / "run" / "prompt.txt").read_text()
@@ -202,7 +202,7 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
     frozen = run(run_of(args, "ralm", tmp_path / "frozen"))
     mine = run_of(args, "ralm", folder, **LORA)
     done = run(mine)
-    assert done.metrics["system"] == "ralm-lora"
+    assert done.metrics["method"] == "ralm-lora"
     losses = [record.loss for record in read_losses(folder / "losses.jsonl", 99)]
     assert np.mean(losses[-4:]) < 0.5 * losses[0]
     decided = [[line["prediction"] for line in lines_of(each)] for each in (frozen.folder, folder)]

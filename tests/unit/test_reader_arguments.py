@@ -11,8 +11,6 @@ from pgra.artifacts import canonical_json
 from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
-from pgra.memory.lessons import FinetuneArguments
-from pgra.memory.train import training_arguments
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import (
     REFUSED,
@@ -212,7 +210,6 @@ def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
         for take in (
             lambda: choose_device("auto"),
             lambda: ReaderTrainingArguments(use_cpu=True),
-            lambda: training_arguments(FinetuneArguments(device="cpu")),
         ):
             take()
             assert torch.backends.cuda.cudnn_sdp_enabled() != is_there

@@ -10,7 +10,7 @@ from pgra.cli import main
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        plant(root / f"fid-{seed}", system="fid", seed=seed, wrong=range(20))
+        plant(root / f"fid-{seed}", method="fid", seed=seed, wrong=range(20))
         plant(root / f"pgra-{seed}", seed=seed, wrong=range(2))
     return root
 
@@ -50,13 +50,6 @@ def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
     assert main(["report", str(root)]) == 0
     assert "sst2 (paper)" in capsys.readouterr().out
     assert main(["report", str(root), "--reference", "none"]) == 0
-    assert "(paper)" not in capsys.readouterr().out
-
-
-def test_a_grids_table_of_something_else_is_passed_over(tmp_path, capsys):
-    """Label consistency has an analysis of its own; its runs may still be looked at."""
-    root = plant_grid(tmp_path, {"k=50": {"value": 50, "seeds": {0: [1]}}}, reference="T10")
-    assert main(["report", str(root)]) == 0
     assert "(paper)" not in capsys.readouterr().out
 
 

@@ -16,8 +16,8 @@ def found_in(*paths):
 
 
 def test_a_run_is_read_with_what_it_decided(tmp_path):
-    run = load_run(plant(tmp_path / "r", system="fid", task="cr", seed=3, n=8, wrong=[0, 5]))
-    assert (run.system, run.task, run.seed, run.name) == ("fid", "cr", 3, "r")
+    run = load_run(plant(tmp_path / "r", method="fid", task="cr", seed=3, n=8, wrong=[0, 5]))
+    assert (run.method, run.task, run.seed, run.name) == ("fid", "cr", 3, "r")
     assert run.value == pytest.approx(6 / 8)
     assert run.decisions.correct == [False, True, True, True, True, False, True, True]
     assert run.setting("retriever.num_candidates") == 150
@@ -28,8 +28,8 @@ def test_a_run_is_read_with_what_it_decided(tmp_path):
 
 def test_a_path_is_a_run_a_folder_of_runs_several_seeds_or_a_grid(tmp_path):
     plant(tmp_path / "runs/a")
-    plant(tmp_path / "runs/many/seed-0", system="fid")
-    plant(tmp_path / "runs/many/seed-1", system="fid", seed=1)
+    plant(tmp_path / "runs/many/seed-0", method="fid")
+    plant(tmp_path / "runs/many/seed-1", method="fid", seed=1)
     assert [run.name for run in found_in(tmp_path / "runs/a")] == ["a"]
     assert [run.name for run in found_in(tmp_path / "runs")] == ["a", "seed-0", "seed-1"]
     assert [run.seed for run in found_in(tmp_path / "runs/many")] == [0, 1]
@@ -109,14 +109,6 @@ def test_metrics_that_do_not_follow_from_the_predictions_are_refused(tmp_path, c
     edit(folder / "metrics.json", **changes)
     with pytest.raises(ArtifactError, match=message):
         load_run(folder)
-
-
-@pytest.mark.parametrize("damage", [{"points": None}, {"points": [{}]}, {"axes": None}])
-def test_a_damaged_grid_is_refused(tmp_path, damage):
-    root = plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: []}}})
-    edit(root / "grid.json", **damage)
-    with pytest.raises(ArtifactError, match="grid.json is damaged"):
-        load_collection([root])
 
 
 def test_a_metric_of_the_users_own_is_measured_and_read_back(tmp_path, monkeypatch):

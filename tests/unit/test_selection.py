@@ -171,14 +171,6 @@ def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
     assert line.searches == 2  # the same rows are searched once
 
 
-def test_one_draw_serves_all_and_a_redraw_each():
-    one = select(NEW, exemplars="random")
-    assert len({tuple(line) for line in one.rows.tolist()}) == 1
-    assert np.isnan(one.similarity).all()
-    each = rows_of(NEW, exemplars="random", redraw=True)
-    assert len({tuple(line) for line in each}) == len(NEW)
-
-
 @pytest.mark.parametrize("redraw", [False, True])
 def test_balanced_takes_the_labels_in_turn(redraw):
     own = [Example("test-0", {"text": text}) for text in TEXTS]  # what is left out is replaced
@@ -244,11 +236,6 @@ def test_an_order_keeps_the_rows_and_reversing_reverses(rows, order, query, seed
     assert shown == arrange(rows, order, query=query, seed=seed)
     nearest_last = arrange(rows, "nearest-last", query=query, seed=seed)
     assert nearest_last[::-1] == arrange(rows, "nearest-first", query=query) == rows
-
-
-def test_a_random_order_is_each_querys_own():
-    orders = {tuple(arrange([5, 3, 9, 1], "random", query=text, seed=2)) for text in "abcdefgh"}
-    assert len(orders) > 3
 
 
 @pytest.mark.parametrize(

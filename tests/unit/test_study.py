@@ -5,7 +5,7 @@ import pytest
 from pgra.config import SeriesArguments
 from pgra.errors import ArtifactError
 from pgra.experiments.search import Point, Study, Tried, choose_winner
-from pgra.runs import seed_folder, series_folder, spread
+from pgra.runs import seed_folder, series_folder
 
 SERIES = SeriesArguments(
     search="optuna", search_learning_rates=["1e-5", "1e-2"], search_batch_sizes=["4,8"]
@@ -59,14 +59,6 @@ def test_the_first_of_equals_wins():
         for rate, dev in ((1e-5, 0.5), (2e-5, 0.9), (5e-5, 0.9), (8e-5, 0.7))
     ]
     assert choose_winner(tried).point.learning_rate == 2e-5
-
-
-def test_spread_is_of_a_sample():
-    told = spread([0.8, 0.9, 1.0])
-    assert told["mean"] == pytest.approx(0.9)
-    assert told["sd"] == pytest.approx(0.1)  # sqrt((0.01 + 0 + 0.01) / 2)
-    assert (told["n"], told["min"], told["max"]) == (3, 0.8, 1.0)
-    assert spread([0.8])["sd"] is None
 
 
 def test_folders_of_seeds_do_not_meet():

@@ -8,7 +8,7 @@ import pytest
 from pgra.commands.report import main
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import compare_runs
-from pgra.report.metrics import bootstrap, compare_systems
+from pgra.report.metrics import bootstrap, compare_methods
 from pgra.report.results import TextOutcomes, load_collection
 from pgra.report.text_metrics import bleu_counts, bleu_of_counts
 
@@ -18,7 +18,7 @@ FAR = ["a house", "men at the mill walk there now", "rain"]
 TRUTH = [[text] for text in RIGHT]
 
 
-def plant(folder, texts, parent, *, system="icl-knn", seed=0, keep=("bleu_counts", "parent")):
+def plant(folder, texts, parent, *, method="icl-knn", seed=0, keep=("bleu_counts", "parent")):
     """Write a run as pgra icl does, its first query of the overlap subset, the others not."""
     folder.mkdir(parents=True)
     counts = bleu_counts(texts, TRUTH, lowercase=True)
@@ -34,7 +34,7 @@ def plant(folder, texts, parent, *, system="icl-knn", seed=0, keep=("bleu_counts
         values[f"{name}bleu"] = bleu_of_counts(np.sum([counts[i] for i in rows], axis=0).tolist())
         values[f"{name}parent"] = float(np.mean([parent[i] for i in rows]))
         values[f"{name}parent_recall"] = 0.5
-    told = {"system": system, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
+    told = {"method": method, "task": "totto", "split": "test", "n": 3, "metric": "bleu"}
     told |= {"value": values["bleu"], "interval_95": None, "metrics": values, "seed": seed}
     (folder / "metrics.json").write_text(json.dumps({**told, "notes": []}))
     (folder / "arguments.json").write_text(json.dumps({"selection": {"order": "nearest-first"}}))
@@ -55,16 +55,16 @@ def test_a_gap_is_of_the_means_over_seeds_and_none_to_itself():
     near, far = (
         TextOutcomes("bleu", np.array(bleu_counts(texts, TRUTH), float)) for texts in (NEAR, FAR)
     )
-    same = compare_systems([near], [near, near], seed=0)
+    same = compare_methods([near], [near, near], seed=0)
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
-    gap = compare_systems([near, far], [far], seed=0)
+    gap = compare_methods([near, far], [far], seed=0)
     assert gap.difference == pytest.approx((near.value + far.value) / 2 - far.value)
     assert gap.low > 0
 
 
 def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp_path):
     plant(tmp_path / "near", NEAR, [0.9, 0.5, 0.1])
-    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], system="icl-random")
+    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], method="icl-random")
     (group,) = load_collection([tmp_path]).groups
     study = compare_runs(group, baseline="icl-random")
     assert sorted(study.tasks) == [
@@ -83,7 +83,7 @@ def test_each_measure_has_a_column_with_its_interval_and_there_is_no_average(tmp
 
 def test_the_papers_values_stand_beside_them(tmp_path, capsys):
     plant(tmp_path / "near", NEAR, [0.9, 0.5, 0.1])
-    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], system="icl-random")
+    plant(tmp_path / "far", FAR, [0.2, 0.2, 0.2], method="icl-random")
     assert main([str(tmp_path), "--reference", "kate_t4", "--baseline", "icl-random"]) == 0
     said = capsys.readouterr().out
     assert "totto nonoverlap/bleu (paper)" in said
