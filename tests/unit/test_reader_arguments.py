@@ -12,8 +12,6 @@ from pgra.artifacts import canonical_json
 from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
-from pgra.memory.lessons import FinetuneArguments
-from pgra.memory.train import training_arguments
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import (
     REFUSED,
@@ -260,7 +258,6 @@ def seen_gpu(monkeypatch, cudnn_on):
 WAYS_TO_A_DEVICE = {
     "choose_device": lambda: choose_device("auto"),
     "the Trainer": lambda: ReaderTrainingArguments(use_cpu=True),
-    "the LM's Trainer": lambda: training_arguments(FinetuneArguments(device="cpu")),
 }
 
 
