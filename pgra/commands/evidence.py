@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
+from pgra.commands.common import parse_stages, quiet_libraries, say
+from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.errors import ConfigError
 
 EXAMPLE = """example:
@@ -46,15 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Find, label, measure and show."""
     from pgra.core import join_context
 
-    names = [name for name in SECTIONS if name != "reader"]
-    how, *sections = parse_arguments(
-        [EvidenceArguments, *(SECTIONS[name] for name in names)],
+    sections, (how,) = parse_stages(
         argv,
+        [EvidenceArguments],
+        without=["reader"],
         prog="ablations/evidence.py",
         description="Measure how often the evidence of each way has the label of its query.",
         epilog=EXAMPLE,
     )
-    args = PgraArguments(**dict(zip(names, sections, strict=True)), reader=ReaderArguments())
+    args = PgraArguments(**sections, reader=ReaderArguments())
     quiet_libraries()
     from pgra.experiments.consistency import compare_evidence
 

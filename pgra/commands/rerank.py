@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import SECTIONS, quiet_libraries, say
+from pgra.commands.common import parse_stages, quiet_libraries, say
 from pgra.commands.index import TextArguments, name_leading_texts
-from pgra.config import Arguments, PgraArguments, ReaderArguments, arg, parse_arguments
+from pgra.config import Arguments, PgraArguments, ReaderArguments, arg
 from pgra.core import MISSING_ROW
 from pgra.errors import ConfigError
 
@@ -34,7 +34,6 @@ task's). Without, it runs both stages for all splits of the task, and says where
 With --retriever exhaustive there is one stage: the LM reads the whole corpus once, and the best of
 all of it is evidence.
 """
-_SECTIONS = [cls for name, cls in SECTIONS.items() if name != "reader"]
 _DEPTH_FLAGS = ("--num_evidence", "--num-evidence")
 _SCORE = "{:>10.4f}  "
 
@@ -56,15 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.core import join_context
 
     words = name_leading_texts(argv)
-    texts, show, *sections = parse_arguments(
-        [TextArguments, ShowArguments, *_SECTIONS],
+    parts, (texts, show) = parse_stages(
         words,
+        [TextArguments, ShowArguments],
+        without=["reader"],
         prog="pgra rerank",
         description="Find candidates and let a model order them, such as an LM under a prompt.",
         epilog=EXAMPLE,
     )
-    names = [name for name in SECTIONS if name != "reader"]
-    parts = dict(zip(names, sections, strict=True))
     names_depth = any(word.split("=")[0] in _DEPTH_FLAGS for word in words)
     if texts.text and not names_depth:  # all candidates are ordered and shown
         most = parts["retriever"].num_candidates
@@ -117,7 +115,7 @@ def _show_texts(
         for number, text in enumerate(texts)
     ]
     ranked = search.search(queries, depth=num_shown)
-    models = search.reranker.models(args.rerank)
+    models = search.reranker.models(args.rerank, args.rerank_options)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)
     how = ", ".join(models) or args.rerank.reranker

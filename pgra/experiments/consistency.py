@@ -26,7 +26,6 @@ from pgra.artifacts import file_checksum, write_json, write_lines, write_text
 from pgra.config import (
     PAIR_SIMILARITIES,
     CorpusArguments,
-    CrossEncoderArguments,
     PgraArguments,
 )
 from pgra.core import ALONE, Context, Json
@@ -501,25 +500,21 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
-    none = replace(
-        args.rerank,
-        reranker="none",
-        cross_encoder=plain.cross_encoder,
-        cross_encoder_tokens=plain.cross_encoder_tokens,
-    )
+    first = replace(args, rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     chance = replace(args.retriever, retriever="random")
     everything = replace(args.retriever, retriever="exhaustive")
     ways = {
-        RANDOM: replace(args, retriever=chance, rerank=none),
-        FIRST_STAGE: replace(args, rerank=none),
+        RANDOM: replace(first, retriever=chance, retriever_options=None),
+        FIRST_STAGE: first,
     }
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
     for name in PAIR_SIMILARITIES if args.rerank.per_query else SIMILARITIES:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
-            ways[f"exhaustive {name}"] = replace(ways[name], retriever=everything)
+            ways[f"exhaustive {name}"] = replace(
+                ways[name], retriever=everything, retriever_options=None
+            )
     return ways
 
 

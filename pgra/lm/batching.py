@@ -281,12 +281,7 @@ class PackedSegments:
 
     def as_inputs(self) -> dict[str, Any]:
         """Name the parts as `FusionReader.forward` takes them."""
-        return {
-            "input_ids": self.input_ids,
-            "attention_mask": self.attention_mask,
-            "groups": self.groups,
-            "places": self.places,
-        }
+        return vars(self)
 
 
 def pack_segments(
@@ -414,14 +409,16 @@ def group_by_prefix(
     """
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
     # By their first and by their last place.
-    spans = {place: _Span.of(place, len(prompts[row])) for place, row in enumerate(order)}
+    spans = {i: _Span(i, i, [(i, i, 0)], 0, len(prompts[row])) for i, row in enumerate(order)}
     shared = [_joint(prompts[a], prompts[b]) for a, b in pairwise(order)]
     for place in sorted(range(len(shared)), key=lambda i: (-shared[i], i)):
         left, right = spans[place], spans[place + 1]
-        longest = max(left.longest, right.longest)
-        is_long = shared[place] >= max(least, longest / _LEAST_PART)
-        joined = left.join(right, shared[place] if is_long else 0)
-        spans[joined.first] = spans[joined.last] = joined
+        first, last, longest = left.first, right.last, max(left.longest, right.longest)
+        parts, saved = [*left.parts, *right.parts], left.saved + right.saved
+        together = (last - first) * shared[place]
+        if shared[place] >= max(least, longest / _LEAST_PART) and together >= saved:
+            parts, saved = [(first, last, shared[place])], together
+        spans[first] = spans[last] = _Span(first, last, parts, saved, longest)
     parts = spans[0].parts if order else []
     found = [(shared, order[first : last + 1]) for first, last, shared in parts]
     alone = sorted(rows[0] for _, rows in found if len(rows) == 1)
@@ -429,41 +426,20 @@ def group_by_prefix(
     return [*groups, PrefixGroup(0, alone)] if alone else groups
 
 
-class _Part(NamedTuple):
-    first: int
-    last: int
-    num_shared: int
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Neighbours, and the best groups of them that were found.
+class _Span(NamedTuple):
+    """Neighbours in the order of prompts, from the first's place to the last's.
 
     Attributes:
-        first: The first's place in the order.
-        last: The last's.
-        parts: Groups.
+        parts: The best groups of them so far: first and last place, and tokens that are shared.
         saved: Tokens that need not be read.
         longest: Tokens of the longest prompt.
     """
 
     first: int
     last: int
-    parts: list[_Part]
+    parts: list[tuple[int, int, int]]
     saved: int
     longest: int
-
-    @classmethod
-    def of(cls, place: int, length: int) -> "_Span":
-        return cls(place, place, [_Part(place, place, 0)], 0, length)
-
-    def join(self, right: "_Span", shared: int) -> "_Span":
-        """Put neighbours together, who all begin with so many tokens; 0 if that is too few."""
-        parts, saved = [*self.parts, *right.parts], self.saved + right.saved
-        together = (right.last - self.first) * shared
-        if shared and together >= saved:
-            parts, saved = [_Part(self.first, right.last, shared)], together
-        return _Span(self.first, right.last, parts, saved, max(self.longest, right.longest))
 
 
 def _joint(one: Sequence[int], other: Sequence[int]) -> int:

@@ -4,26 +4,25 @@ KATE's LM call is `complete`: greedy, up to a stop string (Liu et al. 2022, sect
 0). Token budgets that fitted after memory ran out are kept for the next run.
 """
 
-import fcntl
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from pgra.artifacts import canonical_json, write_json
-from pgra.config import DEVICE_MAPS, QUANTIZATIONS, LMArguments, choose
+from pgra.artifacts import digest, write_json
+from pgra.config import LMArguments
 from pgra.core import Json, machine_memory
 from pgra.data.bundled import cache_dir
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import token_budget_batches
-from pgra.lm.kernels import Packer, in_blocks, tolerance
+from pgra.lm.kernels import LastLayer, Packer, in_blocks, tolerance
 from pgra.lm.load import (
     ModelSource,
     batch_budget,
@@ -122,8 +121,6 @@ class CausalLM:
         """
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-        choose("lm_quantization", quantization, QUANTIZATIONS)
-        choose("lm_device_map", device_map, DEVICE_MAPS)
         place = first_device(device, device_map)
         kind = choose_dtype(dtype, place)
         check_quantization(quantization, kind)
@@ -208,6 +205,32 @@ class CausalLM:
                 "cannot write words. Give an LM with its head"
             )
         return model
+
+    @cached_property
+    def head(self) -> torch.nn.Linear:
+        """The layer that turns states into logits, (V, H); its logits are seen to be the LM's own.
+
+        Raises:
+            ModelError: If there is no plain head, or the LM does more with its logits (some cap or
+                scale them).
+        """
+        layer = self.whole.get_output_embeddings()
+        if not isinstance(layer, torch.nn.Linear):
+            raise ModelError(
+                f"'{self.source.name}' has no plain head ({type(layer).__name__}): its words "
+                "cannot be scored"
+            )
+        ids = self.tokenize(["The answer is"])[0]
+        with torch.inference_mode():
+            truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
+            found = head_logits(layer, self.states_of([ids]))[0].to(truth.device)
+        slack = self.tolerance * float(truth.float().abs().max())
+        if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
+            raise ModelError(
+                f"'{self.source.name}' does more to its logits than its head does: its words "
+                "cannot be scored. Give a GPT-2, OPT, Llama, Qwen, ..."
+            )
+        return layer
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -332,14 +355,11 @@ class CausalLM:
         self._check_room(prompts, ids, max_new_tokens)
         is_sound = self.reader.fault is None
         unread = self.reader.count_unread(ids) if is_sound else sum(map(len, ids))
-        most, tell = max_new_tokens, advance or int
+        how = partial(write, self.reader) if is_sound else partial(write_alone, self)
         with self._packer.packed(unread), in_blocks(self.whole):
-            if is_sound:
-                written = write(
-                    self.reader, ids, max_new_tokens=most, is_done=is_done, advance=tell
-                )
-            else:
-                written = write_alone(self, ids, max_new_tokens=most, is_done=is_done, advance=tell)
+            written = how(
+                ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance or int
+            )
         return [
             Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
             for prompt, tokens in zip(ids, written, strict=True)
@@ -421,6 +441,11 @@ class CausalLM:
         return PromptReader(self, self.batch_tokens)
 
     @cached_property
+    def last_layer(self) -> LastLayer:
+        """The last layer, which may work only where its output is wanted."""
+        return LastLayer(self.model, self.source.name)
+
+    @cached_property
     def _packer(self) -> Packer:
         return Packer(self.whole)
 
@@ -432,14 +457,24 @@ class CausalLM:
         return frozenset({*ends, self.tokenizer.eos_token_id} - {None})
 
 
+def head_logits(head: torch.nn.Linear, states: Tensor) -> Tensor:
+    """Return the logits (..., V) of states (..., H), in float32, on the head's device.
+
+    In half precision a logit would be rounded by more than labels differ.
+    """
+    states = states.to(head.weight.device).float()
+    if head.weight.dtype is torch.float32:
+        logits: Tensor = head(states)  # it may hold a packed copy
+        return logits
+    bias = None if head.bias is None else head.bias.float()
+    return torch.nn.functional.linear(states, head.weight.float(), bias)
+
+
 # Token budgets that fitted: what running out of memory taught, kept for the next run.
 #
-# One small JSON under the pgra home folder, by device, LM and way of reading. It is a cache:
-# deleting it costs one more failed batch, and a damaged or unwritable one costs a warning, never a
-# run.
-
-
-FILE = "budgets.json"
+# A small JSON each in `budgets/` under the pgra home folder, by device, LM and way of reading. They
+# are a cache: deleting one costs one more failed batch, and a damaged or unwritable one costs a
+# warning, never a run.
 
 
 def recall_budget(lm: CausalLM, kind: str) -> int | None:
@@ -449,45 +484,39 @@ def recall_budget(lm: CausalLM, kind: str) -> int | None:
         lm: The LM, on its device.
         kind: How it reads, such as "packed": each way has its own memory.
     """
-    return _read_budgets(cache_dir() / FILE).get(_budget_key(lm, kind))
+    path, _ = _budget_file(lm, kind)
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
+        if type(tokens) is int and tokens >= 1:  # a bool is an int to Python, but no budget
+            return tokens
+        logger.warning("%s is damaged, and is not used", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        logger.warning("%s cannot be read and is not used: %s", path, error)
+    return None
 
 
 def remember_budget(lm: CausalLM, kind: str, tokens: int) -> None:
     """Keep the tokens that fitted in one batch; the last word on an LM and device stands."""
-    path = cache_dir() / FILE
+    path, key = _budget_file(lm, kind)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # read inside it, or another job's would be lost
-            write_json(path, {**_read_budgets(path), _budget_key(lm, kind): tokens})
+        write_json(path, {**key, "tokens": tokens})
         logger.warning("%d tokens are remembered in %s: delete it to forget them", tokens, path)
     except OSError as error:
         logger.warning("the token budget is not remembered: %s (%s)", path, error.strerror)
 
 
-def _budget_key(lm: CausalLM, kind: str) -> str:
+def _budget_file(lm: CausalLM, kind: str) -> tuple[Path, dict[str, Json]]:
     name, memory = lm.device.type, machine_memory()
     if lm.device.type == "cuda":  # by what decides how much fits
         found = torch.cuda.get_device_properties(lm.device)
         name, memory = found.name, found.total_memory
-    parts = [f"{name}, {round(memory / (1 << 30))} GiB", canonical_json(dict(lm.fingerprint)), kind]
-    if lm.device_map != "none":  # the same states, but less room beside the weights, or more
-        parts.append(f"device map {lm.device_map}")
-    return " | ".join(parts)
-
-
-def _read_budgets(path: Path) -> dict[str, int]:
-    """Read what is there; what cannot be is passed over, and gone with the next write."""
-    try:
-        found = dict(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        logger.warning("%s cannot be read and is not used: %s", path, error)
-        return {}
-    # A bool is an int to Python, but no budget.
-    sound = {key: value for key, value in found.items() if type(value) is int and value >= 1}
-    if len(sound) < len(found):
-        wrong = next(found[key] for key in found if key not in sound)
-        logger.warning("%s is damaged: %r is not used", path, wrong)
-    return sound
+    key: dict[str, Json] = {
+        "device": f"{name}, {round(memory / (1 << 30))} GiB",
+        "lm": dict(lm.fingerprint),
+        "device_map": lm.device_map,  # the same states, but less room beside the weights, or more
+        "kind": kind,
+    }
+    return cache_dir() / "budgets" / f"{digest(key)[:16]}.json", key

@@ -27,8 +27,8 @@ from torch import Tensor
 from pgra.errors import ModelError
 from pgra.lm import kernels
 from pgra.lm.batching import LEAST_SHARED, BackOff, GroupCost, group_by_length, group_by_prefix
+from pgra.lm.causal_lm import head_logits
 from pgra.lm.load import batch_budget
-from pgra.lm.score import LMHead
 
 if TYPE_CHECKING:
     from pgra.lm.causal_lm import CausalLM
@@ -207,8 +207,7 @@ class PromptReader:
         advice = f"{lm.device} with '{lm.source.name}': use a smaller LM or --lm_dtype"
         self._back_off = BackOff(most, advice)
         self._behind: tuple[tuple[int, ...], KVCache] | None = None  # the last shared beginning
-        self._buffer = KVBuffer()
-        self._is_trimmed = kernels.are_allowed()  # the last layer works on last tokens only
+        self.buffer = KVBuffer()  # where prompts that are written on are laid
 
     @torch.inference_mode()
     def read_batch(self, prompts: Sequence[Tokens], *, behind: KVCache | None = None) -> KVCache:
@@ -231,8 +230,8 @@ class PromptReader:
         return KVCache(_layers(cache, skip + ids.shape[1]), skip + lengths, logits)
 
     @torch.inference_mode()
-    def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> Tensor:
-        """Return what would follow each of more tokens behind prompts that were read.
+    def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
+        """Return what follows each of more tokens behind prompts that were read.
 
         Args:
             cache: R prompts, joined.
@@ -240,20 +239,8 @@ class PromptReader:
 
         Returns:
             (R, T, V) float32 logits, T the longest list; behind a shorter one's end they say
-            nothing.
+            nothing. And a stock cache with all tokens.
         """
-        return self._go_on(cache, tokens)[0]
-
-    @torch.inference_mode()
-    def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
-        """Write one token behind each of R prompts, joined; their room is used up by it."""
-        logits, stock = self._go_on(cache, [[token] for token in tokens])
-        layers, room = _layers(stock, cache.longest + 1), 0
-        if cache.room:
-            layers, room = cache.layers, cache.room - 1
-        return KVCache(layers, cache.lengths + 1, logits[:, 0], is_right=True, room=room)
-
-    def _go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
         if not cache.is_right:
             raise ValueError("prompts are gone on with after they were joined")
         width = max(map(len, tokens))
@@ -263,6 +250,15 @@ class PromptReader:
         stock = _stock_cache(cache.layers, len(cache), room=cache.room, new=width)
         positions = cache.lengths[:, None] + columns
         return self._run(ids, positions, stock, columns, mask=mask.long()), stock
+
+    @torch.inference_mode()
+    def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
+        """Write one token behind each of R prompts, joined; their room is used up by it."""
+        logits, stock = self.go_on(cache, [[token] for token in tokens])
+        layers, room = _layers(stock, cache.longest + 1), 0
+        if cache.room:
+            layers, room = cache.layers, cache.room - 1
+        return KVCache(layers, cache.lengths + 1, logits[:, 0], is_right=True, room=room)
 
     def _run(
         self,
@@ -300,20 +296,16 @@ class PromptReader:
             return logits[rows.to(logits.device), places.to(logits.device)].float()
         # Flat places of the tokens whose states are wanted; where all are, nothing is left out.
         ends = (rows * ids.shape[1] + wanted).flatten() if wanted.shape[1] < ids.shape[1] else None
-        with self._last.only_at(ends if self._is_trimmed else None):
+        with self.lm.last_layer.only_at(ends):
             hidden = self.lm.model(**inputs).last_hidden_state
         states = hidden[rows.to(hidden.device), wanted.to(hidden.device)]  # (R, W, H)
-        return self._head.logits(states)
+        return head_logits(self._head, states)
 
     @cached_property
-    def _last(self) -> kernels.LastLayer:
-        return kernels.LastLayer(self.lm.model)
-
-    @cached_property
-    def _head(self) -> LMHead | None:
+    def _head(self) -> torch.nn.Linear | None:
         """The head, which reads states in float32; None where it is not all there is."""
         try:
-            return LMHead.of(self.lm)
+            return self.lm.head
         except ModelError as error:
             logger.info("logits are the LM's own, in %s: %s", self.lm.dtype, error)
             return None
@@ -343,13 +335,9 @@ class PromptReader:
             # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
             return kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
 
-        fault, name = compare(), self.lm.source.name
-        if fault is not None and self._is_trimmed:
-            self._is_trimmed, trimmed_fault = False, fault
-            fault = compare()
-            if fault is None:
-                kernels.warn_of_whole_layer(name, trimmed_fault)
+        fault = self.lm.last_layer.find_fault(compare)
         if fault is not None:
+            name = self.lm.source.name
             logger.warning("'%s' reads prompts one at a time, which is slower: %s", name, fault)
         return fault
 
@@ -366,16 +354,6 @@ class PromptReader:
         if most is None and self.lm.device.type == "cuda":
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
         return (_KEPT_BYTES if most is None else most) // self.token_bytes
-
-    def buffer(self, num_tokens: int) -> KVBuffer:
-        """Return where prompts that are written on can be laid, so many tokens at a time.
-
-        On a CPU it is the same in every call, since memory that is new costs more there than what
-        is written in it; a GPU's is needed elsewhere, and torch keeps it.
-        """
-        buffer = self._buffer if self.lm.device.type == "cpu" else KVBuffer()
-        buffer.num_tokens = num_tokens
-        return buffer
 
     def batches(self, prompts: Sequence[Tokens]) -> list[Batch]:
         """Cut prompts into batches: those that begin alike together, each kind longest first.
@@ -527,7 +505,10 @@ def write(
 
     room, queue = reader.room, deque(reader.batches(prompts))
     longest = max(map(len, prompts), default=0) + max_new_tokens
-    buffer = reader.buffer(min(room, len(prompts) * longest))
+    # On a CPU the same memory in every call: new one costs more there than what is written in it; a
+    # GPU's is needed elsewhere, and torch keeps it.
+    buffer = reader.buffer if reader.lm.device.type == "cpu" else KVBuffer()
+    buffer.num_tokens = min(room, len(prompts) * longest)
     free = max_new_tokens if kernels.are_allowed() else 0
     writing: list[tuple[list[int], KVCache]] = []
     while queue or writing:
@@ -582,7 +563,7 @@ def word_chances(
     joined = join([cache]) if longer else cache
     for start in range(0, len(longer), len(cache)):  # each copies what is kept of its prompt
         lines = longer[start : start + len(cache)]
-        logits = reader.go_on(
+        logits, _ = reader.go_on(
             joined.take([row for row, _ in lines]), [words[row][i][:-1] for row, i in lines]
         )
         rest = logits.log_softmax(dim=2).cpu()

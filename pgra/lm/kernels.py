@@ -13,11 +13,10 @@ or raises. `pgra.lm.prefix` and `pgra.lm.generate` compare what works on whole p
 last layer) by `find_fault`; the others compare themselves, layer by layer (`_is_trusted`).
 """
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
@@ -27,12 +26,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 
 from pgra.config import KERNEL_SWITCH
 from pgra.core import machine_memory
-from pgra.lm.batching import RowLayout, send
+from pgra.lm.batching import send
 
 logger = logging.getLogger(__name__)
 
@@ -146,18 +144,19 @@ def _warn(kernel: str, reason: str, cost: str) -> None:
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-@cache
-def register(name: str, attention: Attention) -> None:
-    """Make an attention known to transformers, once; its masks are those of sdpa."""
+@contextmanager
+def attending(model: Any, name: str, attention: Attention) -> Iterator[None]:
+    """Let a model attend by this; its own way is back afterwards.
+
+    Args:
+        model: Of transformers.
+        name: Under which transformers gets to know the attention; its masks are those of sdpa.
+        attention: What is called in each layer.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, AttentionMaskInterface()["sdpa"])
-
-
-@contextmanager
-def attending(model: Any, name: str) -> Iterator[None]:
-    """Let a model attend in the way of that name; its own is back afterwards."""
     before = model.config._attn_implementation  # there is no other way to ask
     model.set_attn_implementation(name)
     try:
@@ -228,23 +227,12 @@ class Spans:
 
 
 def takes_one_row(device: torch.device) -> bool:
-    """Say whether a device's kernel takes texts of different lengths side by side: a GPU's does."""
-    return device.type == "cuda"
+    """Return whether a device's kernel takes texts of different lengths side by side.
 
-
-def cascade_rows(count: int, device: torch.device) -> list[list[int]]:
-    """Say in which rows the texts must stand: one row for all on a GPU, else a row each.
-
-    A CPU's kernel takes texts of equal lengths, so there the batch is padded, which costs little
-    when texts of like length are together.
+    A GPU's does. A CPU's takes texts of equal lengths, so there the batch is padded, which costs
+    little when texts of like length are together.
     """
-    return [list(range(count))] if takes_one_row(device) else [[i] for i in range(count)]
-
-
-def attending_in_two_parts(model: Any) -> AbstractContextManager[None]:
-    """Let a model attend by `attend`; it must be told the prefix as the keyword `cascade`."""
-    register(NAME, attend)
-    return attending(model, NAME)
+    return device.type == "cuda"
 
 
 def prepare_prefix(
@@ -257,13 +245,6 @@ def prepare_prefix(
     if takes_one_row(prefix[0][0].device):
         return list(prefix)
     return [(_widen(keys, heads), _widen(values, heads)) for keys, values in prefix]
-
-
-def find_spans(layout: RowLayout, prefix_tokens: int, device: torch.device) -> Spans | None:
-    """Say where the texts of a batch stand that was laid out by `cascade_rows`."""
-    if not takes_one_row(device):
-        return None
-    return Spans.of(layout.lengths, prefix_tokens, device)
 
 
 def attend(
@@ -356,20 +337,16 @@ def _attend_flat(
     # With the layers spread over several GPUs, the spans follow them.
     row, behind, texts = (x.to(q.device) for x in (spans.row, spans.prefix, spans.texts))
     longest = spans.longest
-    how: dict[str, Any] = {"scale": scaling, "return_aux": AuxRequest(lse=True)}
-    if q.shape[1] != k.shape[1] and _must_be_told_of_gqa(varlen_attn):
-        how["enable_gqa"] = True
+    how: dict[str, Any] = {
+        "scale": scaling,
+        "return_aux": AuxRequest(lse=True),
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
     far, far_lse = varlen_attn(q, far_k, far_v, row, behind, len(q), len(far_k), **how)
     near, near_lse = varlen_attn(
         q, k, v, texts, texts, longest, longest, window_size=(-1, 0), **how
     )
     return _merge(far, far_lse.T, near, near_lse.T)[None]  # (1, T, heads, width)
-
-
-@cache
-def _must_be_told_of_gqa(varlen_attn: Callable[..., object]) -> bool:
-    """Say whether fewer key heads must be announced; torch 2.11 takes them without a word."""
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _merge(far: Tensor, far_lse: Tensor, near: Tensor, near_lse: Tensor) -> Tensor:
@@ -407,8 +384,7 @@ def in_blocks(model: Any) -> Iterator[None]:
     if model.device.type != "cpu" or not is_stock or not are_allowed():
         yield
         return
-    register(BLOCKS, _attend_if_same)
-    with attending(model, BLOCKS):
+    with attending(model, BLOCKS, _attend_if_same):
         yield
 
 
@@ -511,7 +487,8 @@ class Packer:
         self._num_tokens = 0
         self._found: list[tuple[Any, Forward]] | None = None
 
-    def packed(self, num_tokens: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def packed(self, num_tokens: int) -> Iterator[None]:
         """Have the layers read packed copies, if all tokens so far are worth it and memory does.
 
         Results agree with the plain layers' to rounding. Layers stay as they are where this brings
@@ -525,12 +502,20 @@ class Packer:
         is_there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         is_useful = is_there and not torch.is_autocast_enabled("cpu") and are_allowed()
         if self._num_tokens < MANY_TOKENS or not is_useful:
-            return nullcontext()
+            yield
+            return
         if self._found is None:
             layers: list[Any] = [part for part in self._module.modules() if _is_plain(part)]
             needed = sum(layer.weight.nbytes for layer in layers)
             self._found = _pack_all(self._module) if needed <= _SHARE * machine_memory() else []
-        return _replaced(self._found)
+        for part, forward in self._found:
+            part.forward = forward
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            for part, _ in self._found:
+                del part.forward
 
 
 def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> AbstractContextManager[None]:
@@ -541,18 +526,6 @@ def packed_for(module: nn.Module, num_tokens: int = MANY_TOKENS) -> AbstractCont
         num_tokens: What it is about to read.
     """
     return Packer(module).packed(num_tokens)
-
-
-@contextmanager
-def _replaced(found: list[tuple[Any, Forward]]) -> Iterator[None]:
-    for part, forward in found:
-        part.forward = forward
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for part, _ in found:
-            del part.forward
 
 
 def _pack_all(module: nn.Module) -> list[tuple[Any, Forward]]:
@@ -700,15 +673,24 @@ _STRETCHES = (
 
 
 class LastLayer:
-    """Hooks on a model's last layer, there only inside `only_at`."""
+    """Hooks on a model's last layer, there only inside `only_at`.
 
-    def __init__(self, model: Any) -> None:
-        """Find the last layer, and the stretches of it that are known."""
+    Attributes:
+        is_short: Whether it works only where its output is wanted.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        """Find the last layer, and the stretches of it that are known.
+
+        Args:
+            model: A base model of transformers.
+            name: The LM's, for a warning.
+        """
+        self.is_short, self._name = are_allowed(), name
         layers = [
             module
             for module in model.modules()
-            if isinstance(module, torch.nn.ModuleList)
-            and len(module) == model.config.num_hidden_layers
+            if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers
         ]
         modules = dict(layers[0][-1].named_modules()) if layers else {}
         self._stretches = [
@@ -724,45 +706,49 @@ class LastLayer:
         Args:
             ends: Places among the batch's R*T tokens, (n,) int64; None for all of them.
         """
+        if ends is None or not self.is_short:
+            yield
+            return
+        shape = torch.Size()
+
+        def gather(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            nonlocal shape
+            shape = args[0].shape[:-1]
+            return (args[0].flatten(0, -2)[ends.to(args[0].device)], *args[1:])
+
+        def lay_back(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
+            whole = out.new_zeros(shape.numel(), out.shape[-1])
+            whole[ends.to(out.device)] = out
+            return whole.view(*shape, -1)
+
         with ExitStack() as hooks:
-            if ends is not None:
-                for first, last in self._stretches:
-                    for handle in _Stretch(ends).around(first, last):
-                        hooks.callback(handle.remove)
+            for first, last in self._stretches:
+                hooks.callback(first.register_forward_pre_hook(gather).remove)
+                hooks.callback(last.register_forward_hook(lay_back).remove)
             yield
 
+    def find_fault(self, compare: Callable[[], str | None]) -> str | None:
+        """Return why a way of reading cannot be used; None if it can.
 
-def warn_of_whole_layer(name: str, reason: str) -> None:
-    """Say that an LM's last layer works on all tokens, and why."""
-    logger.warning(
-        "the last layer of '%s' works on all tokens, and not at last ones only (%s): reading is "
-        "slower by less than that layer's share",
-        name,
-        reason,
-    )
+        Where the shortened layer is at fault, it is whole from now on, which is said.
 
-
-class _Stretch:
-    """Gathers tokens before a stretch of modules, and lays the results back after it."""
-
-    def __init__(self, ends: Tensor) -> None:
-        self._ends = ends
-        self._shape = torch.Size()
-
-    def around(self, first: torch.nn.Module, last: torch.nn.Module) -> list[RemovableHandle]:
-        return [
-            first.register_forward_pre_hook(self._gather),
-            last.register_forward_hook(self._lay_back),
-        ]
-
-    def _gather(self, _: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self._shape = args[0].shape[:-1]
-        return (args[0].flatten(0, -2)[self._ends.to(args[0].device)], *args[1:])
-
-    def _lay_back(self, _: torch.nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        whole = out.new_zeros(self._shape.numel(), out.shape[-1])
-        whole[self._ends.to(out.device)] = out
-        return whole.view(*self._shape, -1)
+        Args:
+            compare: Reads inside `only_at`, and says what is wrong with what comes out.
+        """
+        short_fault = compare()
+        if short_fault is None or not self.is_short:
+            return short_fault
+        self.is_short = False
+        fault = compare()
+        self.is_short = fault is not None
+        if fault is None:
+            logger.warning(
+                "the last layer of '%s' works on all tokens, and not at last ones only (%s): "
+                "reading is slower by less than that layer's share",
+                self._name,
+                short_fault,
+            )
+        return fault
 
 
 # The decoder's attention to an example's encoded tokens, without making keys and values of them.

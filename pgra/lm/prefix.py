@@ -8,7 +8,7 @@ few texts, and not in the results.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,15 +38,11 @@ CHECKED = ("a", "The film was not bad at all.", "It opened in 1925 with a cast o
 
 
 class SharedPrefix:
-    """The state of an LM after a prefix, and texts run from there.
-
-    Attributes:
-        is_short: Whether the last layer works only where its output is wanted.
-    """
+    """The state of an LM after a prefix, and texts run from there."""
 
     def __init__(self, lm: CausalLM, ids: Sequence[int]) -> None:
         """Take an LM and the prefix's tokens; nothing runs yet."""
-        self.lm, self.ids, self.is_short = lm, list(ids), kernels.are_allowed()
+        self.lm, self.ids = lm, list(ids)
 
     def run(self, texts: Sequence[Sequence[int]], way: str) -> Tensor:
         """Run texts behind the prefix.
@@ -59,16 +55,15 @@ class SharedPrefix:
             (n, H) in the LM's dtype, on its device: the state at each text's last token.
         """
         device, lengths = self.lm.device, [len(ids) for ids in texts]
-        if way == "cascade":
-            rows = kernels.cascade_rows(len(texts), device)
-        else:
-            rows = pack_rows(lengths, ROW_TOKENS if way == "packed" else 1)
-        layout = RowLayout.of(lengths, rows)
+        row_tokens = ROW_TOKENS if way == "packed" else 1
+        if way == "cascade" and kernels.takes_one_row(device):
+            row_tokens = sum(lengths)
+        layout = RowLayout.of(lengths, pack_rows(lengths, row_tokens))
         ids, positions = layout.place(texts), layout.positions + len(self.ids)
         ends = send(layout.ends, device)
         run = self._run_cascade if way == "cascade" else self._run_masked
         _ = self._prefix  # runs whole, before the last layer is shortened
-        with torch.inference_mode(), self._last_layer.only_at(ends if self.is_short else None):
+        with torch.inference_mode(), self.lm.last_layer.only_at(ends):
             hidden = run(send(ids, device), send(positions, device), layout)  # (R, T, H)
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
         return states
@@ -81,8 +76,6 @@ class SharedPrefix:
 
     def find_fault(self, way: str, prompts: Sequence[list[int]]) -> str | None:
         """Return why a way cannot be used; None if it gives the states of whole prompts.
-
-        Where a shortened last layer is at fault, it is whole from now on.
 
         Args:
             way: One of `WAYS`.
@@ -105,18 +98,13 @@ class SharedPrefix:
                 lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
             )
 
-        fault = compare()
-        if fault is not None and self.is_short:
-            self.is_short, short_fault = False, fault
-            fault = compare()
-            self.is_short = fault is not None
-            if fault is None:
-                kernels.warn_of_whole_layer(self.lm.source.name, short_fault)
-        return fault
+        return self.lm.last_layer.find_fault(compare)
 
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        spans = kernels.find_spans(layout, len(self.ids), self.lm.device)
-        with kernels.attending_in_two_parts(self.lm.model):
+        spans = None
+        if kernels.takes_one_row(self.lm.device):
+            spans = kernels.Spans.of(layout.lengths, len(self.ids), self.lm.device)
+        with kernels.attending(self.lm.model, kernels.NAME, kernels.attend):
             hidden: Tensor = self.lm.model(
                 input_ids=ids,
                 position_ids=positions,
@@ -162,10 +150,6 @@ class SharedPrefix:
     @cached_property
     def _prepared_prefix(self) -> list[tuple[Tensor, Tensor]]:
         return kernels.prepare_prefix(self._prefix, self.lm.config.num_attention_heads)
-
-    @cached_property
-    def _last_layer(self) -> kernels.LastLayer:
-        return kernels.LastLayer(self.lm.model)
 
 
 _PROBES = ("a", "The film", "1925", '"', "éa", "(", "-", "中", "$ 5", "'s")
@@ -213,18 +197,15 @@ class PromptedEncoder:
     num_tokens: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._found: list[tuple[str, bool]] = []  # the way, by this encoder or one `under` it
-        self._back_off = self._make_back_off()
-        self._check_room()
-
-    def _make_back_off(self) -> BackOff:
+        self._found: list[str] = []  # the way, by this encoder or one `under` it
         name, sharing = self.lm.source.name, self.sharing
         most = batch_budget(self.batch_tokens, self.lm.device)
-        return BackOff(
+        self._back_off = BackOff(
             min(most, recall_budget(self.lm, sharing) or most),
             f"{self.lm.device} with '{name}': use a smaller LM or --lm_dtype",
             lambda tokens: remember_budget(self.lm, sharing, tokens),
         )
+        self._check_room()
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.
@@ -239,6 +220,24 @@ class PromptedEncoder:
         other = replace(self, prompt=prompt)
         other._found = self._found
         return other
+
+    def first_tokens(self, words: Iterable[str]) -> list[int]:
+        """Return the tokens that words begin with behind a prompt and a space, each once, in order.
+
+        Raises:
+            ModelError: If the tokenizer cuts a prompt otherwise when a word follows it.
+        """
+        suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
+        bare, found = self.lm.tokenize([suffix])[0], []
+        for word in words:
+            ids = self.lm.tokenize([f"{suffix} {word}"])[0]
+            if ids[: len(bare)] != bare or len(ids) == len(bare):
+                raise ModelError(
+                    f"the tokenizer of '{self.lm.source.name}' joins '{word}' to the prompt "
+                    "before it: it cannot be scored apart. Use another LM"
+                )
+            found.append(ids[len(bare)])
+        return list(dict.fromkeys(found))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -324,22 +323,6 @@ class PromptedEncoder:
                 ids[i] = self._prompt_ids(self._cut(fields[i]))
                 self.num_cut += 1
         return Prompts(fields, ids)
-
-    def continued(self, prompts: Prompts, written: Sequence[int]) -> Prompts:
-        """Give prompts with the same tokens behind each, such as the beginning of an answer.
-
-        Raises:
-            ConfigError: If one is then longer than the LM's window.
-        """
-        ids = [[*prompt, *written] for prompt in prompts.ids]
-        longest = max(map(len, ids), default=0)
-        if longest > self.lm.window:
-            raise ConfigError(
-                f"a prompt has {longest} tokens with the beginning of its answer, and "
-                f"'{self.lm.source.name}' reads {self.lm.window}: use --max_prompt_tokens "
-                f"{self.lm.window - len(written)}"
-            )
-        return Prompts(prompts.fields, ids)
 
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
         """Return the states of tokenised prompts; see `encode`."""
@@ -435,10 +418,9 @@ class PromptedEncoder:
         if not self.shared_ids or self.sharing == "none":
             return "none"
         if not self._found:
-            self._found.append((self._find_way(), self._behind.is_short))
-        way, self._behind.is_short = self._found[0]
-        self.num_tokens += len(self.shared_ids) if way != "none" else 0
-        return way
+            self._found.append(self._find_way())
+        self.num_tokens += len(self.shared_ids) if self._found[0] != "none" else 0
+        return self._found[0]
 
     def _find_way(self) -> str:
         cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]

@@ -350,18 +350,13 @@ class RemoteLM:
                 is_estimated=None in counts,
             )
             if question.word is not None:
-                answer = Answer("", *counts, self._chance(reply, question.prompt, question.word))
+                chance = word_chance(self.name, reply, question.prompt, question.word)
+                answer = Answer("", *counts, chance)
             self.answers.keep({question.key: answer}, model=self._model)
         except BaseException:
             self._traffic.halt.set()
             raise
         return answer
-
-    def _chance(self, reply: Reply, prompt: str, word: str) -> float:
-        try:
-            return word_chance(reply, prompt, word)
-        except ModelError as error:
-            raise ModelError(f"{self.name} {error}") from None
 
     def _counts(self, answer: Answer, prompt: str, text: str) -> list[int]:
         """Return the endpoint's own counts, and ours where it gives none."""
@@ -519,13 +514,14 @@ def _check_address(base_url: str, *, with_key: bool) -> None:
         logger.warning("the key goes to %s over plain http, for all on the way to read", base_url)
 
 
-def word_chance(reply: Reply, prompt: str, word: str) -> float:
+def word_chance(name: str, reply: Reply, prompt: str, word: str) -> float:
     """Return the log-probability of all tokens of a word after a prompt.
 
     The word is found from the end of the prompt: servers differ in what stands at its beginning (a
     special token or none, and so other offsets), and in how they spell tokens of other scripts.
 
     Args:
+        name: The words that a message begins with.
         reply: To `prompt` and `word`, echoed, with one token more.
         prompt: What stands before the word.
         word: With its space.
@@ -535,10 +531,12 @@ def word_chance(reply: Reply, prompt: str, word: str) -> float:
             one where the word begins.
     """
     if not reply.text.startswith(prompt + word):
-        raise ModelError(f"does not echo a prompt, so it cannot score given words: {_INSTEAD}")
+        raise ModelError(
+            f"{name} does not echo a prompt, so it cannot score given words: {_INSTEAD}"
+        )
     total = len(reply.tokens)
     if not reply.chances or len(reply.chances) != total:
-        raise ModelError(f"gives no log-probabilities of a prompt's tokens: {_INSTEAD}")
+        raise ModelError(f"{name} gives no log-probabilities of a prompt's tokens: {_INSTEAD}")
     # The prompt's tokens end before what was written, or where all do.
     written = 1 if reply.num_new_tokens is None else reply.num_new_tokens
     for end in (total - written, total):
@@ -547,9 +545,11 @@ def word_chance(reply: Reply, prompt: str, word: str) -> float:
             chances = reply.chances[start:end]
             chance = sum(math.nan if value is None else value for value in chances)
             if not math.isfinite(chance):
-                raise ModelError(f"gives '{word}' no finite log-probability: {_INSTEAD}")
+                raise ModelError(f"{name} gives '{word}' no finite log-probability: {_INSTEAD}")
             return chance
-    raise ModelError(f"joins '{word}' to the prompt before it, or spells it otherwise: {_INSTEAD}")
+    raise ModelError(
+        f"{name} joins '{word}' to the prompt before it, or spells it otherwise: {_INSTEAD}"
+    )
 
 
 def _find_start(tokens: tuple[str, ...], word: str, end: int) -> int | None:

@@ -536,14 +536,8 @@ class Bank:
 # Keys of queries' states.
 
 
-def query_key(example: Example, written: Sequence[int] = ()) -> int:
-    """Return the key of a query's state: a hash of its fields, and of what follows its prompt.
-
-    Args:
-        example: The query.
-        written: Token ids behind its prompt: the beginning of an answer.
-    """
-    fields = dict(example.fields)
-    text = canonical_json({"fields": fields, "written": list(written)} if written else fields)
+def query_key(example: Example) -> int:
+    """Return the key of a query's state: a hash of its fields."""
+    text = canonical_json(dict(example.fields))
     unsigned = np.uint64(xxhash.xxh3_64_intdigest(text.encode()))
     return int(unsigned.astype(np.int64))

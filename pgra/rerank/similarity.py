@@ -41,7 +41,6 @@ from pgra.config import find_class
 from pgra.core import MISSING_ROW, Example, Json, Rows
 from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.prefix import PromptedEncoder
-from pgra.lm.score import AnswerWords, LMHead
 from pgra.rerank.bank import Bank, Floats, query_key
 from pgra.rerank.base import Reference
 
@@ -271,7 +270,7 @@ class Fitting:
         }
         if self._class.reads_words:
             words = reference.words
-            fields["label_tokens"] = AnswerWords.of(self._encoder, words).firsts
+            fields["label_tokens"] = self._encoder.first_tokens(words.values())
             if len(fields["label_tokens"]) < _FEWEST:
                 raise ConfigError(
                     f"similarity '{self.name}' tells labels by the first tokens of their words, "
@@ -333,7 +332,7 @@ class Fitting:
     def _measure(self, aside: Path, bank: Bank, query_bank: Bank) -> Mapping[str, Json]:
         words = None
         if self._class.reads_words:
-            head = LMHead.of(self._encoder.lm).layer
+            head = self._encoder.lm.head
             weight = head.weight[self._tokens].float()
             bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
             words = WordRows(weight.cpu().numpy(), bias.float().cpu().numpy())

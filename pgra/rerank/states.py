@@ -72,7 +72,6 @@ def fill_queries(
     context: Context,
     *,
     shard_rows: int,
-    written: Sequence[int] = (),
     tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
 ) -> int:
     """Let the LM read the queries that it has not read yet.
@@ -83,24 +82,18 @@ def fill_queries(
         examples: The queries; equal ones are read once.
         context: Who shares the work.
         shard_rows: Texts in one shard.
-        written: Token ids that follow each prompt.
         tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
 
     Returns:
         How many were read.
-
-    Raises:
-        ConfigError: If a prompt with what follows it is longer than the LM's window.
     """
-    by_key = {query_key(example, written): example for example in examples}
+    by_key = {query_key(example): example for example in examples}
 
     def read(keys: Rows) -> Prompts:
         requested = [by_key[int(key)] for key in keys]
         if tokenize is None:
-            prompts = encoder.tokenize([example.fields for example in requested])
-        else:
-            prompts = tokenize(requested)
-        return encoder.continued(prompts, written) if written else prompts
+            return encoder.tokenize([example.fields for example in requested])
+        return tokenize(requested)
 
     return bank.fill(
         np.array(list(by_key), np.int64),

@@ -6,8 +6,6 @@ import re
 import pytest
 from scripted import Bench, call, contents
 
-from pgra.cli import COMMANDS, main
-from pgra.commands.plan import describe_plan
 from pgra.commands.plan import main as plan_main
 
 _SKIPPED = ("model_name_or_path", "max_steps", "per_device_train_batch_size", "seed")
@@ -123,13 +121,3 @@ def test_a_mistake_is_one_line(bench, change, message):
 def test_a_json_that_is_a_folder_is_refused_before_anything_runs(bench):
     assert "is a folder: name a file in it" in plan(bench, "--json", bench.root).error
     assert not bench.artifacts.exists()
-
-
-def test_it_is_a_command_of_pgra(capsys):
-    assert (
-        COMMANDS["plan"].target.partition(":")[0]
-        == plan_main.__module__
-        == describe_plan.__module__
-    )
-    assert main(["--help"]) == 0
-    assert "plan " in capsys.readouterr().out

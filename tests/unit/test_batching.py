@@ -88,55 +88,47 @@ def test_only_a_full_batch_teaches_later_runs_and_a_moment_teaches_none():
         back_off.run([7], sum, device.run)
 
 
-def test_rows_are_filled_in_order_and_a_long_text_stands_alone():
+def test_rows_masks_and_ends_by_hand():
     assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
-
-
-def test_tokens_stand_where_the_layout_says():
     layout = RowLayout.of([2, 1, 3, 1], [[2], [0, 3, 1]])
     assert layout.place([[5, 6], [7], [8, 9, 10], [11]]).tolist() == [[8, 9, 10, 0], [5, 6, 11, 7]]
     assert layout.ends.tolist() == [5, 7, 2, 6]
-
-
-def test_a_token_sees_the_prefix_and_its_own_text_up_to_itself():
     layout = RowLayout.of([2, 1, 1], [[0, 1], [2]])
     assert layout.segments.tolist() == [[0, 0, 1], [2, -1, -1]]
     assert layout.positions.tolist() == [[0, 1, 0], [0, 0, 0]]
-    assert layout.ends.tolist() == [1, 2, 3]
+    # A token sees the prefix and its own text up to itself.
     seen = (layout.mask(1, torch.float32)[0, 0] == 0).int().tolist()
     assert seen == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
-def test_prompts_of_one_beginning_are_one_group():
-    prompts = [[*START, 7, 1], [*START, 3], [*START, 7, 2, 2]]
-    assert group_by_prefix(prompts) == [PrefixGroup(50, [1, 0, 2])]
+OTHER, ODD = list(range(300, 360)), [*START[:34], 9, 9, 9]
+ALIKE = [[*START, 7, i] for i in range(6)]
+GROUPED = {
+    "one beginning": ([[*START, 7, 1], [*START, 3], [*START, 7, 2, 2]], [(50, [1, 0, 2])]),
+    "a token of its own is left": ([[*START, 7], [*START, 7], START], [(49, [2, 0, 1])]),
+    "an odd one alone": ([ODD, *ALIKE], [(51, [1, 2, 3, 4, 5, 6]), (0, [0])]),
+    "fewer to lose: sharing less saves more": ([ODD, ALIKE[0]], [(34, [0, 1])]),
+    "two draws": (
+        [[*START, 1], [*OTHER, 1], [*START, 2], [*OTHER, 2]],
+        [(50, [0, 2]), (60, [1, 3])],
+    ),
+    "too short": ([[*START[:31], i] for i in (1, 2)], [(0, [0, 1])]),
+    "less than a quarter": ([[*START, *[i] * 160] for i in (1, 2)], [(0, [0, 1])]),
+    "none": ([], []),
+}
 
 
-def test_each_prompt_keeps_a_token_of_its_own():
-    prompts = [[*START, 7], [*START, 7], START]
-    assert group_by_prefix(prompts) == [PrefixGroup(49, [2, 0, 1])]
+@pytest.mark.parametrize("name", GROUPED)
+def test_prompts_that_begin_alike_are_grouped_where_that_saves_most(name):
+    prompts, groups = GROUPED[name]
+    assert group_by_prefix(prompts) == [PrefixGroup(*group) for group in groups]
 
 
-def test_an_odd_prompt_stands_alone():
-    odd = [*START[:34], 9, 9, 9]
-    group = [[*START, 7, i] for i in range(6)]
-    assert group_by_prefix([odd, *group]) == [
-        PrefixGroup(51, [1, 2, 3, 4, 5, 6]),
-        PrefixGroup(0, [0]),
-    ]
-    pair = group_by_prefix([odd, group[0]])  # with fewer to lose, sharing less saves more
-    assert pair == [PrefixGroup(34, [0, 1])]
-
-
-def test_two_draws_of_exemplars_are_two_groups():
-    other = list(range(300, 360))
-    prompts = [[*START, 1], [*other, 1], [*START, 2], [*other, 2]]
-    assert group_by_prefix(prompts) == [PrefixGroup(50, [0, 2]), PrefixGroup(60, [1, 3])]
-
-
-def test_short_beginnings_are_not_shared():
-    few, little = [[*START[:31], i] for i in (1, 2)], [[*START, *[i] * 160] for i in (1, 2)]
-    assert group_by_prefix(few) == [PrefixGroup(0, [0, 1])]
-    assert group_by_prefix(few, least=31) == [PrefixGroup(31, [0, 1])]
-    assert group_by_prefix(little) == [PrefixGroup(0, [0, 1])]  # less than a quarter
-    assert group_by_prefix([]) == []
+@few
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), max_size=12))
+def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
+    groups = group_by_prefix(prompts, least=1)
+    assert sorted(row for group in groups for row in group.rows) == list(range(len(prompts)))
+    for group in groups:
+        assert len({tuple(prompts[row][: group.num_shared]) for row in group.rows}) == 1
+        assert all(len(prompts[row]) > group.num_shared for row in group.rows)

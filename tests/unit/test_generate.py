@@ -192,74 +192,41 @@ def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
     assert sum(seen) >= sum(len(tokens) - 1 for tokens in written)
 
 
-def test_what_is_written_goes_into_the_room_and_nothing_is_copied(lm_dirs):
+def test_room_and_buffers_save_copies_and_change_nothing(lm_dirs):
     lm = open_lm(lm_dirs["llama"])
-    reader, ids = lm.reader, tokenize(lm, PROMPTS[:3])
-    caches = [reader.read_batch(ids[:2]), reader.read_batch(ids[2:])]
-    tight, roomy = join(caches), join(caches, room=2)
-    places = []
-    for tokens in ([3, 4, 5], [6, 7, 8], [9, 3, 4]):
-        tight, roomy = (reader.step(cache, tokens) for cache in (tight, roomy))
-        torch.testing.assert_close(roomy.logits, tight.logits, atol=1e-5, rtol=1e-5)
-        places.append(roomy.layers[0][0].data_ptr())
-    assert places[0] == places[1] != places[2]  # the third has no room
-    assert (roomy.room, roomy.longest) == (0, tight.longest)
-    left = join(caches, room=2).take([2, 0])
-    assert (left.room, left.longest) == (2, join(caches).longest)
-    torch.testing.assert_close(
-        reader.go_on(left, [[3], [4]]), reader.go_on(join(caches).take([2, 0]), [[3], [4]])
-    )
-    with pytest.raises(ValueError, match="after they were joined"):
-        reader.step(caches[0], [3, 4])
-
-
-def test_prompts_joined_in_a_buffer_again_and_again_are_those_of_new_memory(lm_dirs):
-    lm = open_lm(lm_dirs["llama"])
-    reader, ids = lm.reader, tokenize(lm, PROMPTS[:4])
+    reader, ids, buffer = lm.reader, tokenize(lm, PROMPTS[:4]), KVBuffer()
     first, second = (
         [reader.read_batch(ids[:2]), reader.read_batch([ids[2]])],
         [reader.read_batch([ids[3]])],
     )
-    buffer = KVBuffer()
+    with pytest.raises(ValueError, match="after they were joined"):
+        reader.step(first[0], [3, 4])
     buffer.num_tokens = 4 * (max(map(len, ids)) + 6)
-    laid, plain = join(first, room=3, buffer=buffer), join(first, room=3)
-    place = laid.layers[0][0].data_ptr()
-    laid, plain = reader.step(laid, [3, 4, 5]), reader.step(plain, [3, 4, 5])
+    laid, plain, places = join(first, room=2, buffer=buffer), join(first), []
+    for tokens in ([3, 4, 5], [6, 7, 8], [9, 3, 4]):
+        laid, plain = (reader.step(cache, tokens) for cache in (laid, plain))
+        torch.testing.assert_close(laid.logits, plain.logits, atol=1e-5, rtol=1e-5)
+        places.append(laid.layers[0][0].data_ptr())
+    assert places[0] == places[1] != places[2]  # the third has no room
+    assert (laid.room, laid.longest) == (0, plain.longest)
     laid, plain = laid.keep([0, 2]), plain.take([0, 2])  # moved, and copied
-    laid = join([*second, laid], room=3, buffer=buffer)
-    plain = join([*second, plain], room=3)
-    assert laid.layers[0][0].data_ptr() == place != plain.layers[0][0].data_ptr()
+    laid, plain = join([*second, laid], room=3, buffer=buffer), join([*second, plain])
+    assert laid.layers[0][0].data_ptr() == places[0]  # in the same memory again
     assert laid.lengths.tolist() == plain.lengths.tolist()
-    ends = [reader.step(cache, [6, 7, 8]) for cache in (laid, plain)]
-    torch.testing.assert_close(ends[0].logits, ends[1].logits)
-    assert not torch.allclose(ends[0].logits[1], ends[0].logits[2])
-    small = KVBuffer()
-    join(second, room=1, buffer=small)  # more than it holds takes a larger one
-    torch.testing.assert_close(
-        reader.go_on(join([*first, *second], buffer=small), [[3]] * 4),
-        reader.go_on(join([*first, *second]), [[3]] * 4),
-    )
+    ends = [reader.step(cache, [6, 7, 8]).logits for cache in (laid, plain)]
+    torch.testing.assert_close(*ends, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(ends[0][1], ends[0][2])
 
 
-def test_the_last_layer_works_on_last_tokens_only_unless_that_changes_something(
-    lm_dirs, monkeypatch, caplog
-):
-    lm, seen = open_lm(lm_dirs["llama"]), []
-    ids = tokenize(lm, PROMPTS[:3])
-    assert lm.reader.fault is None
-    for layer in lm.model.layers:
-        count = lambda _, args: seen.append(args[0].shape[:-1].numel())  # noqa: E731
-        layer.mlp.down_proj.register_forward_pre_hook(count)
-    lm.reader.read_batch(ids)
-    assert seen[-1] == 3 < seen[0] == 3 * max(map(len, ids))
-    # An LM whose last layer looks at other tokens there is read whole, which is said.
+def test_an_lm_whose_last_layer_looks_at_other_tokens_is_read_whole(lm_dirs, monkeypatch, caplog):
     right = LastLayer.only_at
     monkeypatch.setattr(
         LastLayer, "only_at", lambda self, ends: right(self, None if ends is None else ends * 0)
     )
-    other = open_lm(lm_dirs["llama"])
-    check_completions(other, PROMPTS[4:], **NO_STOP)
-    assert other.reader.fault is None
+    lm = open_lm(lm_dirs["llama"])
+    assert lm.last_layer.is_short
+    check_completions(lm, PROMPTS[4:], **NO_STOP)
+    assert (lm.reader.fault, lm.last_layer.is_short) == (None, False)
     assert len([r for r in caplog.records if "works on all tokens" in r.getMessage()]) == 1
 
 
@@ -320,25 +287,12 @@ def test_prompts_that_cannot_be_answered_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_lm_writes_what_generate_writes(two_threads):
+def test_a_real_lm_writes_what_it_writes_to_each_prompt_alone(two_threads):
     lm = open_lm("bundled:smollm2-135m")
-    shown = [("what is the capital of france?", "Paris"), ("who wrote hamlet?", "Shakespeare")]
-    start = "\n\n".join(f"Q: {question}\nA: {answer}" for question, answer in shown)
-    asked = ["what is the capital of italy?", "who wrote faust?", "where is the river main?"]
-    prompts = [f"{start}\n\nQ: {question}\nA:" for question in asked]
-    prompts += [f"Q: {shown[1][0]}\nA: {shown[1][1]}\n\nQ: {q}\nA:" for q in asked[:2]]
-    found = lm.complete(prompts, max_new_tokens=10, stop="\n")
-    decode = lm.tokenizer.decode
-    written = write_alone(
-        lm,
-        tokenize(lm, prompts),
-        max_new_tokens=10,
-        is_done=lambda tokens: tokens[-1] in lm.ends or "\n" in decode(tokens),
-    )
-    texts = [decode(tokens, skip_special_tokens=True).split("\n")[0] for tokens in written]
-    assert [(c.text, c.num_new_tokens) for c in found] == list(
-        zip(texts, map(len, written), strict=True)
-    )
-    first = found[0].text.split()[0]  # what it wrote is what it thinks likeliest
+    start = "Q: what is the capital of france?\nA: Paris\n\nQ: who wrote hamlet?\nA: Shakespeare"
+    questions = ("what is the capital of italy?", "who wrote faust?", "where is the river main?")
+    prompts = [f"{start}\n\nQ: {question}\nA:" for question in questions]
+    texts = check_completions(lm, prompts, max_new_tokens=10, stop="no such text")
+    first = texts[0].split()[0]  # what it wrote is what it thinks likeliest
     scores = lm.score(prompts[:1], [f" {first}", " Berlin", " New York"])[0]
     assert max(scores) == scores[0]

@@ -13,6 +13,7 @@ from pgra.lm.cost import Speed
 from pgra.methods.stages import Stages
 from pgra.plan import make_plan
 from pgra.rerank import Reranker
+from pgra.rerank.cross_encoder import CrossEncoderArguments
 
 
 class Longest(Reranker):
@@ -110,8 +111,9 @@ def test_so_it_does_with_several_prefixes(plain):
 
 
 def test_so_it_does_with_a_cross_encoder(args, cross_encoder_dir):
-    named = {"reranker": "cross-encoder", "cross_encoder": str(cross_encoder_dir)}
-    cost, _ = check(with_retriever(with_rerank(args, **named), retriever="random"), rel=0.1)
+    own = CrossEncoderArguments(cross_encoder=str(cross_encoder_dir))
+    args = with_rerank(replace(args, rerank_options=own), reranker="cross-encoder")
+    cost, _ = check(with_retriever(args, retriever="random"), rel=0.1)
     assert (cost.to_read, cost.basis) == (cost.queries * 6, "every pair")
     assert cost.reading.model == str(cross_encoder_dir)
     assert cost.reading.cut == 0

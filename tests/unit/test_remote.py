@@ -168,18 +168,6 @@ def test_an_endpoint_that_dies_loses_no_answer(server, open_at):
     assert [answered.count(prompt) for prompt in PROMPTS] == [1, 1, 3, 1]
 
 
-def test_after_a_failure_no_further_call_is_made(server, open_at):
-    server.faults = [says("no", 400)]
-    with server.serve() as url, pytest.raises(ModelError, match="answered 400 'no'"):
-        complete(open_at(url, max_parallel_calls=1))
-    assert len(server.bodies) == 1
-
-
-def test_nobody_there_is_told(open_at):
-    with pytest.raises(ModelError, match=r"^openai:toy at http://127.0.0.1:9/v1 cannot be reached"):
-        complete(open_at("http://127.0.0.1:9/v1", max_retries=0))
-
-
 def error_of(message, code=None):
     return json.dumps({"error": {"message": message, "code": code}})
 
@@ -344,21 +332,10 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
         lm.states(["a"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"lm": "gpt2"}, "base_url is for an endpoint, and --lm gpt2 is none"),
-        ({"lm": "gpt2", "base_url": None, "tokenizer": "gpt2"}, "tokenizer is for an endpoint"),
-        ({"max_parallel_calls": 0}, "max_parallel_calls is 0: it must be at least 1"),
-        ({"requests_per_minute": 0.0}, "requests_per_minute is 0.0: it must be above 0"),
-        ({"request_timeout": float("nan")}, "request_timeout is nan: it must be above 0"),
-        ({"price_per_million_input": 1.0}, "add --price_per_million_output"),
-        ({"lm_dtype": "int3"}, "unknown lm_dtype 'int3'"),
-    ],
-)
-def test_arguments_that_cannot_be_are_refused(changes, told):
-    with pytest.raises(ConfigError, match=told):
-        CompleterArguments(**{"lm": "openai:m", "base_url": URL, **changes})
+@pytest.mark.parametrize("changes", [{"base_url": URL}, {"tokenizer": "gpt2"}])
+def test_what_only_an_endpoint_has_is_refused_for_an_lm_here(changes):
+    with pytest.raises(ConfigError, match="is for an endpoint, and --lm gpt2 is none"):
+        CompleterArguments(lm="gpt2", **changes)
 
 
 def test_a_name_opens_an_lm_here_with_its_window_or_a_smaller_one(lm_dirs, tmp_path):
@@ -415,59 +392,47 @@ def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path):
 PROMPT, WORD = "It was", " great fun"
 TOKENS = ("It", " was", " great", " fun", ".")  # the last one is written
 CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
+BYTES = ("bytes:\\xe6", "\ufffd", *TOKENS[2:])  # a prompt in another script
 
 
-def reply(tokens=TOKENS, chances=CHANCES, *, text=f"{PROMPT}{WORD}.", num_new=1):
-    return Reply(text, len(tokens) - 1, num_new, tuple(tokens), tuple(chances))
+def chance(
+    tokens=TOKENS, chances=CHANCES, *, prompt=PROMPT, word=WORD, text=f"{PROMPT}{WORD}.", num_new=1
+):
+    reply = Reply(text, len(tokens) - 1, num_new, tuple(tokens), tuple(chances))
+    return word_chance("toy", reply, prompt, word)
 
 
-def test_only_the_words_tokens_count():
-    assert word_chance(reply(), PROMPT, WORD) == -0.75
-    assert word_chance(reply(), "It was great", " fun") == -0.25  # the control
+def test_only_the_words_tokens_count_however_a_server_spells_them():
+    assert chance() == chance(num_new=None) == -0.75
+    assert chance(prompt="It was great", word=" fun") == -0.25  # the control
+    assert chance(("<s>", *TOKENS), (None, -9.0, *CHANCES[1:])) == -0.75
+    again = f"{PROMPT}{WORD} fun"
+    for count in (None, 1):  # what is written may be the word's last token again
+        assert chance((*TOKENS[:-1], " fun"), text=again, num_new=count) == -0.75
+    # a token that is counted and not shown; tokens without their space, and a space of its own
+    assert chance(TOKENS[:-1], CHANCES[:-1], text=f"{PROMPT}{WORD}") == -0.75
+    assert chance(("It", "was", "great", " fun", ".")) == -0.75
+    apart = ("It", " was", " ", "great", ".")
+    assert chance(apart, word=" great", text="It was great.") == -0.75
+    assert chance(BYTES, prompt="海", text="海 great fun.") == -0.75
 
 
-def test_a_special_token_before_the_prompt_changes_nothing():
-    told = reply(("<s>", *TOKENS), (None, -9.0, *CHANCES[1:]))
-    assert word_chance(told, PROMPT, WORD) == -0.75
-
-
-@pytest.mark.parametrize("num_new", [None, 1])
-def test_what_was_written_is_left_out(num_new):
-    again = reply((*TOKENS[:-1], " fun"), CHANCES, text=f"{PROMPT}{WORD} fun", num_new=num_new)
-    assert word_chance(again, PROMPT, WORD) == -0.75
-
-
-def test_a_server_that_counts_a_token_it_does_not_show_is_understood():
-    hidden = reply(TOKENS[:-1], CHANCES[:-1], text=f"{PROMPT}{WORD}")
-    assert word_chance(hidden, PROMPT, WORD) == -0.75
-
-
-def test_tokens_without_their_space_are_known():
-    assert word_chance(reply(("It", "was", "great", " fun", ".")), PROMPT, WORD) == -0.75
-    apart = reply(("It", " was", " ", "great", "."), (None, -1.0, -0.5, -0.25, -4.0))
-    assert (
-        word_chance(reply(apart.tokens, apart.chances, text="It was great."), PROMPT, " great")
-        == -0.75
-    )
-
-
-def test_a_prompt_in_another_script_does_not_matter():
-    told = reply(("bytes:\\xe6", "\ufffd", " great", " fun", "."), text="海 great fun.")
-    assert word_chance(told, "海", WORD) == -0.75
-
-
-def test_what_cannot_be_scored_is_refused_with_the_way_out():
-    instead = "use --decide_by generation$"
-    with pytest.raises(ModelError, match=f"^does not echo a prompt.*{instead}"):
-        word_chance(reply(text=" ."), PROMPT, WORD)
-    with pytest.raises(ModelError, match=f"^gives no log-probabilities.*{instead}"):
-        word_chance(reply((), ()), PROMPT, WORD)
-    with pytest.raises(ModelError, match=f"^gives no log-probabilities.*{instead}"):
-        word_chance(reply(TOKENS, CHANCES[1:]), PROMPT, WORD)
-    with pytest.raises(ModelError, match=f"^joins ' great fun' to the prompt.*{instead}"):
-        word_chance(reply(("It", " was great", " fun", "."), CHANCES[1:]), PROMPT, WORD)
-    with pytest.raises(ModelError, match=f"^gives ' great fun' no finite.*{instead}"):
-        word_chance(reply(chances=(None, -1.0, None, -0.2, -4.0)), PROMPT, WORD)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"text": " ."}, "does not echo a prompt"),
+        ({"tokens": (), "chances": ()}, "gives no log-probabilities"),
+        ({"chances": CHANCES[1:]}, "gives no log-probabilities"),
+        (
+            {"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]},
+            "joins ' great fun",
+        ),
+        ({"chances": (None, -1.0, None, -0.2, -4.0)}, "gives ' great fun' no finite"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_with_the_way_out(changes, told):
+    with pytest.raises(ModelError, match=f"^toy {told}.*use --decide_by generation$"):
+        chance(**changes)
 
 
 # The same LM here and behind an endpoint.

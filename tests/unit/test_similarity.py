@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pgra.config import RerankArguments
 from pgra.core import ALONE, Context
 from pgra.errors import ConfigError
-from pgra.lm.score import AnswerWords, LMHead
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
@@ -139,8 +138,8 @@ TEXTS = ["The film is warm and funny.", "A dull plot", "He was born in 1925."]
 def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
     args, context = RerankArguments(lm=str(lm_dir)), Context(device="cpu")
     encoder = open_prompted_encoder(args, PROMPT, context, with_head=True)
-    tokens = AnswerWords.of(encoder, WORDS).firsts
-    head = LMHead.of(encoder.lm).layer
+    tokens = encoder.first_tokens(WORDS.values())
+    head = encoder.lm.head
     bias = torch.zeros(len(tokens)) if head.bias is None else head.bias[tokens]
     rows = WordRows(head.weight[tokens].numpy(), bias.numpy())
     found = rows.log_chances(encoder.encode(TEXTS).numpy())
