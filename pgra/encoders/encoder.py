@@ -462,7 +462,7 @@ class Encoder:
         return {"query_prompt": self.query_prompt} if self.query_prompt else {}
 
     def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
-        """Give texts as they are tokenised: behind their prompt."""
+        """Return texts as they are tokenised: behind their prompt."""
         prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
         whole = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
         return [text.lower() for text in whole] if self.sentence.is_lower else whole
@@ -502,7 +502,7 @@ class Encoder:
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Give the vectors of a task's examples, (B, D): all are queries, being texts of one kind.
+        """Return the vectors of examples, (B, D): all are queries, being texts of one kind.
 
         Raises:
             ModelError: As `encode`.

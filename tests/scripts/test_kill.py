@@ -52,7 +52,7 @@ def test_train_goes_on_from_the_shards_of_a_killed_rerank(bench):
     assert two == one
     assert bench.predictions("two") == bench.predictions("one")
     one, two = (contents(bench.run(name) / "reader") for name in ("one", "two"))
-    # It names the folder of artefacts, and here there are two.
+    # It names the folder of artifacts, and here there are two.
     records = [json.loads(found.pop("pgra.json")) for found in (one, two)]
     for record in records:
         del record["arguments"]["runtime"]["artifacts_dir"]

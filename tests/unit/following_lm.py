@@ -75,12 +75,14 @@ def conversation(log):
 
 @contextlib.contextmanager
 def open_page(path):
-    """Give the page's application, with its desk and the memory's path."""
-    from pgra.memory.web import Desk, MemoryPage
+    """Give the page's application, with its page and the memory's path."""
+    from pgra.memory.web import MemoryPage
 
-    with contextlib.closing(Desk(lambda: conversation(FeedbackLog.open(path)))) as desk:
-        app = MemoryPage(desk, "memory.sqlite: LM <following>").app(["127.0.0.1"])
-        app.state.desk, app.state.path = desk, path
+    with contextlib.closing(
+        MemoryPage(lambda: conversation(FeedbackLog.open(path)), "LM <following>")
+    ) as page:
+        app = page.app(["127.0.0.1"])
+        app.state.page, app.state.path = page, path
         yield app
 
 

@@ -112,34 +112,34 @@ def test_a_memory_is_exported_imported_damaged_and_salvaged(memory, tmp_path):
     ("words", "message"),
     [
         (("ad",), "unknown word after pgra memory 'ad'. Did you mean 'add'?"),
-        (("add", "a"), 'there is nothing to add: pgra memory add "QUESTION"'),
         (("add", "a", "b", "c"), "'c' is one text too many: put each in quotes"),
         (("list",), "there is no memory memory.sqlite: pgra memory add makes one"),
-        (("lookup",), "there is nothing to look up"),
-        (("lookup", "a", "--threshold", "-5"), "threshold is -5: a relative edit distance is"),
+        (("forget", "1"), "there is no memory memory.sqlite"),
+        (("forget", "x"), "invalid int value: 'x'"),
         (("lookup", "a", "--family", "lexcal"), "unknown family of questions 'lexcal'"),
         (
             ("gate", "--stream", "x", "--family", "webquestions"),
             "gate chooses a threshold by the types of questions, and those of 'webquestions'",
         ),
-        (
-            ("stream", "--stream", "x", "--dev_stream", "y", "--family", "webquestions"),
-            "dev_stream chooses a threshold by the types of questions",
-        ),
-        (("stream", "--stream", "x", "--threshold", "0.9"), "an edit distance counts below 0"),
-        (("correct", "1"), "name one entry and what was meant"),
-        (("forget", "1"), "there is no memory memory.sqlite"),
-        (("forget",), "no entry is named: pgra memory forget 7 9"),
-        (("forget", "x"), "invalid int value: 'x'"),
-        (("export",), "no file is named"),
-        (("salvage", "x"), "salvage needs a new file"),
         (("import", "none.jsonl"), "none.jsonl does not exist"),
-        (("gate",), "give questions whose types are known: --stream FILE.jsonl"),
         (("stream",), "give the questions: --stream FILE.jsonl, or --words FILE"),
-        (("stream", "--stream", "x", "--systems", "men"), "systems names 'men'"),
         (
             ("stream", "--stream", "x", "--dev_stream", "y", "--threshold", "-3"),
             "dev_stream chooses the threshold",
+        ),
+        *(  # what is needed is named with how the command is called
+            ((word, *given), f"{missing} is missing: pgra memory {word} {usage}")
+            for word, given, missing, usage in (
+                ("add", ["a"], "feedback", '"QUESTION" "FEEDBACK"'),
+                ("lookup", [" "], "question", '"QUESTION"'),
+                ("correct", ["1"], "feedback", '"IDS" "FEEDBACK"'),
+                ("forget", [], "ids", '"IDS"'),
+                ("export", [], "file", '"FILE"'),
+                ("salvage", ["x"], "output", '"FILE" --output OUTPUT'),
+                ("gate", [], "stream", "--stream STREAM"),
+                ("score", [], "outputs", '"OUTPUTS"'),
+                ("train-similarity", ["x"], "output_dir", '"PAIRS" --output_dir OUTPUT_DIR'),
+            )
         ),
     ],
 )

@@ -8,7 +8,6 @@ from pgra.core import Prediction
 from pgra.errors import ConfigError, DataError
 from pgra.memory.labels import (
     LabelMemory,
-    LabelMemoryArguments,
     PromptMemoryArguments,
     input_key,
     mix_labels,
@@ -28,8 +27,8 @@ def path(tmp_path):
 
 
 def opened(path, *, labels=LABELS, inputs=("text",), task="sst2", **changes):
-    args = LabelMemoryArguments(memory=str(path), **changes)
-    return LabelMemory.open(args, task=task, inputs=inputs, labels=labels, device="cpu")
+    args = PromptMemoryArguments(memory=str(path), **changes)
+    return LabelMemory(args, task=task, inputs=inputs, labels=labels, device="cpu")
 
 
 def recalled(path, text, **changes):

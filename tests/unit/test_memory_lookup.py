@@ -134,7 +134,7 @@ def test_the_phrasings_collide_as_the_papers_do(name):
     """Pairs within the release's distance, of different types and of one type (seed facts 5.2)."""
     ways = load_family(name).phrasings
     keys = [way.question for way in ways]
-    across = find_collisions(keys, [way.kind for way in ways])
+    across = find_collisions(keys, [way.type for way in ways])
     all_pairs = find_collisions(keys, [way.id for way in ways])
     assert (len(across), len(all_pairs) - len(across)) == COLLISIONS[name]
 

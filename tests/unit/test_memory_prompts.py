@@ -5,6 +5,7 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,13 +16,13 @@ from hypothesis import strategies as st
 from pgra.config import config_root
 from pgra.errors import ConfigError, DataError
 from pgra.lm.base import Completion
-from pgra.memory.experiment import Experiment, plan_variants
+from pgra.memory.experiment import Experiment
 from pgra.memory.families import judge_situation, list_yamls, load_family, read_verdict
 from pgra.memory.lessons import load_lessons
 from pgra.memory.log import Event
 from pgra.memory.lookup import EditLookup, Match, normalize_key
 from pgra.memory.prompts import PromptExample, as_data, clarify, load_few_shot
-from pgra.memory.report import Trial, correlate, render_report, try_lookup
+from pgra.memory.report import Trial, Variant, correlate, render_report, try_lookup
 from pgra.memory.stream import (
     SCRAMBLES,
     GrowPrompt,
@@ -57,7 +58,7 @@ def test_every_family_can_be_asked_and_told(family):
     for kind, frame in family.answers.items():
         output = frame.format(word="w", answer="a")
         assert [k for k in family.answers if family.is_understood(k, output)] == [kind]
-        assert [way.kind for way in family.phrasings].count(kind) == 3
+        assert [way.type for way in family.phrasings].count(kind) == 3
         assert any(family.is_understood(kind, shown.answer) for shown in examples)
     if family.answers:
         assert {bool(shown.feedback) for shown in examples} == {True, False}
@@ -84,7 +85,8 @@ def changed_yaml(folder, name, path, **changes):
 
 OWN = {"separator": "\n---\n", "end": "</s>", "clarified": "{question} (meaning: {feedback})"}
 PROMPTS = [*list_yamls("memory_prompts"), "own"]
-ICL = replace(PAPER, separator="\n\n", end="\n\n")  # whose parts a blank line divides
+# Of `pgra icl`, whose parts a blank line divides.
+ICL = SimpleNamespace(separator="\n\n", end="\n\n", clarified=PAPER.clarified)
 PIECES = st.sampled_from(
     [
         *(SEPARATOR, "###", "####", "#", "\n---\n", "---", "END", "</s>", "WEEKEND", "end"),
@@ -324,18 +326,23 @@ def test_the_releases_check_of_a_sentence_is_stricter_than_its_own_answers():
 
 
 FORM = yaml.safe_load((config_root() / "memory" / "ert_cat.yaml").read_text())["situations"]
+WAY = {"id": "x", "type": "syn", "question": "< {word} >", "feedback": "x"}
 WRONG_YAMLS = [
-    ("memory", "lexical", {"prompt": None}, "has no prompt: its keys are"),
-    ("memory", "lexical", {"more": 1}, "has an unknown key more"),
+    ("memory", "lexical", {"prompt": None}, "'prompt' is missing"),
     ("memory", "lexical", {"words": "relation"}, "unknown words 'relation'. Did you mean"),
     ("memory", "lexical", {"answers": {"syn": "x"}}, "must name the same types"),
-    ("memory", "lexical", {"templates": [{"id": "x"}]}, "template 'x' must have"),
-    ("memory", "ert_cat", {"situations": FORM | {"labels": []}}, "situations must have about"),
+    ("memory", "lexical", {"phrasings": [WAY | {"question": "x"}]}, "and {word} in its question"),
+    ("memory", "lexical", {"num_remembered": 3}, "a family of relations has no num_remembered"),
+    ("memory", "webquestions", {"num_remembered": None}, "of answers needs num_remembered"),
     ("memory", "ert_cat", {"situations": FORM | {"output": "{about}"}}, "must have {label}"),
-    ("memory_prompts", "lexical", {"end": None}, "must have clarified, end, examples, separator"),
     ("memory_prompts", "lexical", {"separator": " # "}, "separator must have a line break"),
     ("memory_prompts", "lexical", {"clarified": "{question}"}, "must have {question} and"),
-    ("memory_prompts", "lexical", {"examples": [{"question": "x"}]}, "an example has question"),
+    (
+        "memory_prompts",
+        "lexical",
+        {"examples": [{"question": "x"}]},
+        "'examples.answer' is",
+    ),
     ("memory_training", "lexical", {"vague": ["What is akin to < {word} > ?"]}, "distance of 5 of"),
     ("memory_training", "lexical", {"vague": ["< {word} > jaisa kya haai ?"]}, "which is measured"),
     ("memory_training", "lexical", {"vague": ["what of {word}"]}, "'what of {word}' lacks"),
@@ -396,7 +403,7 @@ def test_a_category_is_recalled_and_the_table_has_the_papers_labels(tmp_path):
         open_lookup=EditLookup,
         threshold=-5.0,
     )
-    bare, mem = experiment.run({0: steps}, plan_variants(["no-mem", "mem"], [1.0], [0]))
+    bare, mem = experiment.run({0: steps}, [Variant("no-mem", 0.0, 0), Variant("mem", 1.0, 0)])
     assert [step.understood for step in bare.outcomes] == [False, False, False]
     assert [step.understood for step in mem.outcomes] == [False, False, True]
     assert [step.answered for step in mem.outcomes] == [True, False, False]

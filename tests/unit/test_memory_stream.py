@@ -9,7 +9,7 @@ from following_lm import FollowingLM
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.base import Completion
 from pgra.lm.cache import AnswersCache, CachedLM
-from pgra.memory.experiment import Experiment, plan_variants
+from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
@@ -207,25 +207,30 @@ def experiment(folder, completer, **more):
     return Experiment(folder=folder, simulation=simulation(prompted(completer)), **values)
 
 
+def planned(systems, probabilities, seeds, **more):
+    args = {"systems": systems, "clarification_probabilities": probabilities, "seeds": seeds}
+    return StreamArguments(stream="x", **args, **more).plan()
+
+
 STREAMS = {0: stream(30), 1: stream(30, seed=1)}
 
 
 def test_a_plan_runs_what_others_are_compared_with_first():
-    names = [v.name for v in plan_variants(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])]
+    names = [v.name for v in planned(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])]
     assert names[:5] == [
         *("no-mem-seed0", "grow-p0.5-seed0", "grow-p1-seed0", "mem-p0.5-seed0", "mem-p1-seed0")
     ]
     assert len(names) == 10
-    dear = plan_variants(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
+    dear = planned(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
     assert [v.name for v in dear] == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
-    with pytest.raises(ConfigError, match="names 'memory': known are no-mem, grow, mem"):
-        plan_variants(["memory"], [1.0], [0])
+    with pytest.raises(ConfigError, match="unknown system 'memory'"):
+        planned(["memory"], [1.0], [0])
     with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
-        plan_variants(["mem"], [0.0], [0])
+        planned(["mem"], [0.0], [0])
 
 
 def test_runs_stand_beside_each_other_with_the_papers_numbers(tmp_path):
-    plan = plan_variants(["mem", "no-mem", "grow"], [1.0], [0, 1])
+    plan = planned(["mem", "no-mem", "grow"], [1.0], [0, 1])
     results = experiment(tmp_path / "run", FollowingLM(copies=True)).run(STREAMS, plan)
     text = " ".join(render_report(FAMILY, results, gate=None).split())
     assert "| NO-MEM (2 seeds) |" in text
@@ -272,7 +277,7 @@ def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="was made of another stream"):
         experiment(folder, FollowingLM()).run({0: stream(9)}, plan)
     (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
-    with pytest.raises(ArtifactError, match="is damaged .*: delete it and run it again"):
+    with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
         experiment(folder, FollowingLM()).run(STREAMS, plan)
 
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from small_training import at_batch
 
 from pgra.cli import main
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
-from pgra.memory import train as training
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import (
@@ -23,11 +23,11 @@ from pgra.memory.lookup import (
 )
 from pgra.memory.stream import Step, read_pairs
 from pgra.memory.train import (
+    FeedbackModule,
     GeneratorArguments,
     SimilarityArguments,
     cosines,
     fit_head,
-    same_kind,
     save_with_head,
     train_encoder,
     train_generator,
@@ -93,25 +93,21 @@ def test_a_trained_generator_is_a_model_folder_and_the_work_is_gone(trained, t5_
     about = json.loads((trained.folder / "trained_on.json").read_text())
     assert (about["num_pairs"], about["seed"]) == (4, 1)
     assert [path.name for path in trained.folder.parent.iterdir()] == ["gud-ir"]
-    generator = FeedbackGenerator.from_name(str(trained.folder), device="cpu")
+    generator = FeedbackGenerator(str(trained.folder), device="cpu")
     written = generator.write(PAIRS[0].question)
     assert written == " ".join(written.split())
-    other = FeedbackGenerator.from_name(str(t5_dir), device="cpu")
+    other = FeedbackGenerator(str(t5_dir), device="cpu")
     assert other.fingerprint != generator.fingerprint
 
 
-def test_a_killed_training_goes_on_and_gives_the_same_weights(
-    trained, t5_dir, tmp_path, monkeypatch
-):
-    class Killed(training.TrainingBar):
-        def on_save(self, *_, **__):
-            raise KeyboardInterrupt
+def killed():
+    raise KeyboardInterrupt
 
+
+def test_a_killed_training_goes_on_and_gives_the_same_weights(trained, t5_dir, tmp_path):
     arguments, folder = small(model=str(t5_dir)), tmp_path / "gud-ir"
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "TrainingBar", Killed)
-        with pytest.raises(KeyboardInterrupt):
-            train_generator(PAIRS, folder, arguments, CPU)
+    with at_batch(4, killed, kind=FeedbackModule), pytest.raises(KeyboardInterrupt):
+        train_generator(PAIRS, folder, arguments, CPU)
     assert not folder.exists()
     train_generator(PAIRS, folder, arguments, CPU)
     assert weights(folder) == weights(trained.folder)
@@ -129,7 +125,7 @@ def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, encode
     args = LookupArguments(lookup="gud-ir", **told)
     assert args.gate == 0.9
     lookup = load_lookup(args, CPU)(log)
-    written = FeedbackGenerator.from_name(str(trained.folder), device="cpu").write("q")
+    written = FeedbackGenerator(str(trained.folder), device="cpu").write("q")
     assert len(lookup.find("q")) == bool(written)
     keys = load_lookup(LookupArguments(lookup="encoder", encoder=str(encoder_dir)), CPU)
     keys(log).find("q")
@@ -146,7 +142,8 @@ def test_a_layer_learns_what_a_target_asks_for():
     kinds = ["syn", "ant", "hom"] * 16
     types = torch.eye(3)[[0, 1, 2] * 16]
     vectors = torch.cat([types, 2 * torch.randn(48, 8, generator=draw)], dim=1)
-    wanted, others = same_kind(kinds), ~torch.eye(48, dtype=torch.bool)
+    wanted = torch.from_numpy(np.equal.outer(kinds, kinds)).float()
+    others = ~torch.eye(48, dtype=torch.bool)
     before = (cosines(vectors) - wanted)[others].square().mean()
     how = SimilarityArguments(width=16, num_steps=120, learning_rate=0.01)
     head, loss = fit_head(vectors, wanted, how)
@@ -269,4 +266,4 @@ def test_the_commands_train_and_say_how_to_look_up(tmp_path, t5_dir, encoder_dir
         assert "look up with --lookup" in capsys.readouterr().out
         assert (tmp_path / folder / "model.safetensors").is_file()
     assert main(["memory", "train-gud-ir", str(path)]) == 2
-    assert "and a new folder: FILE --output_dir FOLDER" in capsys.readouterr().err
+    assert "output_dir is missing: pgra memory train-gud-ir" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import PromptedLM
-from pgra.memory.web import Desk
+from pgra.memory.web import MemoryPage
 
 ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
@@ -78,8 +78,8 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
 def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
     family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
     lm = PromptedLM(few_shot=few_shot, completer=Echo())
-    page.state.desk.conversation = replace(
-        page.state.desk.conversation, family=family, lm=lm, threshold=None
+    page.state.page.conversation = replace(
+        page.state.page.conversation, family=family, lm=lm, threshold=None
     )
     visitor = Visitor(page)
     visitor.send("ask", question="who wrote the odyssey?")
@@ -98,7 +98,7 @@ class Hostile(FollowingLM):
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
-    conversation = page.state.desk.conversation
+    conversation = page.state.page.conversation
     conversation.lm = replace(conversation.lm, completer=Hostile())
     visitor = Visitor(page)
     plain = visitor.client.get(visitor.address).text
@@ -148,7 +148,7 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     ],
 )
 def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    conversation = page.state.desk.conversation
+    conversation = page.state.page.conversation
     conversation.lm = replace(conversation.lm, max_prompt_tokens=350)
     if kept is None:
         fields = {"question": "< " + "a " * 100 + ">"}
@@ -200,11 +200,11 @@ def test_a_page_asks_for_nothing_of_another_host(page):
         assert "url(" not in asset.text
 
 
-def test_a_desk_that_cannot_open_says_why(tmp_path):
+def test_a_page_that_cannot_open_says_why(tmp_path):
     (tmp_path / "memory.sqlite").write_text("no memory " * 100)
     before = threading.active_count()
     with pytest.raises(ArtifactError, match="is damaged"):
-        Desk(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")))
+        MemoryPage(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")), "")
     assert threading.active_count() == before
 
 
