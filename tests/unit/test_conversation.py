@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from following_lm import FollowingLM
+from following_lm import Echo, FollowingLM
 
 from pgra.core import Context
 from pgra.errors import DataError
-from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation, read_understanding, show_entry, visible
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
@@ -113,13 +112,6 @@ def test_what_cannot_be_asked_or_kept_is_refused_and_nothing_is_written(log):
     assert log.last_id == 0
     conversation.correct(AKIN, "x" * 2000)  # the control
     assert log.last_id == 1
-
-
-class Echo(FollowingLM):
-    """Answers as the nearest example does, which is the last."""
-
-    def _go_on(self, prompt):
-        return Completion(prompt.split("\n\n###\n\n")[-3], len(prompt.split()), 1)
 
 
 def test_of_questions_of_fact_the_right_answer_is_kept_and_shown_as_an_example(log):

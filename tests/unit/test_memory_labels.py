@@ -162,10 +162,6 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
     [
         ({"memory_threshold": 0.5}, r"memory_threshold is 0\.5, and no memory is named"),
         ({"memory": "m", "memory_threshold": 5}, "threshold is 5: a relative edit distance is"),
-        ({"memory": "m", "memory_threshold": float("nan")}, "threshold is nan: give a number"),
-        ({"memory_lookup": "faiss"}, "unknown memory_lookup 'faiss'"),
-        ({"memory_matches": 0}, "memory_matches is 0: it must be at least 1"),
-        ({"memory_as": "note"}, "unknown memory_as 'note'"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(values, told):

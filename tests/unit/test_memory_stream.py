@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from following_lm import FollowingLM
+from conftest import write_jsonl
+from following_lm import Echo, FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm.base import Completion
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
@@ -131,14 +131,6 @@ def test_a_patient_user_and_one_who_says_half_of_it(tmp_path):
     assert 0 < sum(step.clarified for step in failed) < len(failed)
     assert all(step.clarified != step.understood for step in whole)
     assert sum(understood(whole)) > sum(understood(half))
-
-
-class Echo(FollowingLM):
-    """Answers as the nearest example does, which is the last."""
-
-    def _go_on(self, prompt):
-        answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
-        return Completion(f"{answer} END", len(prompt.split()), 1)
 
 
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
@@ -310,20 +302,6 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
 
 
-def test_many_steps_that_all_speak_for_one_are_told_by_the_test(four):
-    many = [*four] * 5
-    results = [result(many, "no-mem", [0] * 20, p=0.0), result(many, "grow", [1] * 20)]
-    (claim,) = compare_methods(results)
-    assert claim.p_value == pytest.approx(2 * 0.5**20)
-    (back,) = compare_methods([result(many, "no-mem", [1] * 20, p=0.0), results[1]])
-    assert back.p_value == 1.0  # the control
-    text = " ".join(
-        render_report(FAMILY, [result(many * 2, "grow", [0, 1] * 20)], gate=None).split()
-    )
-    assert "| understood, steps up to | 25 | 40 |" in text
-    assert "| GROW-PROMPT, p = 1 | 0.48 | 0.50 |" in text
-
-
 def test_what_the_paper_compares_is_compared(four):
     plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
     results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
@@ -374,41 +352,25 @@ def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
     *_, bare, memory = scores(path, as_released=True)
     assert bare == "| GPT-3 generated | 0.500 | 0.000 | 0.500 | 0.400 | 0.000 |"
     row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
-    write(tmp_path / "steps.jsonl", row, row | {"generated": row["expected"]})
+    write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
     assert scores(tmp_path / "steps.jsonl")[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_situations_are_scored_by_category_and_label(tmp_path):
     gold = "This question is about: care. The answer is GOOD."
     outputs = [gold, gold.replace("GOOD", "BAD"), gold.replace("care", "harm"), "no"]
     rows = [{"type": "care", "gold": gold, "generated": output} for output in outputs]
-    path = write(tmp_path / "ert.jsonl", *rows)
+    path = write_jsonl(tmp_path / "ert.jsonl", rows)
     assert scores(path, load_family("ert_cat"))[-1] == "| generated | 0.500 | 0.500 | 0.500 |"
     assert "| outputs | 4 | 4 | |" in scores(path, load_family("ert_nl"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gold,generated\n", "holds no row of outputs"),
-        ("gold,output\nthe synonym for a is b,x\n", "its column's name must end in 'generated'"),
-        ("answer,generated\na,b\n", "line 2 has none of gold, expected, expected_answer"),
-        ("gold,generated\nthe sense of a is b,c\n", "is of no type of the family 'lexical'"),
-    ],
-)
-def test_a_file_that_cannot_be_scored_is_refused(tmp_path, text, message):
+def test_a_file_that_cannot_be_scored_is_refused(tmp_path):
     path = tmp_path / "results.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
+    path.write_text("gold,generated\nthe sense of a is b,c\n")
+    with pytest.raises(DataError, match="is of no type of the family 'lexical'"):
         score_file(path, FAMILY)
     row = {"gold": "the synonym for a is b", "x generated": "c"}
-    write(tmp_path / "r.jsonl", row, row | {"y generated": "d"})
+    path = write_jsonl(tmp_path / "r.jsonl", [row, row | {"y generated": "d"}])
     with pytest.raises(DataError, match="not every row has every output column: x generated, y"):
-        score_file(tmp_path / "r.jsonl", FAMILY)
-    with pytest.raises(DataError, match="has no understanding to score"):
-        score_file(path, load_family("webquestions"))
+        score_file(path, FAMILY)
