@@ -12,7 +12,7 @@ from following_lm import write_stream
 from small_training import at_batch, signal_self
 
 from pgra.cli import main
-from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import list_yamls, load_family
 from pgra.memory.lessons import (
@@ -33,7 +33,7 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_DISTANCE, find_collisions, normalize_key
 from pgra.memory.prompts import PromptExample, load_few_shot
 from pgra.memory.stream import make_stream, read_words
-from pgra.memory.train import AnswersModule, collate, freeze_layers, train_lm
+from pgra.memory.train import AnswersModule, collate, train_lm
 
 LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
 
@@ -229,21 +229,6 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
     assert train(lm, tmp_path / "whole") == whole  # done: nothing is trained
     with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
         train(lm, tmp_path / "whole", max_steps=5)
-
-
-def test_first_layers_and_embeddings_are_frozen(lm):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(lm)
-    freeze_layers(model, 0)
-    assert all(part.requires_grad for part in model.parameters())
-    freeze_layers(model, 1)
-    moving = {name for name, part in model.named_parameters() if part.requires_grad}
-    assert all(".layers.1." in name or name == "model.norm.weight" for name in moving)
-    assert any(".layers.1." in name for name in moving)
-    model.config.num_hidden_layers = 7
-    with pytest.raises(ModelError, match="do not stand in one list: leave --frozen_layers out"):
-        freeze_layers(model, 1)
 
 
 @pytest.mark.parametrize(

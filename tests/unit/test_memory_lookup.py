@@ -178,15 +178,6 @@ def test_edit_distance_finds_what_comparing_every_entry_finds(
         assert [match.score for match in matches] == [-distances[c] for c in nearest]
 
 
-def test_of_equally_near_keys_the_first_written_counts_as_in_the_release(log):
-    log.write("abcdef", "first")
-    log.write("abcdxy", "second")
-    log.write("abcdef", "first again")  # rewritten: it keeps its place
-    assert found(EditLookup(log), "abcdez") == [("first again", -1.0)]
-    log.write("abcxyz", "third")
-    assert found(EditLookup(log), "abcdxf")[0] == ("first again", -1.0)
-
-
 def test_a_relative_distance_is_that_worked_out_by_hand(log):
     log.write("Why?", "reason")
     log.write("what is C++", "language")

@@ -1,6 +1,5 @@
 """The simulated user's bookkeeping, with a completer that follows clarifications by a rule."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -27,7 +26,6 @@ from pgra.memory.report import (
     wrong_type_pairs,
 )
 from pgra.memory.stream import (
-    GrowPrompt,
     MemPrompt,
     NoMemory,
     PromptedLM,
@@ -154,20 +152,6 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     assert not any(step.is_wrong_kind for step in outcomes)
 
 
-def test_a_growing_prompt_costs_more_with_every_correction():
-    lm = prompted(FollowingLM(copies=True, window=100_000), max_prompt_tokens=100_000)
-    outcomes = play(simulation(lm), stream(), GrowPrompt(lm))
-    sizes = [step.num_prompt_tokens for step in outcomes]
-    grown = [size > sizes[0] + 5 for size in sizes]
-    assert grown.index(True) == 1 + [step.clarified for step in outcomes].index(True)
-    assert sizes[-1] > 2 * sizes[0] > 0
-    bare = play(simulation(), stream(), NoMemory(FEW_SHOT))
-    assert sum(understood(outcomes)) > sum(understood(bare))
-    small = simulation(prompted(FollowingLM(window=100)))
-    with pytest.raises(DataError, match="makes a prompt of .* tokens, and 36 fit beside"):
-        play(small, stream(1), NoMemory(FEW_SHOT))
-
-
 @pytest.fixture(scope="module")
 def four():
     return play(simulation(), stream(4), NoMemory(FEW_SHOT))
@@ -219,19 +203,6 @@ def test_a_plan_runs_what_others_are_compared_with_first():
         planned(["memory"], [1.0], [0])
     with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
         planned(["mem"], [0.0], [0])
-
-
-def test_runs_stand_beside_each_other_with_the_papers_numbers(tmp_path):
-    plan = planned(["mem", "no-mem", "grow"], [1.0], [0, 1])
-    results = experiment(tmp_path / "run", FollowingLM(copies=True)).run(STREAMS, plan)
-    text = " ".join(render_report(FAMILY, results, gate=None).split())
-    assert "| NO-MEM (2 seeds) |" in text
-    assert "| MEM-PROMPT, p = 1 (2 seeds) |" in text
-    assert "| MEM-PROMPT, paper (GPT-3) | 0.99 | 0.98 | 0.98 | 0.96 | 0.98 | 0.98 |" in text
-    folder = tmp_path / "run" / "mem-p1-seed0"
-    assert json.loads((folder / "metrics.json").read_text())["against_no_mem"]["helped"] > 0.5
-    lines = (folder / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 31))
 
 
 class Stopping(FollowingLM):

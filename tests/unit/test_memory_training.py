@@ -11,7 +11,6 @@ from small_training import at_batch
 from pgra.cli import main
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
-from pgra.errors import ArtifactError, DataError
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import (
@@ -20,7 +19,6 @@ from pgra.memory.lookup import (
     GeneratingLookup,
     LookupArguments,
     load_lookup,
-    plain_input,
 )
 from pgra.memory.stream import Step, read_pairs
 from pgra.memory.train import (
@@ -114,10 +112,6 @@ def test_a_killed_training_goes_on_and_gives_the_same_weights(trained, t5_dir, t
     assert weights(folder) == weights(trained.folder)
     other = small(model=str(t5_dir), seed=2)  # the control
     assert weights(train_generator(PAIRS, tmp_path / "other", other, CPU).folder) != weights(folder)
-
-
-def test_a_question_reaches_t5_without_what_it_has_no_token_for():
-    assert plain_input("what is like\n < a > ?") == "what is like ( a ) ?"
 
 
 def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, encoder_dir, log):
@@ -227,12 +221,3 @@ def test_what_cannot_be_learned_from_is_refused_in_one_line(tmp_path, capsys, ro
     assert message in err
     assert "Traceback" not in err
     assert not folder.exists()
-
-
-def test_a_folder_that_is_there_and_a_model_that_is_none_are_refused(tmp_path, lm_dirs):
-    with pytest.raises(ArtifactError, match="is there already: name another --output_dir"):
-        train_generator(PAIRS, tmp_path, small(), CPU)
-    with pytest.raises(DataError, match="holds no question with a feedback"):
-        read_pairs(
-            write_jsonl(tmp_path / "e.jsonl", [{"kind": "forget", "key": "q", "feedback": ""}])
-        )

@@ -101,12 +101,6 @@ def test_every_system_stands_behind_them(tmp_path):
     assert chosen(tmp_path).fingerprint != PLAIN.fingerprint
 
 
-@pytest.mark.parametrize("count", [0, 5])
-def test_more_than_there_are_is_refused(tmp_path, count):
-    with pytest.raises(ConfigError, match=f"prefix_examples is {count}, and there are 4 different"):
-        chosen(tmp_path, count=count)
-
-
 def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
     lines = [{"question": "q", "answers": ["a", "b"]}, {"question": "r", "answer": "c"}]
     lines.append({"question": "s", "answer": "d", "feedback": "f"})
