@@ -221,8 +221,8 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from following_lm import FollowingLM
 from pgra.cli import main
-from pgra.memory import chat
-chat.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
+from pgra.memory import stream
+stream.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
 sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
 """
 
