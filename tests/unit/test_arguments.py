@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pgra.commands.common import SECTIONS
+from pgra.commands.common import parse_run
 from pgra.config import (
     DRAWN_EXEMPLARS,
     EXEMPLARS,
@@ -21,7 +21,6 @@ from pgra.encoders.encoder import POOLINGS
 from pgra.errors import ConfigError
 from pgra.exemplars import SELECTORS
 from pgra.prompts.template import check_template
-from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.rerank import RERANKERS
 from pgra.retrieval import RETRIEVERS
 
@@ -103,22 +102,21 @@ CONFIGS = {
     **{path.stem: path for path in sorted((config_root() / "experiments").glob("*.yaml"))},
     **{name: config_root() / "profiles" / f"{name}.yaml" for name in PROFILES},
 }
-NAMES = {f.name for cls in SECTIONS.values() for f in dataclasses.fields(cls)}
 
 
 def all_of(*flags):
-    """All arguments of train.py but the Trainer's own, as one mapping."""
-    classes = [*SECTIONS.values(), ReaderTrainingArguments]
-    sections = parse_arguments(classes, list(flags), prog="test", description="")
-    values = {f.name: getattr(part, f.name) for part in sections for f in dataclasses.fields(part)}
-    return {name: value for name, value in values.items() if name in NAMES}
+    """All arguments of `pgra train` but the Trainer's own, which it may change."""
+    words = ["--output_dir", "x", "--device", "cpu", *flags]
+    run, _ = parse_run(words, prog="train", description="", epilog="")
+    parts = [part for name, part in run.sections.items() if name != "training"]
+    return {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_profile_and_an_experiment_give_their_values(name):
     path = CONFIGS[name]
     values = all_of("--profile", name) if name in PROFILES else all_of("--config", str(path))
-    given = {key: value for key, value in read_yaml(path).items() if key in NAMES}
+    given = {key: value for key, value in read_yaml(path).items() if key in values}
     assert {key: values[key] for key in given} == given
     assert (values == all_of()) == (name == "pgra")  # the profile of the defaults
 

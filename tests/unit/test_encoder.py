@@ -63,15 +63,6 @@ def test_many_texts_get_the_vectors_of_few(encoder_dirs, kind):
     assert not np.array_equal(many, few)  # the last digits tell that it was another way
 
 
-def test_vectors_are_float32_of_unit_length_unless_asked_otherwise(encoder_dir):
-    unit, raw = make(encoder_dir), make(encoder_dir, normalize=False)
-    vectors = unit.encode(SENTENCES)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (len(SENTENCES), unit.width)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert not np.allclose(np.linalg.norm(raw.encode(SENTENCES), axis=1), 1, atol=1e-2)
-
-
 def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir):
     encoder = make(encoder_dir, max_tokens=8)
     vectors = encoder.encode([SENTENCES[0], SENTENCES[0] + " And more words.", "sea"])
@@ -122,13 +113,6 @@ def write_pooling(folder, values):
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
 
 
-def test_auto_takes_a_sentence_transformers_own_pooling(encoder_dir, tmp_path):
-    folder = shutil.copytree(encoder_dir, tmp_path / "own")
-    write_pooling(folder, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
-    assert make(folder).fingerprint["pooling"] == "cls"
-    assert make(encoder_dir).fingerprint["pooling"] == "mean"
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -174,17 +158,6 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, m
     assert "out of memory" in caplog.text
     assert len(alive) == len(attempts) > 0
     assert not any(alive)  # a cache is emptied of what nobody holds
-
-
-def test_one_text_that_does_not_fit_is_refused(encoder_dir):
-    encoder = make(encoder_dir)
-
-    def refuse_all(module, args):
-        raise torch.OutOfMemoryError("no room")
-
-    encoder.model.register_forward_pre_hook(refuse_all)
-    with pytest.raises(ModelError, match="tokens does not fit the memory of cpu"):
-        encoder.encode(["sea"])
 
 
 def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):

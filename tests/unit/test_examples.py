@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits, whole_train
+from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
 
@@ -70,11 +70,6 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_quoted_line_break_in_csv_stays_one_row(tmp_path):
-    (tmp_path / "x.csv").write_text('text,label\n"one\ntwo",1\nthree,0\n')
-    assert [e.label for e in read(tmp_path / "x.csv")] == ["positive", "negative"]
-
-
 def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(tmp_path):
     text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
     (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
@@ -97,16 +92,11 @@ NO_LABEL = "not a label's name or number"
 BAD_ROWS = [
     ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
     ({"text": "x", "label": 2}, "unknown label '2'.*Numbers 0 to 1"),
-    ({"text": "x", "label": -3}, "unknown label '-3'"),
     ({"text": "x", "label": True}, f"'label' is True, a bool, {NO_LABEL}"),
-    ({"text": "x", "label": ["sad"]}, f"'label' is .*, a list, {NO_LABEL}"),
-    ({"text": "x", "label": 1.5}, f"'label' is 1.5, a float, {NO_LABEL}"),
     ({"text": "x", "label": None}, "has no label"),
     ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
-    ({"texts": "x", "label": 1}, r"no column 'text'\. Did you mean 'texts'"),
     ({"text": 5, "label": 1}, "'text' is 5, not text"),
     ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
-    ({"text": "x", "label": "a\0b"}, "'label' holds a NUL or half a surrogate pair"),
 ]
 
 
@@ -123,17 +113,12 @@ NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
 BAD_TABLES = {
     "headless.csv": ("good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
     "ragged.csv": ("text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
-    "open.csv": ('text,label\n"a,1\n', "not valid csv"),
-    "header.csv": ("text,label\n", "holds no example"),
     "blank.jsonl": ('{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
     "words.txt": ("a\n", "suffix that is not read here: use .jsonl, .csv, .tsv"),
-    "empty.jsonl": ("", "is empty"),
     "ragged.tsv": ("text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
     # written with quoting
     "doubled.tsv": ('text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
     "tab.tsv": ('text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
-    "break.tsv": ('text\tlabel\n"a\nb"\t1\n', f"line 2: 1 cells under .*{NO_QUOTING}"),
-    "header.tsv": ('"text"\t"label"\na\t1\n', f"no column 'text'.*line a header.*{NO_QUOTING}"),
 }
 
 
@@ -313,14 +298,6 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
     assert draw_shots(examples(10), LABELS, 2, seed=43) != shots  # the control
-
-
-def test_what_was_held_out_is_put_back_in_its_place():
-    rows = examples(6)
-    expected = [rows[i] for i in (0, 1, 2, 4, 5)]
-    assert whole_train([rows[0], rows[2], rows[5]], [rows[1], rows[4]]) == expected
-    own = examples(2, split="validation")  # the control: a dev set with a file of its own
-    assert whole_train(rows, own) == rows
 
 
 def test_too_few_examples_are_refused():

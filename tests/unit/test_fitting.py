@@ -1,11 +1,10 @@
 """Similarities that are fitted: to which texts, how often, and what a later run takes up."""
 
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
+from conftest import SENTENCES, with_rerank, with_retriever
 
 from pgra.config import CorpusArguments
 from pgra.core import ALONE, Candidates, Context, Example
@@ -196,21 +195,6 @@ def test_a_sweep_of_k_reads_nothing_more_and_is_a_cut(fitted, done, similarity):
             known = dict(zip(most.rows[line].tolist(), most.scores[line].tolist(), strict=True))
             told = zip(least.rows[line].tolist(), least.scores[line].tolist(), strict=True)
             assert all(known[row] == score for row, score in told)
-
-
-def test_test_queries_change_no_others_scores(fitted, done, tmp_path):
-    found, _ = find(fitted, done)
-    rows = [
-        {"text": example.text, "label": example.label} for example in found.data.examples("test")
-    ]
-    data = replace(fitted.data, test_file=str(write_jsonl(tmp_path / "few.jsonl", rows[:3])))
-    few, _ = find(replace(fitted, data=data), done)
-    assert few.fingerprints["reranker"] == found.fingerprints["reranker"]
-    data = replace(fitted.data, max_train_samples=20)  # control: training queries do
-    other = replace(fitted, data=data)
-    fewer = Stages.read(other, ALONE)
-    fewer.open()
-    assert fewer.fingerprints["reranker"] != found.fingerprints["reranker"]
 
 
 @pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])

@@ -20,7 +20,6 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import reader_template
 from pgra.methods.stages import Stages, prompt_template
-from pgra.prompts.template import PromptTemplate
 from pgra.retrieval import open_retriever
 
 PAIRS = ("mrpc", "qnli", "rte")
@@ -61,16 +60,6 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
     assert template.render_query(passage, after_prefix=True) == (
         f"\n\n{question}\n{PASSAGE}\nThe answer is"
     )
-
-
-def test_an_empty_field_leaves_no_blank_line_wherever_it_stands():
-    """A blank line is the border between exemplars."""
-    for body in ("{b}\nWhich?\n{a}", "Which?\n{b}\n{a}", "Which?\n{a}\n{b}\n{c}"):
-        template = PromptTemplate(body, inputs=("a", "b", "c"))
-        shown = template.render_query(template.passage_fields("x"), after_prefix=False)
-        assert shown == "Which?\nx\nThe answer is"
-    whole = PromptTemplate("Which?\n{a}\n{b}", inputs=("a", "b"))
-    assert whole.render({"a": "x", "b": "y"}) == "Which?\nx\ny"  # the control
 
 
 def pair_rows(count):

@@ -91,13 +91,6 @@ def test_the_project_and_its_requirements_agree():
         assert requirement.specifier.contains(pin), text
 
 
-def test_make_help_names_every_target():
-    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    targets = ("setup", "demo", "check", "test", "test-quick", "test-reader", "test-all", "clean")
-    for target in targets:
-        assert f"make {target} " in told.stdout
-
-
 def test_an_old_python_is_refused_with_the_way_out(tmp_path):
     old = tmp_path / "python2"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n')

@@ -149,19 +149,6 @@ def test_another_query_prompt_finds_others_in_the_same_index(encoder_dir, tmp_pa
     assert not np.allclose(*scores, atol=1e-3)
 
 
-def test_a_folder_that_lowers_its_texts_has_them_lowered(encoder_dirs, tmp_path):
-    limits = {"max_seq_length": 64, "do_lower_case": True}
-    cased = shutil.copytree(encoder_dirs["roberta"], tmp_path / "cased")
-    tokenizer = json.loads((cased / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = False
-    write_json(cased / "tokenizer.json", tokenizer)
-    lowered = make(sentence_dir(cased, tmp_path / "l", limits=limits))
-    plain = make(cased, max_tokens=64)
-    np.testing.assert_allclose(lowered.encode(["Red Sea"]), plain.encode(["red sea"]), atol=1e-6)
-    assert not np.allclose(lowered.encode(["Red Sea"]), plain.encode(["Red Sea"]), atol=1e-3)
-    assert lowered.fingerprint["lower_case"] is True
-
-
 BAD = {
     "part": ({"module": "sentence_transformers.models.LSTM"}, "has a part 'LSTM'.*only Dense"),
     "pooling": ({"only": "Transformer"}, "has no Pooling .*no single vector"),
