@@ -36,9 +36,9 @@ from pgra.data.read import (
     PACKED,
     Reading,
     check_file,
+    clean_text,
     hub_errors,
     hub_reason,
-    is_utf8,
     load_data_set,
     read_lines,
     read_records,
@@ -115,13 +115,10 @@ class Source:
 
     def _json_texts(self, path: Path, column: str) -> Iterator[str]:
         for record in read_records(path, self.reading):
-            value = record.fields.get(column)
             place = f"{self.where}, line {record.line}"
             if column not in record.fields:
                 raise _no_field(place, column, record.fields)
-            if not isinstance(value, str):
-                raise DataError(f"{place}: '{column}' is a {type(value).__name__}, not text")
-            yield _one_line(value, place, column)
+            yield _one_line(place, column, record.fields[column])
 
     def _parquet_texts(self, path: Path, column: str) -> Iterator[str]:
         try:
@@ -163,7 +160,7 @@ class Source:
                 value = scalar.as_py()
             except UnicodeDecodeError:
                 raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield "" if value is None else _one_line(value, place, column)
+            yield "" if value is None else _one_line(place, column, value)
 
 
 def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
@@ -173,10 +170,8 @@ def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
     )
 
 
-def _one_line(value: str, place: str, column: str) -> str:
-    if not is_utf8(value):
-        raise DataError(f"{place}: '{column}' holds a NUL or half a surrogate pair")
-    return " ".join(value.split("\n"))
+def _one_line(place: str, column: str, value: object) -> str:
+    return " ".join(clean_text(place, column, value).split("\n"))
 
 
 def find_source(name: str) -> Source:
@@ -338,9 +333,7 @@ class Corpus:
         Raises:
             IndexError: If there is no such row.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of a corpus of {len(self)} passages")
-        return str(self.batches[row // _BATCH_ROWS].column(0)[row % _BATCH_ROWS].as_py())
+        return self.texts([row])[0]
 
     def texts(self, rows: Sequence[int] | Rows) -> list[str]:
         """Return the passages of these rows, in the order asked, repeats included.
@@ -412,22 +405,17 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = Fals
         verify=False,  # it may be large
     )
     corpus = replace(_open(folder, built.manifest), made_by=args)
-    if args.strict:
-        _refuse_dropped(corpus, args)
-    return corpus
-
-
-def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
-    if args.drop_duplicates:
-        names["duplicates"] = "duplicates"
-    counts = corpus.counts
-    dropped = [f"{counts[key]:,} {what}" for key, what in names.items() if counts[key]]
-    if dropped:
+    names |= {"duplicates": "duplicates"} if args.drop_duplicates else {}
+    dropped = [
+        f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]
+    ]
+    if args.strict and dropped:
         raise DataError(
             f"{', '.join(args.sources)} holds {', '.join(dropped)}, and --strict refuses them: "
             "mend the file, or leave --strict out to drop and count them"
         )
+    return corpus
 
 
 def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:

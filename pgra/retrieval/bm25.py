@@ -125,18 +125,15 @@ class BM25Retriever(Retriever):
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         for line, query in enumerate(queries):
-            best = self._best(query, k)
+            ids = self._index.get_tokens_ids(split_words(query))
+            every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
+            every[self.removed] = 0
+            # Keep all that tie with the k-th, so that ties at the border go by row too.
+            bar = np.partition(every, -k)[-k]
+            found = np.flatnonzero((every >= bar) & (every > 0))
+            best = Candidates.best(found[None, :], every[found][None, :], k)
             rows[line], scores[line] = best.rows[0], best.scores[0]
         return Candidates(rows, scores)
-
-    def _best(self, query: str, k: int) -> Candidates:
-        ids = self._index.get_tokens_ids(split_words(query))
-        every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
-        every[self.removed] = 0
-        # Keep all that tie with the k-th, so that ties at the border go by row too.
-        bar = np.partition(every, -k)[-k]
-        rows = np.flatnonzero((every >= bar) & (every > 0))
-        return Candidates.best(rows[None, :], every[rows][None, :], k)
 
 
 def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:

@@ -259,11 +259,7 @@ def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
     """
     if args.index_factory == AUTO and args.index_dir is not None:
         return str(load_manifest(Path(args.index_dir), stage=STAGE).fingerprint["factory"])
-    memory = memory_limit(args.index_memory_gb)
-    factory, reason = choose_factory(args.index_factory, num_rows, width, memory=memory)
-    if reason is not None:
-        logger.info("index_factory auto is %s: %s", factory, reason)
-    return factory
+    return choose_factory(args.index_factory, num_rows, width, args.index_memory_gb)
 
 
 def _plan(args: RetrieverArguments, factory: str) -> IndexPlan:
