@@ -93,7 +93,7 @@ def time_ways(
 def take_rounds(
     ways: Mapping[str, Callable[[], object]], mapped: TimedIndex, *, least: int
 ) -> list[dict[str, float]]:
-    """Time all ways round by round, back and forth; give each round's seconds, and the overhead."""
+    """Time all ways round by round, back and forth: each round's seconds, and the overhead."""
     rounds: list[dict[str, float]] = []
     begun = time.perf_counter()
     while len(rounds) < least or (
@@ -127,7 +127,7 @@ def ask_raw(index: Any, queries: Vectors, *, k: int, threshold: int) -> None:
 
 
 def retriever(index: Any) -> DenseRetriever:
-    """Give our search without an encoder, which it does not use for vectors."""
+    """Return our search without an encoder, which it does not use for vectors."""
     return DenseRetriever(index, None, {})  # type: ignore[arg-type]
 
 

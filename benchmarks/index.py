@@ -211,7 +211,7 @@ def compare_search(args: argparse.Namespace, folder: Path, rows: int, *, width: 
 
 
 def search_figures(name: str, rates: Mapping[str, Mapping[str, float]]) -> Figures:
-    """Give all rates, and the ratios of the last and largest collection without its name."""
+    """Return all rates, and the ratios of the last and largest collection without its name."""
     figures = {
         f"{name}/b{size}_{way.replace(' ', '_')}": rate
         for way, by_batch in rates.items()

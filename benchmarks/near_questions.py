@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tenth of the questions")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parse_flags(parser, argv)
-    asked, others, sizes = (100, 200, (10, 100)) if args.quick else (1_000, 2_000, (100, 1_000))
-    lines = [record.fields for path in args.files for record in read_records(path)]
-    told = [str(one.get("question", one.get("text", ""))) for one in lines]
-    questions = list(dict.fromkeys(text for text in told if text.split()))
+    num_asked, others, sizes = (100, 200, (10, 100)) if args.quick else (1_000, 2_000, (100, 1_000))
+    rows = [record.fields for path in args.files for record in read_records(path)]
+    texts = [str(row.get("question", row.get("text", ""))) for row in rows]
+    questions = list(dict.fromkeys(text for text in texts if text.split()))
     if len(questions) < max(sizes) + others:
         raise DataError(
             f"there are {len(questions):,} questions: give {max(sizes) + others:,} or more"
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures: dict[str, float] = {}
     for name, change in _changes(draw).items():
         pairs = [
-            (one, again) for one in draw.sample(questions, asked) if (again := change(one)) != one
+            (text, again)
+            for text in draw.sample(questions, num_asked)
+            if (again := change(text)) != text
         ]
         likeness = [Indel.normalized_similarity(*map(plain_key, pair)) for pair in pairs]
         distance = [Levenshtein.distance(*map(normalize_key, pair)) for pair in pairs]

@@ -405,28 +405,13 @@ class LMArguments(KernelArguments):
 
 
 @dataclass(kw_only=True)
-class CrossEncoderArguments(Arguments):
-    """What a cross-encoder has of its own."""
-
-    cross_encoder: str = arg(
-        "cross-encoder/ms-marco-MiniLM-L6-v2",
-        "With --reranker cross-encoder: sequence classifier that reads each query with each of its "
-        "candidates: hub id, folder or bundled:NAME. --lm_dtype, --lm_batch_tokens and "
-        "--bank_shard_rows are its too.",
-    )
-    cross_encoder_tokens: int | None = arg(
-        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
-    )
-
-
-@dataclass(kw_only=True)
-class RerankArguments(CrossEncoderArguments, LMArguments):
+class RerankArguments(LMArguments):
     """Second stage: which model orders the candidates, and how many become evidence."""
 
     reranker: str = arg(
         "prompted",
         "prompted (the paper's), cross-encoder, none (evidence is the first stage's best), or "
-        "module:Class of your own.",
+        "module:Class of your own; for arguments of its own see --reranker NAME --help.",
         is_open=True,
     )
     num_evidence: int = arg(
@@ -507,14 +492,6 @@ class RerankArguments(CrossEncoderArguments, LMArguments):
                 "prefix_sharing 'cascade' is a kernel of our own, and fast_kernels is 'off': use "
                 "--prefix_sharing auto, or leave --fast_kernels out"
             )
-        for name in ("cross_encoder", "cross_encoder_tokens"):
-            if getattr(self, name) != getattr(CrossEncoderArguments, name) and (
-                self.reranker != "cross-encoder"
-            ):
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}, and reranker is {self.reranker}: add "
-                    f"--reranker cross-encoder, or leave {name} out"
-                )
         if self.num_prefixes > 1 and (self.per_query or not self.num_exemplars):
             raise ConfigError(
                 f"num_prefixes is {self.num_prefixes}: several draws need exemplars that are drawn "

@@ -6,7 +6,7 @@ written to disk, as by every command that opens it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pgra.config import PgraArguments
 from pgra.core import ALONE
@@ -16,6 +16,7 @@ from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.rerank.base import Cost
 from pgra.rerank.exhaustive import open_exhaustive
+from pgra.retrieval import IndexRequest
 from pgra.retrieval.survey import FirstStage, Survey
 
 _VECTOR_BYTES = 2 + 4  # of a number: float16 shards, and FAISS' float32
@@ -86,23 +87,23 @@ def make_plan(args: PgraArguments, *, seconds: float = 10.0) -> Plan:
         )
         search.check()
         states_bytes = search.index_bytes
-    first = Survey(
+    splits = {split: found.data.examples(split) for split in SPLITS}
+    request = IndexRequest(
         args=args.retriever,
         corpus=found.corpus,
-        artifacts=args.artifacts,
-        task=found.data.task.name,
-        splits={split: found.data.examples(split) for split in SPLITS},
-        device=args.runtime.device,
-        seconds=seconds,
-    ).run()
-    examples = [example for split in SPLITS for example in found.data.examples(split)]
+        context=replace(found.context, progress=False),
+        options=args.retriever_options,
+    )
+    task = found.data.task.name
+    first = Survey(request=request, task=task, splits=splits, seconds=seconds).run()
+    examples = [example for split in splits.values() for example in split]
     cost = found.reranker.cost(examples, first)
     measures = cost is not None and cost.to_read and seconds > 0
     index_bytes = first.index_bytes or len(found.corpus) * first.width * _VECTOR_BYTES
     return Plan(
-        task=found.data.task.name,
+        task=task,
         reranker=args.rerank.reranker,
-        queries={split: len(found.data.examples(split)) for split in SPLITS},
+        queries={split: len(examples) for split, examples in splits.items()},
         first=first,
         index_bytes=index_bytes if states_bytes is None else states_bytes,
         cost=cost,

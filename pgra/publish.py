@@ -1,6 +1,6 @@
 """A finished reader for others: its model card, and its way to the hub.
 
-The card (`README.md` beside the reader, by the templates in `configs/cards/`) is written from the
+The card (`README.md` beside the reader, by the template in `configs/cards/`) is written from the
 run's own files alone, so that it can be written again at any time. Paths of this machine stay out
 of it: a file is named, its folder is not.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import Formatter
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pgra import __version__
 from pgra.artifacts import write_text
@@ -29,22 +31,6 @@ _SHOWN = (  # of the Trainer's arguments
     *("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "max_steps"),
     *("num_train_epochs", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"),
     *("optim", "bf16", "seed", "data_seed"),
-)
-_LAYOUT = {
-    "segment_order": "order in a segment",
-    "max_segment_tokens": "tokens of a segment",
-    "decode": "decision",
-    "evidence_order": "order of evidence",
-    "max_reader_tokens": "tokens of a prompt",
-}
-_ABOUT_T5 = (
-    "A T5 (`{base}`) trained by `pgra` as a Fusion-in-Decoder reader: the encoder reads each piece "
-    "of evidence beside the text, the decoder reads all of them, and a label is decided by scoring "
-    "its words. The files are a plain T5."
-)
-_ABOUT_LM = (
-    "A causal LM (`{base}`) that `pgra` trained to read evidence and text in one prompt; a label "
-    "is decided by scoring its words. The files are a plain LM."
 )
 _LORA = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 
@@ -69,50 +55,48 @@ def write_card(run: Path) -> Path:
     check_reader(run)
     identity, metrics = read_object(run / IDENTITY_FILE), read_object(run / METRICS_FILE)
     arguments = read_object(run / ARGUMENTS_FILE)
-    method, template = str(identity["method"]), str(identity["reader_template"])
+    method, sources = str(identity["method"]), arguments["corpus"]["corpus"]
     repo, at, _ = str(identity["reader_weights"]).partition("@")
     base = repo if at else None  # the hub's id; None if it came from elsewhere
-    reader = arguments["reader"]
-    name = base or _public_name(reader.get("reader_lm") or reader["model_name_or_path"])
-    is_lm, has_own = "reader_lm" in reader, method.removesuffix("-lora") in OWN_INPUTS
-    use = (
-        f"The weights are a plain T5's, but it reads what `train.py --method {method}` puts "
-        "together for it; `pgra.Reader` does not."
+    reader, training = arguments["reader"], run / TRAINING_FILE
+    fields = Formatter().parse(str(identity["reader_template"]))
+    cards = Environment(
+        loader=FileSystemLoader(config_root() / "cards"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    if is_lm:
-        use = "`pgra predict --run FOLDER 'a text'` finds evidence and decides."
-    elif not has_own:
-        fields = [f"{name}=..." for _, name, _, _ in Formatter().parse(template) if name]
-        use = _template("use").format(template=template, fields=", ".join(fields))
-    text = _template("reader").format(
+    cards.filters["public"] = _public_name
+    text = cards.get_template("reader.md").render(
         metadata=_metadata(metrics, arguments, method, base),
-        task=metrics["task"],
         method=method,
-        about=(_ABOUT_LM if is_lm else _ABOUT_T5).format(base=name),
-        about_task=_list(_about_task(identity, reader)),
-        evidence=_list(_evidence(method, arguments)),
-        results=_list(_results(metrics, run / TRAINING_FILE)),
-        training=_list(_training(arguments, identity["num_processes"])),
-        use=use,
-        versions=_list({"pgra": __version__, **metrics["versions"]}),
-        notes="\n".join(f"- {note}" for note in metrics["notes"]) or "None.",
+        base=base or _public_name(reader.get("reader_lm") or reader["model_name_or_path"]),
+        is_lm="reader_lm" in reader,
+        has_own_inputs=_has_own_inputs(method),
+        identity=identity,
+        metrics=metrics,
+        reader=reader,
+        rerank=arguments["rerank"],
+        retriever=arguments["retriever"],
+        drawn=DRAWN_EXEMPLARS,
+        corpora=[sources] if isinstance(sources, str) else sources,
+        dev=read_object(training) if training.is_file() else {},
+        trained_with=_training(arguments, identity["num_processes"]),
+        fields=", ".join(f"{name}=..." for _, name, _, _ in fields if name),
+        versions={"pgra": __version__, **metrics["versions"]},
     )
-    write_text(run / READER_FOLDER / CARD_FILE, f"{text}\n")
+    write_text(run / READER_FOLDER / CARD_FILE, f"{text.rstrip()}\n")
     return run / READER_FOLDER / CARD_FILE
 
 
-def _template(name: str) -> str:
-    return (config_root() / "cards" / f"{name}.md").read_text(encoding="utf-8").rstrip("\n")
+def _has_own_inputs(method: str) -> bool:
+    return method.removesuffix("-lora") in OWN_INPUTS
 
 
 def _public_name(name: str | None) -> str:
     """Leave a local path's folders out; a hub id or bundled name stays as it is."""
     text = str(name or "")
     return Path(text).name if Path(text).expanduser().exists() or text.startswith("/") else text
-
-
-def _list(values: Mapping[str, object]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in values.items())
 
 
 def _metadata(
@@ -122,7 +106,7 @@ def _metadata(
     from huggingface_hub import EvalResult, ModelCardData
 
     task, metric = str(metrics["task"]), str(metrics["metric"])
-    kinds = [] if method.removesuffix("-lora") in OWN_INPUTS else ["fusion-in-decoder"]
+    kinds = [] if _has_own_inputs(method) else ["fusion-in-decoder"]
     kinds += [] if method == "lm-bff" else ["retrieval-augmented"]
     result = EvalResult(
         task_type="text-classification",
@@ -142,53 +126,6 @@ def _metadata(
         eval_results=[result],
     )
     return str(data.to_yaml()).rstrip()
-
-
-def _about_task(identity: Mapping[str, Any], reader: Mapping[str, Any]) -> dict[str, object]:
-    words = identity["verbalizer"]
-    return {
-        "labels and their words": ", ".join(f"{label} = `{words[label]}`" for label in words),
-        "template": f"`{identity['reader_template']}`",
-        **{word: reader[name] for name, word in _LAYOUT.items() if name in reader},
-    }
-
-
-def _evidence(method: str, arguments: Mapping[str, Any]) -> dict[str, object]:
-    rerank = arguments["rerank"]
-    if not rerank["num_evidence"]:
-        return {"method": f"{method} (no evidence)"}
-    retriever, sources = arguments["retriever"], arguments["corpus"]["corpus"]
-    corpora = [sources] if isinstance(sources, str) else sources
-    values: dict[str, object] = {
-        "method": method,
-        "corpus": ", ".join(f"`{_public_name(name)}`" for name in corpora),
-        "retriever": retriever["retriever"],
-    }
-    if retriever["retriever"] in ("dense", "hybrid"):
-        values["encoder"] = f"`{_public_name(retriever['encoder'])}`"
-    if retriever["retriever"] != "exhaustive":
-        values["candidates (k)"] = retriever["num_candidates"]
-    values["reranker"] = rerank["reranker"]
-    if rerank["reranker"] == "prompted":
-        nearest = "" if rerank["exemplars"] in DRAWN_EXEMPLARS else ", chosen for each query"
-        values["LM"] = f"`{_public_name(rerank['lm'])}`"
-        values["similarity"] = rerank["similarity"]
-        values["exemplars in its prompt"] = f"{rerank['num_exemplars']}{nearest}"
-    return {**values, "evidence (d)": rerank["num_evidence"]}
-
-
-def _results(metrics: Mapping[str, Any], training: Path) -> dict[str, object]:
-    low, high = metrics["interval_95"]
-    values: dict[str, object] = {
-        f"{metrics['split']} {metrics['metric']}": f"{metrics['value']:.4f} (95 % interval "
-        f"{low:.4f} to {high:.4f}, n = {metrics['n']})",
-        "seed": metrics["seed"],
-    }
-    dev = read_object(training) if training.is_file() else {}
-    if dev.get("value") is not None:
-        chosen = f"{dev['value']:.4f} at step {dev['step']}; it chose the checkpoint"
-        values[f"dev {dev['metric']}"] = chosen
-    return values
 
 
 def _training(arguments: Mapping[str, Any], num_processes: int) -> dict[str, object]:

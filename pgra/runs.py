@@ -558,7 +558,7 @@ def predict_run(
     has_prompts = isinstance(predictor.decider, Method) and "memory" in predictor.decider.SECTIONS
     if memory is None or memory.memory is None or has_prompts:
         return answers
-    opened = LabelMemory.open(
+    opened = LabelMemory(
         memory, task=about.name, inputs=about.inputs, labels=about.labels, device=device
     )
     with opened as log:

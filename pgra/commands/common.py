@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import pairwise
@@ -56,14 +56,12 @@ def parse_run(
     from pgra.methods.base import METHODS, find_method, find_sections
 
     words = list(sys.argv[1:] if argv is None else argv)
-    names: list[str] = []
 
-    def classes(chosen: Mapping[str, Any]) -> list[type]:
+    def find(chosen: Mapping[str, Any]) -> dict[str, type]:
         sections = find_sections(chosen)
-        names.extend(sections)
         if "training" in sections and is_on_cpu(words):
             words.append("--use_cpu")
-        return [*sections.values(), *more]
+        return sections
 
     ours = {
         field.name
@@ -71,19 +69,72 @@ def parse_run(
         for section in find_method(name).SECTIONS.values()
         for field in fields(section)
     }
-    parsed = parse_arguments(
-        classes,
-        words,
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        under=under,
-        over=over,
-        others=ours.union(others),
+    texts = {"prog": prog, "description": description, "epilog": epilog}
+    sections, rest = _parse(
+        words, find, more, others=ours.union(others), under=under, over=over, **texts
     )
-    sections = dict(zip(names, parsed, strict=False))
     _refuse_contradictions(words, sections)
-    return RunArguments(sections), list(parsed[len(names) :])
+    return RunArguments(sections), rest
+
+
+def parse_stages(
+    argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: str
+) -> tuple[dict[str, Any], list[Any]]:
+    """Read the arguments of PGRA's stages and reader, without the reader's training.
+
+    Args:
+        argv: As `parse_arguments` takes it.
+        more: Further dataclasses, of the command.
+        without: Sections that are left out.
+        texts: `prog`, `description` and `epilog`, as of `parse_run`.
+
+    Returns:
+        The sections of `PgraArguments` by name, and one instance of each of `more`.
+
+    Raises:
+        ConfigError: As `parse_arguments`.
+    """
+    quiet_imports()
+    from pgra.methods.base import find_options
+
+    sections = {name: cls for name, cls in SECTIONS.items() if name not in without}
+    words = list(sys.argv[1:] if argv is None else argv)
+    return _parse(words, lambda chosen: {**sections, **find_options(chosen)}, more, **texts)
+
+
+def _parse(
+    words: list[str],
+    find: Callable[[Mapping[str, Any]], Mapping[str, type]],
+    more: Sequence[type],
+    *,
+    others: Collection[str] = (),
+    **how: Any,
+) -> tuple[dict[str, Any], list[Any]]:
+    """Read the sections that `find` returns for the classes that are chosen, and `more`."""
+    from pgra.methods.base import known_options
+
+    names: list[str] = []
+    options = known_options()
+
+    def classes(chosen: Mapping[str, Any]) -> list[type]:
+        sections = find(chosen)
+        names.extend(sections)
+        every = [*sections.values(), *more]
+        known = {field.name for cls in every for field in fields(cls)}
+        for name in sorted(_given(words) & (set(options) - known)):
+            raise ConfigError(
+                f"--{name} is an argument of {options[name]}: add that, or leave {name} out"
+            )
+        return every
+
+    parsed = parse_arguments(classes, words, others={*others, *options}, **how)
+    sections = dict(zip(names, parsed, strict=False))
+    return sections, list(parsed[len(names) :])
+
+
+def _given(words: Sequence[str]) -> set[str]:
+    """Return the names of the arguments on a command line."""
+    return {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
 
 
 def is_on_cpu(words: Sequence[str]) -> bool:
@@ -110,7 +161,7 @@ def fill_folder(args: RunArguments) -> RunArguments:
 
 def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
     """Refuse flags that contradict the method; what a YAML says of them gives way to it."""
-    given = {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
+    given = _given(words)
     method = sections["runtime"].method
     for name, decided in READERS.get(method, {}).items():
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))

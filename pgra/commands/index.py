@@ -232,8 +232,8 @@ def _info(words: Sequence[str]) -> int:
     for folder in _find(*arguments):
         manifest = load_manifest(folder)
         counts, made = manifest.counts, manifest.fingerprint
-        recipe: Mapping[str, Any] = counts.get("recipe") or {"corpus": {}, "retriever": {}}
-        names = recipe["corpus"].get("corpus", "not told")
+        recipe = counts.get("recipe") or {"corpus": {"corpus": "unknown"}, "retriever": {}}
+        names = recipe["corpus"]["corpus"]
         size = sum(int(record["bytes"]) for record in manifest.files.values())
         recall = ", ".join(f"@{k} {share}" for k, share in counts.get("recall", {}).items())
         lines: dict[str, object] = {

@@ -1,7 +1,7 @@
 """A memory of what users corrected: `pgra memory add|list|lookup|correct|forget|...|stream`.
 
-A word's docstring is its help. What it needs beside this file is imported when it is called:
-listing a memory loads no torch.
+A word's docstring is its help. What needs torch is imported when it is called: listing a memory
+loads none.
 """
 
 import contextlib
@@ -14,15 +14,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from pgra.artifacts import write_lines
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import Arguments, KernelArguments, arg, parse_arguments
 from pgra.core import Context
 from pgra.errors import ConfigError, unknown_name
+from pgra.lm.base import CompleterArguments
+from pgra.memory.chat import (
+    ChatArguments,
+    Talk,
+    load_conversation,
+    show_entry,
+    show_near,
+    visible,
+)
+from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import Family, load_family
+from pgra.memory.labels import PromptMemoryArguments
+from pgra.memory.lessons import FinetuneArguments, read_courses, read_seen
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
 from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
+from pgra.memory.prompts import load_few_shot
+from pgra.memory.report import (
+    choose_threshold,
+    judge_threshold,
+    score_file,
+    try_lookup,
+    write_report,
+)
+from pgra.memory.stream import Simulation, Step, read_pairs, read_stream
 
 EXAMPLES = """examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -38,10 +60,8 @@ _FAMILY = "Name of a YAML in configs/memory, or the path of one."
 _DEVICE = "auto (a GPU if there is one), cpu, cuda, ..."
 
 
-class Parse(Protocol):
-    """Reads a word's arguments, of which the first may stand bare, in the order of `bare`."""
-
-    def __call__(self, *classes: type, bare: Sequence[str] = ()) -> Any: ...
+Parse = Callable[..., Any]
+"""Reads a word's argument classes; see `_parse`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,9 +83,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(word: str, words: Sequence[str], *classes: type, bare: Sequence[str] = ()) -> Any:
+def _parse(
+    word: str,
+    words: Sequence[str],
+    *classes: type,
+    bare: Sequence[str] = (),
+    needs: Sequence[str] = (),
+) -> Any:
+    """Read a word's arguments.
+
+    Args:
+        word: After `pgra memory`.
+        words: What stands behind it.
+        classes: Of the arguments.
+        bare: Arguments that may stand first without their names, in this order; each is needed.
+        needs: Others that are needed.
+    """
     count = next((i for i, text in enumerate(words) if text.startswith("--")), len(words))
-    if bare == ("ids...",):  # any number of them
+    if bare == ("ids",):  # any number of them
         words, count = (["--ids", *words] if count else list(words)), 0
     if count > len(bare):
         raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
@@ -75,13 +110,19 @@ def _parse(word: str, words: Sequence[str], *classes: type, bare: Sequence[str] 
         for part in (f"--{name}", text)
     ]
     about, _, example = inspect.cleandoc(_WORDS[word].__doc__ or "").partition("\n\n")
-    return parse_arguments(
+    parsed = parse_arguments(
         list(classes),
         [*named, *words[count:]],
         prog=f"pgra memory {word}",
         description=about,
         epilog=example or EXAMPLES,
     )
+    values = {name: value for group in parsed for name, value in vars(group).items()}
+    for name in (*bare, *needs):
+        if not str(values[name] or "").strip():
+            usage = [*(f'"{n.upper()}"' for n in bare), *(f"--{n} {n.upper()}" for n in needs)]
+            raise ConfigError(f"{name} is missing: pgra memory {word} {' '.join(usage)}")
+    return parsed
 
 
 # The memory itself.
@@ -130,11 +171,6 @@ class AddArguments(FamilyArguments):
     )
     source: str = arg("user", "Who says it.")
 
-    def check(self) -> None:
-        """Refuse to write nothing."""
-        if self.question is None or self.feedback is None:
-            raise ConfigError('there is nothing to add: pgra memory add "QUESTION" "WHAT I MEAN"')
-
 
 @dataclass(kw_only=True)
 class ListArguments(FamilyArguments):
@@ -156,12 +192,6 @@ class QuestionArguments(FamilyArguments, LookupArguments):
     task: str = arg("", "Which entries count.")
     device: str = arg("auto", "Where the encoder runs.")
 
-    def check(self) -> None:
-        """Refuse to look nothing up."""
-        super().check()
-        if self.question is None or not self.question.strip():
-            raise ConfigError('there is nothing to look up: pgra memory lookup "QUESTION"')
-
 
 @dataclass(kw_only=True)
 class ChangeArguments(Arguments):
@@ -179,11 +209,6 @@ class FileArguments(Arguments):
     file: str | None = arg(None, "The file; it may also stand first, bare.")
     output: str | None = arg(None, "The new memory (salvage).")
 
-    def check(self) -> None:
-        """Refuse a command without a file."""
-        if self.file is None:
-            raise ConfigError("no file is named: give it first, as in pgra memory export FILE")
-
 
 def _add(parse: Parse) -> None:
     """Write what was meant by a question that was misunderstood."""
@@ -191,8 +216,6 @@ def _add(parse: Parse) -> None:
     values = {"source": args.source, "task": args.task}
     Event(key=args.question, feedback=args.feedback, **values)  # refused before a memory is made
     is_relative = args.is_relative
-    from pgra.memory.chat import show_near
-
     with FeedbackLog.open(Path(memory.memory)) as log:
         entry = log.write(args.question, args.feedback, **values)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
@@ -204,7 +227,6 @@ def _list(parse: Parse) -> None:
     """Show a memory."""
     memory, args = parse(MemoryArguments, ListArguments)
     is_relative = args.is_relative
-    from pgra.memory.chat import show_entry
 
     def show(event: Event, kind: str = "") -> None:
         origin = "  ".join(part for part in (event.time[:19], event.source, event.task) if part)
@@ -238,8 +260,6 @@ def _lookup(parse: Parse) -> None:
     settled = args.settle(family)
     most = family.num_remembered if family is not None and family.is_of_answers else 1
     quiet_libraries()
-    from pgra.memory.chat import show_entry
-
     # Vectors are written beside it, so that it must be writable for an encoder's look-up only.
     with FeedbackLog.open(Path(memory.memory), is_writable=False) as log:
         lookup = load_lookup(settled, Context(device=args.device), task=args.task)(log)
@@ -255,10 +275,8 @@ def _lookup(parse: Parse) -> None:
 def _correct(parse: Parse) -> None:
     """Replace the feedback of an entry."""
     memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids", "feedback"))
-    if len(args.ids) != 1 or args.feedback is None:
-        raise ConfigError('name one entry and what was meant: pgra memory correct 7 "I mean ..."')
-    from pgra.memory.chat import show_entry
-
+    if len(args.ids) != 1:
+        raise ConfigError('name one entry: pgra memory correct 7 "I mean ..."')
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         entry = log.correct(args.ids[0], args.feedback, source=args.source)
     say(f"{memory.memory}: entry {args.ids[0]} is now entry {entry.id}: {show_entry(entry)}")
@@ -266,9 +284,7 @@ def _correct(parse: Parse) -> None:
 
 def _forget(parse: Parse) -> None:
     """Take entries out of the memory."""
-    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids...",))
-    if not args.ids:
-        raise ConfigError("no entry is named: pgra memory forget 7 9")
+    memory, args = parse(MemoryArguments, ChangeArguments, bare=("ids",))
     with FeedbackLog.open(Path(memory.memory), may_make=False) as log:
         log.forget(*args.ids, source=args.source)
         say(f"{memory.memory}: {len(args.ids):,} forgotten, {len(log):,} entries left")
@@ -293,9 +309,7 @@ def _import(parse: Parse) -> None:
 
 def _salvage(parse: Parse) -> None:
     """Read what is left of a damaged memory."""
-    (args,) = parse(FileArguments, bare=("file",))
-    if args.output is None:
-        raise ConfigError("salvage needs a new file: pgra memory salvage OLD --output NEW.sqlite")
+    (args,) = parse(FileArguments, bare=("file",), needs=("output",))
     found = salvage(Path(args.file), Path(args.output))
     say(f"{args.output}: {found.kept:,} events of {args.file} were read whole")
     if found.lost:
@@ -328,12 +342,7 @@ def _gate(parse: Parse) -> None:
       pgra memory gate --family lexical --stream linguistic_300.jsonl \
           --lookup encoder --encoder bundled:minilm-l6
     """
-    args, lookup = parse(GateArguments, LookupArguments)
-    if args.stream is None:
-        raise ConfigError("give questions whose types are known: --stream FILE.jsonl")
-    from pgra.memory.report import choose_threshold, judge_threshold, try_lookup
-    from pgra.memory.stream import read_stream
-
+    args, lookup = parse(GateArguments, LookupArguments, needs=("stream",))
     family = load_family(args.family)
     family.check_has_types("gate")
     lookup = lookup.settle(family)
@@ -373,25 +382,12 @@ def _stream(parse: Parse) -> None:
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
           --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    from pgra.lm.base import CompleterArguments, open_lm
-    from pgra.memory.experiment import Experiment, StreamArguments, plan_variants
-    from pgra.memory.lessons import read_seen
-    from pgra.memory.prompts import load_few_shot
-    from pgra.memory.report import choose_threshold, try_lookup, write_report
-    from pgra.memory.stream import PromptedLM, Simulation, read_stream
-
     classes = (StreamArguments, LookupArguments, CompleterArguments)
     args, lookup, lm = parse(*classes)
     if args.dev_stream is not None and lookup.threshold is not None:
         raise ConfigError(
             "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
         )
-    plan = plan_variants(
-        args.systems,
-        args.clarification_probabilities,
-        args.seeds,
-        grow_probabilities=args.grow_probabilities,
-    )
     family = load_family(args.family)
     lookup = lookup.settle(family)
     if args.dev_stream is not None:
@@ -404,7 +400,6 @@ def _stream(parse: Parse) -> None:
         if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
             seen.check_unseen(steps, family)
     quiet_libraries()
-    context = Context(artifacts=Path(args.artifacts_dir), device=args.device)
     if args.prefix == "kate":
         from pgra.memory.nearest_examples import choose_examples, read_pool
 
@@ -417,21 +412,15 @@ def _stream(parse: Parse) -> None:
             count=args.prefix_examples or (own if more else (own + 1) // 2),
             encoder=args.prefix_encoder or lookup.encoder,
             key_form=str(lookup.key_form),
-            context=context,
+            context=args.context,
         )
-    open_lookup = load_lookup(lookup, context)
+    open_lookup = load_lookup(lookup, args.context)
     gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
-    prompted = PromptedLM(
-        few_shot=few_shot,
-        completer=open_lm(lm, context),
-        max_new_tokens=args.max_new_tokens,
-        max_prompt_tokens=args.max_prompt_tokens,
-    )
     experiment = Experiment(
         folder=Path(args.output_dir or f"runs/memory-{family.name}"),
         simulation=Simulation(
             family=family,
-            lm=prompted,
+            lm=args.open_lm(few_shot, lm),
             as_released=args.released_check,
             num_ahead=1 if lm.is_remote else _AHEAD,
         ),
@@ -439,7 +428,7 @@ def _stream(parse: Parse) -> None:
         threshold=lookup.gate_of(family) if gate is None else gate.threshold,
         max_added=args.max_added,
     )
-    results = experiment.run(streams, plan)
+    results = experiment.run(streams, args.plan())
     say(write_report(experiment.folder, family, results, gate=gate).rstrip())
     say(f"\n{experiment.folder}: report.md, and a folder for each stream")
 
@@ -467,10 +456,6 @@ def _score(parse: Parse) -> None:
       pgra memory score runs/memory-lexical/mem-p0.5-seed0/steps.jsonl
     """
     (args,) = parse(ScoreArguments, bare=("outputs",))
-    if args.outputs is None:
-        raise ConfigError("no file of outputs is named: pgra memory score FILE")
-    from pgra.memory.report import score_file
-
     family = load_family(args.family)
     say(score_file(Path(args.outputs), family, as_released=args.released_check))
 
@@ -489,8 +474,6 @@ class StudyArguments(KernelArguments):
 
     def check(self) -> None:
         """Refuse what is no probability, no weight or no user."""
-        if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run")
         for name in ("correction_probabilities", "memory_weights", "seeds"):
             values = getattr(self, name)
             if not values:
@@ -511,17 +494,13 @@ def _labels(parse: Parse) -> None:
     A simulated user corrects what the run decided wrongly in the first half of its test set. Then
     the first half is decided again, as it is and with words left out, and the second half.
     """
-    from pgra.memory.labels import PromptMemoryArguments
-
-    classes = (StudyArguments, PromptMemoryArguments)
-    args, memory = parse(*classes)
+    args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
     if memory.memory is not None:
         raise ConfigError(
             f"memory names {memory.memory}, and the simulated user fills one of its own: leave it "
             "out"
         )
     quiet_libraries()
-    from pgra.artifacts import write_lines
     from pgra.experiments.label_study import study_corrections, study_table
 
     rows = study_corrections(
@@ -556,13 +535,6 @@ class PairsArguments(Arguments):
     output_dir: str | None = arg(None, "New folder of the model.")
     device: str = arg("auto", _DEVICE)
 
-    def check(self) -> None:
-        """Refuse to learn from nothing, or for nothing."""
-        if self.pairs is None or self.output_dir is None:
-            raise ConfigError(
-                "give questions with feedback, and a new folder: FILE --output_dir FOLDER"
-            )
-
 
 def _finetune(parse: Parse) -> None:
     r"""Teach a small LM to do what clarifications ask for.
@@ -577,8 +549,6 @@ def _finetune(parse: Parse) -> None:
     that --held_out names. `pgra memory stream` refuses a stream that has any of what its LM learned
     with.
     """
-    from pgra.memory.lessons import FinetuneArguments, read_courses
-
     (args,) = parse(FinetuneArguments)
     courses = read_courses(args)
     quiet_libraries()
@@ -602,11 +572,11 @@ def _train_gud_ir(parse: Parse) -> None:
     from pgra.memory.train import GeneratorArguments, train_generator
 
     classes = (PairsArguments, GeneratorArguments)
-    args, how = parse(*classes, bare=("pairs",))
+    args, how = parse(*classes, bare=("pairs",), needs=("output_dir",))
     pairs = _read_pairs(args)
     done = train_generator(pairs, Path(args.output_dir), how, Context(device=args.device))
     say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
-    say(f"mean loss {done.loss:.4f}; look up with --lookup gud-ir --generator {done.folder}")
+    say(f"mean loss {done.train_loss:.4f}; look up with --lookup gud-ir --generator {done.folder}")
 
 
 def _train_similarity(parse: Parse) -> None:
@@ -621,19 +591,17 @@ def _train_similarity(parse: Parse) -> None:
     from pgra.memory.train import SimilarityArguments, train_encoder
 
     classes = (PairsArguments, SimilarityArguments)
-    args, how = parse(*classes, bare=("pairs",))
+    args, how = parse(*classes, bare=("pairs",), needs=("output_dir",))
     pairs = _read_pairs(args)
     done = train_encoder(pairs, Path(args.output_dir), how, Context(device=args.device))
     say(f"{done.folder}: {len(pairs):,} questions, {done.steps:,} steps, {done.seconds:.0f} s")
     say(
-        f"mean loss {done.loss:.4f}; look up with --lookup encoder --encoder {done.folder} "
+        f"mean loss {done.train_loss:.4f}; look up with --lookup encoder --encoder {done.folder} "
         f"--key_form {how.key_form}"
     )
 
 
-def _read_pairs(args: PairsArguments) -> Any:
-    from pgra.memory.stream import read_pairs
-
+def _read_pairs(args: PairsArguments) -> list[Step]:
     family = None if args.family is None else load_family(args.family)
     return read_pairs(Path(str(args.pairs)), family)
 
@@ -660,9 +628,6 @@ def _chat(parse: Parse) -> None:
       printf 'what is akin to < pretty > ?\n/correct I want a synonym\n' | \
           pgra memory chat --lm MODEL
     """
-    from pgra.lm.base import CompleterArguments
-    from pgra.memory.chat import ChatArguments, Talk, load_conversation
-
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments)
     memory, chat, lookup, lm = parse(*classes)
     quiet_libraries()
@@ -676,8 +641,6 @@ def _chat(parse: Parse) -> None:
 
 def read_lines() -> Iterator[str]:
     """Read what is typed, or what stands in a pipe, line by line."""
-    from pgra.memory.chat import visible
-
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is not UTF-8 is refused by the line
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     if not sys.stdin.isatty():
@@ -700,9 +663,6 @@ def _web(parse: Parse) -> None:
     for example:
       pgra memory web --lm bundled:smollm2-135m
     """
-    from pgra.lm.base import CompleterArguments
-    from pgra.memory.chat import ChatArguments, load_conversation
-
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)
     memory, chat, lookup, lm, web = parse(*classes)
     libraries = ("jinja2", "starlette", "uvicorn")
@@ -725,22 +685,21 @@ def _web(parse: Parse) -> None:
         open_conversation = load_conversation(path, chat, lookup, lm)
         import uvicorn
 
-        from pgra.memory.web import Desk, MemoryPage
+        from pgra.memory.web import MemoryPage
 
-        desk = Desk(lambda: open_conversation(FeedbackLog.open(path)))
-        line = f"{path}: {desk.conversation.about}"
+        page = MemoryPage(lambda: open_conversation(FeedbackLog.open(path)), str(path))
         hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
         config = uvicorn.Config(
-            MemoryPage(desk, line).app(hosts),
+            page.app(hosts),
             log_level="warning",
             lifespan="off",
             timeout_graceful_shutdown=_PATIENCE,
         )
-        say(line)
+        say(page.about)
         say(f"open http://{web.host}:{listener.getsockname()[1]}/ in a browser; Ctrl-C ends it")
         if hosts == ("*",):
             say("note: whoever reaches this address can read and change the memory")
-        with contextlib.closing(desk), contextlib.suppress(KeyboardInterrupt):
+        with contextlib.closing(page), contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])  # what is under way is answered first
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pgra.commands.common import SECTIONS, quiet_libraries, say
-from pgra.config import Arguments, PgraArguments, arg, parse_arguments
+from pgra.commands.common import parse_stages, quiet_libraries, say
+from pgra.config import Arguments, PgraArguments, arg
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,14 +55,14 @@ class PlanArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Foresee a run, and show it."""
-    how, *sections = parse_arguments(
-        [PlanArguments, *SECTIONS.values()],
+    sections, (how,) = parse_stages(
         argv,
+        [PlanArguments],
         prog="pgra plan",
         description="Foresee texts, tokens, operations, bytes and time of a task's second stage.",
         epilog=EXAMPLE,
     )
-    args = PgraArguments(**dict(zip(SECTIONS, sections, strict=True)))
+    args = PgraArguments(**sections)
     target = None if how.json is None else Path(how.json)
     if target is not None and target.is_dir():
         raise ConfigError(f"--json {target} is a folder: name a file in it")

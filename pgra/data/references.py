@@ -4,8 +4,8 @@ Files are jsonl (also .gz): a row's answers are a text, a list of texts, or Triv
 its aliases; of a table they are the sentences that tell it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pgra.config import DataArguments
@@ -57,19 +57,11 @@ class Highlights:
     section: str = ""
     section_text: str = ""
     is_overlap: bool | None = None
-    _starts: list[list[int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Find the column at which each cell starts, cells over several rows not counted.
-
-        Raises:
-            ValueError: If a highlighted cell is not in the table.
-        """
         for row, index in self.chosen:
             if not (0 <= row < len(self.cells) and 0 <= index < len(self.cells[row])):
                 raise ValueError(f"the highlighted cell [{row}, {index}] is not in the table")
-        starts = [[sum(c.columns for c in row[:i]) for i in range(len(row))] for row in self.cells]
-        object.__setattr__(self, "_starts", starts)
 
     @property
     def line(self) -> str:
@@ -85,15 +77,17 @@ class Highlights:
         return " ".join(written)
 
     def _column_headers(self, row: int, index: int) -> list[str]:
-        """Return the headers above a cell that share a column with it, from the top."""
-        start = self._starts[row][index]
-        end = start + self.cells[row][index].columns
-        found = []
-        for above, first in zip(self.cells[:row], self._starts[:row], strict=True):
-            for cell, begin in zip(above, first, strict=True):
-                if cell.is_header and begin < end and begin + cell.columns > start:
-                    found.append(cell.value)
-        return found
+        """Return the headers above a cell that share a column with it, from the top.
+
+        Cells over several rows are not counted in the rows below.
+        """
+        _, start, end = [*_spans(self.cells[row])][index]
+        return [
+            cell.value
+            for above in self.cells[:row]
+            for cell, first, last in _spans(above)
+            if cell.is_header and first < end and last > start
+        ]
 
     @property
     def values(self) -> list[str]:
@@ -106,6 +100,14 @@ class Highlights:
         """Return highlighted values and titles: what it should say (PARENT's table for recall)."""
         chosen = [self.cells[row][index].value for row, index in self.chosen]
         return _present([*chosen, self.page, self.section])
+
+
+def _spans(row: Sequence[Cell]) -> Iterator[tuple[Cell, int, int]]:
+    """Return each cell with the column at which it starts, and the one behind it."""
+    start = 0
+    for cell in row:
+        yield cell, start, start + cell.columns
+        start += cell.columns
 
 
 def _present(texts: Sequence[str]) -> list[str]:

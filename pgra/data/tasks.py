@@ -227,31 +227,31 @@ def check_slots(key: str, template: str, inputs: Sequence[str]) -> list[str]:
 
 
 _T = TypeVar("_T", Task, GenerationTask)
+_FOLDERS = {Task: "tasks", GenerationTask: "generation"}
 
 
-def _load(cls: type[_T], kind: str, folder: Path, name_or_path: str) -> _T:
+def _names(cls: type) -> list[str]:
+    return sorted(path.stem for path in (config_root() / _FOLDERS[cls]).glob("*.yaml"))
+
+
+def _load(cls: type[_T], kind: str, name_or_path: str) -> _T:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        names = _names(folder)
-        if name_or_path not in names:
-            message = unknown_name(kind, name_or_path, names)
+        if name_or_path not in _names(cls):
+            message = unknown_name(kind, name_or_path, _names(cls))
             raise ConfigError(f"{message} A new task is one YAML: give its path.")
-        path = folder / f"{name_or_path}.yaml"
+        path = config_root() / _FOLDERS[cls] / f"{name_or_path}.yaml"
     return from_yaml(cls, path, name=path.stem)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def task_names() -> list[str]:
     """Return the names of the shipped tasks."""
-    return _names(config_root() / "tasks")
+    return _names(Task)
 
 
 def generation_task_names() -> list[str]:
     """Return the names of the shipped tasks whose answers are written."""
-    return _names(config_root() / "generation")
+    return _names(GenerationTask)
 
 
 def load_task(name_or_path: str) -> Task:
@@ -261,10 +261,9 @@ def load_task(name_or_path: str) -> Task:
         ConfigError: If there is no such task, or its YAML has an unknown key, lacks one, or
             contradicts itself.
     """
-    return _load(Task, "task", config_root() / "tasks", name_or_path)
+    return _load(Task, "task", name_or_path)
 
 
 def load_generation_task(name_or_path: str) -> GenerationTask:
     """Read a task by its name in `configs/generation`, or from a path; see `load_task`."""
-    root = config_root() / "generation"
-    return _load(GenerationTask, "task of generation", root, name_or_path)
+    return _load(GenerationTask, "task of generation", name_or_path)

@@ -59,8 +59,7 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
 }
-_ELSEWHERE = ("Dropout", "Pooling", "Transformer")  # read elsewhere, or without effect
-_KNOWN = ", ".join(sorted((*_ELSEWHERE, "Dense", "Normalize")))
+_KNOWN = ("Dense", "Dropout", "Normalize", "Pooling", "Transformer")
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "GELU": torch.nn.functional.gelu,
     "Identity": lambda x: x,
@@ -263,10 +262,10 @@ def _read_layers(source: ModelSource, modules: Sequence[Any]) -> tuple[DenseLaye
             layers.append(_read_dense(source, str(module.get("path", ""))))
         elif kinds[-1] == "Normalize":
             layers.append(None)
-        elif kinds[-1] not in _ELSEWHERE:
+        elif kinds[-1] not in _KNOWN:
             raise ModelError(
-                f"'{source.name}' has a part '{kinds[-1]}' (in {_MODULES}), and only {_KNOWN} are "
-                "known here: choose another encoder"
+                f"'{source.name}' has a part '{kinds[-1]}' (in {_MODULES}), and only "
+                f"{', '.join(_KNOWN)} are known here: choose another encoder"
             )
     if "Pooling" not in kinds:
         raise ModelError(
@@ -431,12 +430,10 @@ class Encoder:
             "normalize": normalize or sentence.is_normalized,
             "max_tokens": length,
             "dtype": dtype_name(kind),
-            **(
-                {"layers": [layer.identity if layer else "normalize" for layer in sentence.layers]}
-                if any(sentence.layers)
-                else {}
-            ),
         }
+        if any(sentence.layers):
+            layers = [layer.identity if layer else "normalize" for layer in sentence.layers]
+            fingerprint["layers"] = layers
         prompt = sentence.passage_prompt if passage_prompt is None else passage_prompt
         # Only where there is one: indexes that were made before keep their fingerprints.
         fingerprint |= {"passage_prompt": prompt} if prompt else {}
@@ -462,7 +459,7 @@ class Encoder:
         return {"query_prompt": self.query_prompt} if self.query_prompt else {}
 
     def prepared(self, texts: Sequence[str], *, is_query: bool) -> list[str]:
-        """Give texts as they are tokenised: behind their prompt."""
+        """Return texts as they are tokenised: behind their prompt."""
         prompt = self.query_prompt if is_query else str(self.fingerprint.get("passage_prompt", ""))
         whole = [f"{prompt}{text}" for text in texts] if prompt else list(texts)
         return [text.lower() for text in whole] if self.sentence.is_lower else whole
@@ -502,7 +499,7 @@ class Encoder:
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Give the vectors of a task's examples, (B, D): all are queries, being texts of one kind.
+        """Return the vectors of examples, (B, D): all are queries, being texts of one kind.
 
         Raises:
             ModelError: As `encode`.

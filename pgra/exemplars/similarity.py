@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.config import find_class
-from pgra.core import ALONE, Candidates, Context, Example, Json, Rows
+from pgra.core import Candidates, Example, Json, Rows
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SIMILARITIES, SelectionArguments
@@ -63,18 +63,15 @@ class DotSimilarity:
 
     metric = "dot"
 
-    def __init__(
-        self, neighbors: Neighbors, *, key: Key | None = None, context: Context = ALONE
-    ) -> None:
+    def __init__(self, neighbors: Neighbors, *, key: Key | None = None) -> None:
         """Remember what is compared; nothing is encoded yet.
 
         Args:
             neighbors: The pool, under `key`, and what encodes it; not to unit length, or all
                 metrics are one.
             key: What of the queries is compared; None: all.
-            context: Who waits while the main process encodes the pool.
         """
-        self._neighbors, self._key, self._context = neighbors, key, context
+        self._neighbors, self._key = neighbors, key
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -84,7 +81,7 @@ class DotSimilarity:
 
     @cached_property
     def _pool(self) -> Vectors:
-        return self._shape(self._neighbors.vectors(self._context))
+        return self._shape(self._neighbors.vectors())
 
     def _shape(self, vectors: Vectors) -> Vectors:
         """Change vectors so that the metric is simple on them, (n, D)."""
@@ -93,17 +90,16 @@ class DotSimilarity:
     def _of(self, rows: Rows) -> Vectors:
         return self._pool if len(rows) == len(self._pool) else self._pool[rows]
 
-    def _encode(self, queries: Sequence[Example]) -> Vectors:
+    def nearest(
+        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
+    ) -> Candidates:
+        """Return each query's most alike, of `sign` -1 its least; see `Similarity`."""
         compared = queries if self._key is None else self._key(queries)
-        return self._shape(self._neighbors.encode(compared))
-
-    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's most alike; see `Similarity`."""
-        return self._search(self._encode(queries), rows, depth, sign=1)
+        return self._search(self._shape(self._neighbors.encode(compared)), rows, depth, sign=sign)
 
     def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
         """Return each query's least alike; see `Similarity`."""
-        return self._search(self._encode(queries), rows, depth, sign=-1)
+        return self.nearest(queries, rows, depth, sign=-1)
 
     def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
         return nearest(sign * queries, self._of(rows), depth, rows=rows)
@@ -133,7 +129,7 @@ class EuclideanSimilarity(DotSimilarity):
     def _middle(self) -> Vectors:
         # Distances do not change when all points move; near 0 float32 tells them apart best. The
         # states of a plain BERT share one huge component.
-        mean = self._neighbors.vectors(self._context).mean(axis=0, dtype=np.float64)
+        mean = self._neighbors.vectors().mean(axis=0, dtype=np.float64)
         return np.asarray(mean, np.float32)
 
     def _shape(self, vectors: Vectors) -> Vectors:
@@ -165,13 +161,7 @@ class EuclideanSimilarity(DotSimilarity):
 class WordSimilarity:
     """Compares by shared words: Okapi BM25, the pool's examples being the passages."""
 
-    def __init__(
-        self,
-        neighbors: Neighbors,
-        *,
-        key: Key | None = None,
-        context: Context = ALONE,  # noqa: ARG002 (as of the others: nothing is stored here)
-    ) -> None:
+    def __init__(self, neighbors: Neighbors, *, key: Key | None = None) -> None:
         """Remember the pool; it is indexed when it is first searched, and never encoded."""
         self._texts = [example.text for example in neighbors.examples]
         self._key = key

@@ -26,7 +26,6 @@ from pgra.artifacts import file_checksum, write_json, write_lines, write_text
 from pgra.config import (
     PAIR_SIMILARITIES,
     CorpusArguments,
-    CrossEncoderArguments,
     PgraArguments,
 )
 from pgra.core import ALONE, Context, Json
@@ -88,6 +87,12 @@ class Labeler:
     def checksum(self) -> str:
         """Checksum of its record, which holds those of its weights."""
         return file_checksum(self.home / RECORD_FILE)
+
+    def describe(self, pseudo: "PseudoLabels", texts: Sequence[str]) -> dict[str, Json]:
+        """Return which reader it is, how good, and how it labelled some texts."""
+        measured = {name: self.measured.get(name) for name in ("metric", "value")}
+        own = {"folder": str(self.folder), "checksum": self.checksum}
+        return {**own, **measured, **pseudo.describe(texts)}
 
     def note(self) -> str:
         """Say how good it is, as far as that is known."""
@@ -155,13 +160,13 @@ class PseudoLabels:
         counts = Counter(_label(self.scores[text], medians) for text in texts)
         return {label: counts[label] / len(texts) for label in self.scores[texts[0]]}
 
-    def describe(self, texts: Sequence[str]) -> dict[str, Json]:
+    def describe(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return how labels were made, and the labels' shares before and after centring.
 
         Args:
             texts: The distinct evidence.
         """
-        facts: dict[str, Json] = {"is_centred": bool(self.sample)}
+        facts: dict[str, Any] = {"is_centred": bool(self.sample)}
         for name, own in (("evidence", texts), ("corpus", self.sample)):
             if own:
                 facts[f"{name}_texts"] = len(own)
@@ -172,16 +177,21 @@ class PseudoLabels:
 
     def note(self, task: str, texts: Sequence[str]) -> str:
         """Say the same in a sentence."""
-        before = _percents(self.shares(texts, {}))
+        shares = {
+            name: ", ".join(f"{label} {100 * share:.1f} %" for label, share in value.items())
+            for name, value in self.describe(texts).items()
+            if "_labels" in name
+        }
+        before = shares["evidence_labels_uncentred"]
         if not self.sample:
             return (
                 f"{task}: the labeler is not centred (the paper's way); of the evidence {before}."
             )
         return (
             f"{task}: the labeler is centred at its medians over {len(self.sample)} passages of "
-            f"the corpus: there {_percents(self.shares(self.sample, {}))} before, "
-            f"{_percents(self.shares(self.sample, self.medians))} after; of the evidence {before} "
-            f"before, {_percents(self.shares(texts, self.medians))} after."
+            f"the corpus: there {shares['corpus_labels_uncentred']} before, "
+            f"{shares['corpus_labels']} after; of the evidence {before} before, "
+            f"{shares['evidence_labels']} after."
         )
 
 
@@ -192,10 +202,6 @@ def _logs(scores: Mapping[str, float]) -> dict[str, float]:
 def _label(scores: Mapping[str, float], medians: Mapping[str, float]) -> str:
     logs = _logs(scores)
     return max(logs, key=lambda label: logs[label] - medians.get(label, 0.0))
-
-
-def _percents(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{label} {100 * value:.1f} %" for label, value in shares.items())
 
 
 def sample_corpora(corpora: Sequence[Corpus], size: int = SAMPLE) -> list[str]:
@@ -332,10 +338,10 @@ def report_consistency(
     base = baseline or (study.baseline if study.baseline in names else None) or names[0]
     measured: list[Consistency] = []
     notes: list[str] = []
-    told: dict[str, Json] = {}
+    described: dict[str, Json] = {}
     num_read = 0
     by_task = _choose_labelers(study, labelers, rows)
-    samples = {task: _sample(rows, task) if centre else [] for task in by_task}
+    samples = {task: _sample(rows, task) if centre else [] for task in by_task}  # or refuse
     for task, labeler in by_task.items():
         own = {name: found for (of, name), found in rows.items() if of == task}
         lines = [run.predictions for found in own.values() for run in found]
@@ -353,7 +359,7 @@ def report_consistency(
             ]
             measured.append(merge_seeds(seeds))
         notes.append(pseudo.note(task, texts))
-        told[task] = _describe(labeler, pseudo, texts)
+        described[task] = labeler.describe(pseudo, texts)
         num_read += pseudo.num_read
     printed = load_reference(_REFERENCE)
     paper = {
@@ -365,28 +371,16 @@ def report_consistency(
     scores = score_table(measured, baseline=base, paper=paper, notes=notes)
     counts = {task: count_table([r for r in measured if r.task == task]) for task in by_task}
     for task, table in counts.items():
-        own_runs = [run for run in measured if run.task == task]
         write_text(output_dir / f"counts-{task}.csv", table.to_csv() + "\n")
-        if plots:
-            plot_counts(own_runs, output_dir / f"counts-{task}")
-            plot_scores(own_runs, output_dir / f"scores-{task}")
+        for plot, name in ((plot_counts, "counts"), (plot_scores, "scores")) if plots else ():
+            plot([run for run in measured if run.task == task], output_dir / f"{name}-{task}")
     tables = [scores, *counts.values()]
     write_text(output_dir / "consistency.csv", scores.to_csv() + "\n")
     write_text(output_dir / "consistency.tex", "\n\n".join(t.to_latex() for t in tables) + "\n")
     write_text(output_dir / TABLES_FILE, "\n\n".join(t.to_markdown() for t in tables) + "\n")
-    values = {"baseline": base, "labelers": told, "runs": [run.as_json() for run in measured]}
+    values = {"baseline": base, "labelers": described, "runs": [run.as_json() for run in measured]}
     write_json(output_dir / REPORT_FILE, values)
     return ConsistencyReport(measured, tables, num_read)
-
-
-def _describe(labeler: Labeler, pseudo: PseudoLabels, texts: Sequence[str]) -> dict[str, Json]:
-    return {
-        "folder": str(labeler.folder),
-        "checksum": labeler.checksum,
-        "metric": labeler.measured.get("metric"),
-        "value": labeler.measured.get("value"),
-        **pseudo.describe(texts),
-    }
 
 
 def _rows_with_evidence(study: Study) -> dict[Row, list[Run]]:
@@ -506,25 +500,21 @@ def ways_of(args: PgraArguments) -> dict[str, PgraArguments]:
             "--retriever exhaustive, --reranker none and --num_evidence 0 (--bank full adds the "
             "exhaustive search)"
         )
-    plain = CrossEncoderArguments()  # no flag of the reranker that is left out
-    none = replace(
-        args.rerank,
-        reranker="none",
-        cross_encoder=plain.cross_encoder,
-        cross_encoder_tokens=plain.cross_encoder_tokens,
-    )
+    first = replace(args, rerank=replace(args.rerank, reranker="none"), rerank_options=None)
     chance = replace(args.retriever, retriever="random")
     everything = replace(args.retriever, retriever="exhaustive")
     ways = {
-        RANDOM: replace(args, retriever=chance, rerank=none),
-        FIRST_STAGE: replace(args, rerank=none),
+        RANDOM: replace(first, retriever=chance, retriever_options=None),
+        FIRST_STAGE: first,
     }
     if args.rerank.reranker != "prompted":  # it has no states to compare in several ways
         return {**ways, args.rerank.reranker: args}
     for name in PAIR_SIMILARITIES if args.rerank.per_query else SIMILARITIES:
         ways[name] = replace(args, rerank=replace(args.rerank, similarity=name))
         if args.rerank.bank == "full" and args.rerank.num_prefixes == 1:
-            ways[f"exhaustive {name}"] = replace(ways[name], retriever=everything)
+            ways[f"exhaustive {name}"] = replace(
+                ways[name], retriever=everything, retriever_options=None
+            )
     return ways
 
 
@@ -599,6 +589,6 @@ def compare_evidence(
     measured = [run.as_json() for run in runs]
     for values in measured:
         del values["by_count"]  # no reader decided anything
-    labels_by = _describe(reader, known, texts)
-    write_json(output_dir / "evidence.json", {"labeler": labels_by, "ways": measured})
+    values = {"labeler": reader.describe(known, texts), "ways": measured}
+    write_json(output_dir / "evidence.json", values)
     return ConsistencyReport(runs, [table], known.num_read)

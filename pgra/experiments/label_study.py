@@ -85,7 +85,7 @@ class Subject:
         if self._open_lookup is None:  # its encoder is loaded once for all memories
             context = Context(device=self._device)
             self._open_lookup = load_lookup(memory.lookup(), context, task=self.task.name)
-        with LabelMemory.open(
+        with LabelMemory(
             memory,
             task=self.task.name,
             inputs=self.task.inputs,

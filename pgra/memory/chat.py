@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.config import Arguments, arg
-from pgra.core import Context
+from pgra.config import arg
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, PgraError, unknown_name
-from pgra.lm.base import CompleterArguments, open_lm
+from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
@@ -30,7 +29,7 @@ from pgra.memory.lookup import (
     load_lookup,
 )
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import MemPrompt, PromptedLM, Step
+from pgra.memory.stream import MemPrompt, PromptedArguments, PromptedLM, Step
 
 SAYING = """type a question, or
   /correct TEXT  say what you meant by the last question; it is noted, and the question asked again
@@ -73,21 +72,11 @@ def show_near(near: NearEntry) -> str:
 
 
 @dataclass(kw_only=True)
-class ChatArguments(Arguments):
+class ChatArguments(PromptedArguments):
     """What a person talks to."""
 
-    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
-    prompt: str | None = arg(
-        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
-    )
     task: str = arg("", "Which entries count, and under which name corrections are written.")
     source: str = arg("user", "Who corrects.")
-    max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(
-        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
-    )
-    artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.")
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
 
 
 def read_understanding(family: Family, output: str) -> tuple[str, str]:
@@ -254,15 +243,8 @@ def load_conversation(
     few_shot = load_few_shot(chat.prompt or family.prompt)
     if path.exists():
         FeedbackLog.open(path, is_writable=False).close()
-    context = Context(artifacts=Path(chat.artifacts_dir), device=chat.device)
-    gate = lookup.gate_of(family)
-    prompted = PromptedLM(
-        few_shot=few_shot,
-        completer=open_lm(lm, context),
-        max_new_tokens=chat.max_new_tokens,
-        max_prompt_tokens=chat.max_prompt_tokens,
-    )
-    open_lookup = load_lookup(lookup, context, task=chat.task)
+    gate, prompted = lookup.gate_of(family), chat.open_lm(few_shot, lm)
+    open_lookup = load_lookup(lookup, chat.context, task=chat.task)
     shown = "" if gate is None else f", gate {gate:g}"
     return lambda log: Conversation(
         family=family,
@@ -295,10 +277,8 @@ class Talk:
             "/correct": self._correct,
             "/forget": self._forget,
             "/list": self._list,
-            "/prompt": lambda _: self._say(visible(self._asked().prompt)),
-            "/help": lambda _: self._say(
-                _SAYING_ANSWERS if self._conversation.wants_answers else SAYING
-            ),
+            "/prompt": lambda _: say(visible(self._asked().prompt)),
+            "/help": lambda _: say(_SAYING_ANSWERS if conversation.wants_answers else SAYING),
         }
 
     def run(self, lines: Iterable[str]) -> None:
@@ -309,7 +289,7 @@ class Talk:
         """
         for line in lines:
             word, _, rest = line.partition(" ")
-            if line.split()[:1] and line.split()[0] in _LEAVES:
+            if line.strip().partition(" ")[0] in _LEAVES:
                 return
             try:
                 if not is_utf8(line):

@@ -17,12 +17,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
-from pgra.config import Arguments, arg
+from pgra.config import arg, choose
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError
 from pgra.memory.families import Family
@@ -40,6 +39,7 @@ from pgra.memory.stream import (
     GrowPrompt,
     MemPrompt,
     NoMemory,
+    PromptedArguments,
     Simulation,
     Step,
     StepOutcome,
@@ -48,16 +48,16 @@ from pgra.memory.stream import (
     read_stream,
     read_words,
 )
+from pgra.report.results import damaged, read_lines, read_object
 
 RUN_FILE, STEPS_FILE, METRICS_FILE = "run.json", "steps.jsonl", "metrics.json"
 MEMORY_FILE = "memory.sqlite"
 
 
 @dataclass(kw_only=True)
-class StreamArguments(Arguments):
+class StreamArguments(PromptedArguments):
     """Which questions, which systems, and what an answer may cost."""
 
-    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
     stream: str | None = arg(None, "Questions in a jsonl file, as the paper's release has them.")
     words: str | None = arg(
         None,
@@ -79,9 +79,6 @@ class StreamArguments(Arguments):
     )
     seeds: list[int] = arg(
         [0], "Of the user's draws, and of the stream where it is made or shuffled."
-    )
-    prompt: str | None = arg(
-        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
     prefix: str = arg(
         "fixed",
@@ -106,10 +103,6 @@ class StreamArguments(Arguments):
         "With kate: what compares questions, an encoder or bm25; default: --encoder.",
         needs={"prefix": "kate"},
     )
-    max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(
-        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
-    )
     max_added: int | None = arg(
         None,
         "Most corrections that grow shows (the release: 20); default: as many as fit.",
@@ -124,17 +117,34 @@ class StreamArguments(Arguments):
     output_dir: str | None = arg(
         None, "Where the runs go; default: runs/memory-FAMILY.", decides=False
     )
-    artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
-    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
 
     def check(self) -> None:
-        """Refuse a stream of nothing, of two sources, or of no system."""
+        """Refuse a stream of nothing or of two sources, and what is no system or probability."""
         if (self.stream is None) == (self.words is None):
             raise ConfigError(
                 "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
             )
         if not self.seeds or not self.systems or not self.clarification_probabilities:
             raise ConfigError("systems, seeds and clarification_probabilities each need a value")
+        for system in self.systems:
+            choose("system", system, SYSTEMS)
+        for value in (*self.clarification_probabilities, *(self.grow_probabilities or ())):
+            if not 0 < value <= 1:
+                raise ConfigError(
+                    f"clarification_probabilities has {value:g}: each is above 0 and at most 1"
+                )
+
+    def plan(self) -> list[Variant]:
+        """List what is run: without a memory first, which the others are compared with."""
+        of_mem, of_grow = self.clarification_probabilities, self.grow_probabilities
+        by_system = {"no-mem": [0.0], "grow": of_mem if of_grow is None else of_grow, "mem": of_mem}
+        return [
+            Variant(system, p, seed)
+            for seed in dict.fromkeys(self.seeds)
+            for system in SYSTEMS
+            if system in self.systems
+            for p in dict.fromkeys(by_system[system])
+        ]
 
     def read_questions(self, family: Family, seed: int) -> list[Step]:
         """Return the stream of a seed: a file's, or one that is made of a word list.
@@ -152,43 +162,6 @@ class StreamArguments(Arguments):
         if self.shuffle:
             random.Random(seed).shuffle(steps)
         return steps[: self.num_steps]
-
-
-def plan_variants(
-    systems: Sequence[str],
-    probabilities: Sequence[float],
-    seeds: Sequence[int],
-    *,
-    grow_probabilities: Sequence[float] | None = None,
-) -> list[Variant]:
-    """List what is run, in order: without a memory first, which the others are compared with.
-
-    Args:
-        systems: Names of `SYSTEMS`.
-        probabilities: Of a clarification.
-        seeds: Of the draws.
-        grow_probabilities: Those of GROW-PROMPT, which costs most; None: the same.
-
-    Raises:
-        ConfigError: If a system is unknown, or a probability is none.
-    """
-    for system in systems:
-        if system not in SYSTEMS:
-            raise ConfigError(f"systems names '{system}': known are {', '.join(SYSTEMS)}")
-    of_grow = probabilities if grow_probabilities is None else grow_probabilities
-    by_system = {"no-mem": [0.0], "grow": of_grow, "mem": probabilities}
-    for value in (*probabilities, *of_grow):
-        if not 0 < value <= 1:
-            raise ConfigError(
-                f"clarification_probabilities has {value:g}: each is above 0 and at most 1"
-            )
-    return [
-        Variant(system, p, seed)
-        for seed in dict.fromkeys(seeds)
-        for system in SYSTEMS
-        if system in systems
-        for p in dict.fromkeys(by_system[system])
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,16 +208,6 @@ class Experiment:
             "as_released": simulation.as_released,
         }
 
-    def open_system(self, system: str, log: FeedbackLog) -> System:
-        """Open a system by its name."""
-        simulation, lm = self.simulation, self.simulation.lm
-        if system == "no-mem":
-            return NoMemory(lm.few_shot)
-        if system == "grow":
-            return GrowPrompt(lm, max_added=self.max_added)
-        lookup = self.open_lookup(log)
-        return MemPrompt(simulation.family, lm.few_shot, log, lookup, self.threshold)
-
     def run(
         self, streams: Mapping[int, Sequence[Step]], plan: Sequence[Variant]
     ) -> list[StreamResult]:
@@ -252,7 +215,7 @@ class Experiment:
 
         Args:
             streams: The questions, by seed.
-            plan: Of `plan_variants`.
+            plan: Those without a memory before the others of their seed.
 
         Raises:
             ArtifactError: If the folder is another experiment's.
@@ -283,16 +246,20 @@ class Experiment:
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
         shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
         folder.mkdir(parents=True)
-        outcomes = []
+        lm, outcomes = self.simulation.lm, []
         with (
             FeedbackLog.open(folder / MEMORY_FILE) as log,
             (folder / STEPS_FILE).open("w", encoding="utf-8") as file,
         ):
+            system: System = NoMemory(lm.few_shot)
+            if variant.system == "grow":
+                system = GrowPrompt(lm, max_added=self.max_added)
+            elif variant.system == "mem":
+                lookup = self.open_lookup(log)
+                family = self.simulation.family
+                system = MemPrompt(family, lm.few_shot, log, lookup, self.threshold)
             played = self.simulation.run(
-                steps,
-                self.open_system(variant.system, log),
-                probability=variant.probability,
-                seed=variant.seed,
+                steps, system, probability=variant.probability, seed=variant.seed
             )
             for outcome in tqdm(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
@@ -308,25 +275,18 @@ def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
         ArtifactError: If it is another's, or its `run.json` is damaged.
     """
     path = folder / RUN_FILE
-    if not path.is_file():
+    if path.is_file():
+        check_fingerprint(folder, made=read_object(path), asked=identity)
+    else:
         write_json(path, dict(identity))
-        return
-    try:
-        made: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArtifactError(f"{path} is damaged ({error}): use another --output_dir") from None
-    check_fingerprint(folder, made=made, asked=identity)
 
 
 def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:
-    try:
-        made_of = json.loads((folder / METRICS_FILE).read_text()).get("stream")
-        lines = (folder / STEPS_FILE).read_text(encoding="utf-8").splitlines()
-        outcomes = [StepOutcome(**json.loads(line)) for line in lines]
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{folder} is damaged ({error}): delete it and run it again") from None
-    if made_of != stream:
+    if read_object(folder / METRICS_FILE).get("stream") != stream:
         raise ArtifactError(
             f"{folder} was made of another stream: use another --output_dir, or delete it"
         )
-    return outcomes
+    try:
+        return [StepOutcome(**line) for line in read_lines(folder / STEPS_FILE)]
+    except TypeError as error:
+        raise damaged(folder / STEPS_FILE, error) from None

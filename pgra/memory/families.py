@@ -7,28 +7,18 @@ ERT-NL were never released.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from pgra.config import config_root, read_yaml
+from pgra.config import config_root, from_yaml
 from pgra.errors import ConfigError, unknown_name
 
 SITUATION = "situation"
 """The one type of a family whose situations have no categories."""
 QUESTION = "question"
 """The one type of a family of answers."""
-_ASKED = {"understood_by", "answers", "templates"}
-_KEYS = {
-    "relations": {"prompt", "words", *_ASKED},
-    "scrambles": {"prompt", "words", *_ASKED},
-    "answers": {"prompt", "words", "num_remembered"},
-    "situations": {"prompt", "words", "situations"},
-}
-_MORE_KEYS = {"released_check", "paper", "paper_answered"}
-_TEMPLATE_KEYS = {"id", "type", "question", "feedback"}
-_FORM_KEYS = {"about", "categories", "labels", "output", "feedback"}
 _OUTER = " .,;:!?\"'"
 _OUTPUT = re.compile(
     r"about\s*:?(?P<about>.*?)\.?\s*(?:\bthe answer is\b(?P<label>.*)|\Z)", re.I | re.S
@@ -40,27 +30,16 @@ def list_yamls(folder: str) -> list[str]:
     return sorted(path.stem for path in (config_root() / folder).glob("*.yaml"))
 
 
-def read_named_yaml(
-    kind: str, folder: str, name: str, keys: Collection[str] | None = None
-) -> tuple[Path, dict[str, Any]]:
-    """Read a YAML of a folder of configs/ by its name, or one by its path.
-
-    Args:
-        kind: What it holds, for messages.
-        folder: Of configs/.
-        name: A file's name there without its ending, or a path that ends in .yaml.
-        keys: All that it must have; None leaves them to the caller.
+def find_yaml(kind: str, folder: str, name: str) -> Path:
+    """Find a YAML of a folder of configs/ by its name, or one by its path, which ends in .yaml.
 
     Raises:
-        ConfigError: If there is none, or its keys are others.
+        ConfigError: If there is none; `kind` is what it would hold.
     """
     path = Path(name) if name.endswith(".yaml") else config_root() / folder / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(unknown_name(kind, name, list_yamls(folder)))
-    values = read_yaml(path)
-    if keys is not None and set(values) != set(keys):
-        raise ConfigError(f"{path} must have {', '.join(sorted(keys))}, and no more")
-    return path, values
+    return path
 
 
 @dataclass(frozen=True)
@@ -69,17 +48,22 @@ class SituationForm:
 
     Attributes:
         about: The field of a line that says what its situation is about.
-        categories: What that may be, in lower case; none: any text, such as a rule of thumb.
         labels: The answers, as they are written.
         output: The right output, with {about} and {label}.
         feedback: What a user says who was misunderstood, with {about}.
+        categories: What it may be about, in lower case; none: any text, such as a rule of thumb.
     """
 
     about: str
-    categories: Sequence[str]
     labels: Sequence[str]
     output: str
     feedback: str
+    categories: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name, slot in (("output", "{about}"), ("output", "{label}"), ("feedback", "{about}")):
+            if slot not in getattr(self, name):
+                raise ConfigError(f"{name} of situations must have {slot}")
 
 
 @dataclass(frozen=True)
@@ -88,13 +72,13 @@ class Phrasing:
 
     Attributes:
         id: Its name in the family.
-        kind: The type of task that is meant, such as "syn".
+        type: The type of task that is meant, such as "syn".
         question: With {word}.
         feedback: What a user says who was misunderstood.
     """
 
     id: str
-    kind: str
+    type: str
     question: str
     feedback: str
 
@@ -123,7 +107,7 @@ class Family:
 
     name: str
     prompt: str
-    words: str
+    words: Literal["answers", "relations", "scrambles", "situations"]
     understood_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
     answers: Mapping[str, str] = field(default_factory=dict)
     phrasings: Sequence[Phrasing] = ()
@@ -133,6 +117,23 @@ class Family:
     situations: SituationForm | None = None
     paper_answered: Mapping[str, float] = field(default_factory=dict)
     is_of_paper: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse parts that do not fit each other."""
+        parts = {"answers": "num_remembered", "situations": "situations"}
+        wanted = parts.get(self.words, "phrasings")
+        for part in ("phrasings", *parts.values()):
+            if bool(getattr(self, part)) != (part == wanted):
+                has = "needs" if part == wanted else "has no"
+                raise ConfigError(f"a family of {self.words} {has} {part}")
+        if set(self.understood_by) != set(self.answers):
+            raise ConfigError("understood_by and answers must name the same types")
+        for way in self.phrasings:
+            if way.type not in self.answers or "{word}" not in way.question:
+                raise ConfigError(
+                    f"phrasing '{way.id}' must have a type of {', '.join(self.answers)}, and "
+                    "{word} in its question"
+                )
 
     @property
     def is_of_answers(self) -> bool:
@@ -194,50 +195,9 @@ def load_family(name: str) -> Family:
     Raises:
         ConfigError: If there is none, or its YAML lacks something.
     """
-    path, values = read_named_yaml("family of questions", "memory", name)
-    words = str(values.get("words"))
-    if words not in _KEYS:
-        raise ConfigError(f"{path}: {unknown_name('words', words, _KEYS)}")
-    keys = _KEYS[words]
-    missing, unknown = sorted(keys - set(values)), sorted(set(values) - keys - _MORE_KEYS)
-    if missing or unknown:
-        what = f"has no {missing[0]}" if missing else f"has an unknown key {unknown[0]}"
-        raise ConfigError(f"{path} {what}: its keys are {', '.join(sorted(keys | _MORE_KEYS))}")
-    if set(values.get("understood_by", ())) != set(values.get("answers", ())):
-        raise ConfigError(f"{path}: understood_by and answers must name the same types")
-    templates, form = values.pop("templates", ()), values.pop("situations", None)
-    return Family(
-        name=path.stem,
-        phrasings=[_read_phrasing(path, template, values["answers"]) for template in templates],
-        situations=None if form is None else _read_form(path, form),
-        is_of_paper=path.resolve().parent == (config_root() / "memory").resolve(),
-        **values,
-    )
-
-
-def _read_phrasing(path: Path, values: Mapping[str, Any], kinds: Mapping[str, str]) -> Phrasing:
-    if (
-        set(values) != _TEMPLATE_KEYS
-        or values["type"] not in kinds
-        or "{word}" not in values["question"]
-    ):
-        raise ConfigError(
-            f"{path}: template {values.get('id')!r} must have {', '.join(sorted(_TEMPLATE_KEYS))}, "
-            f"a type of {', '.join(kinds)}, and {{word}} in its question"
-        )
-    return Phrasing(values["id"], values["type"], values["question"], values["feedback"])
-
-
-def _read_form(path: Path, values: Any) -> SituationForm:
-    if not isinstance(values, dict) or set(values) != _FORM_KEYS or not values["labels"]:
-        raise ConfigError(f"{path}: situations must have {', '.join(sorted(_FORM_KEYS))}")
-    for name, slots in {"output": ("{about}", "{label}"), "feedback": ("{about}",)}.items():
-        for slot in slots:
-            if slot not in values[name]:
-                raise ConfigError(f"{path}: {name} of situations must have {slot}")
-    categories = [str(name).lower() for name in values["categories"] or ()]
-    labels = [str(name) for name in values["labels"]]
-    return SituationForm(**{**values, "categories": categories, "labels": labels})
+    path = find_yaml("family of questions", "memory", name)
+    is_of_paper = path.resolve().parent == (config_root() / "memory").resolve()
+    return from_yaml(Family, path, name=path.stem, is_of_paper=is_of_paper)
 
 
 def read_verdict(output: str) -> tuple[str, str]:

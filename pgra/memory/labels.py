@@ -22,21 +22,19 @@ from pgra.errors import ConfigError, DataError, unknown_name
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
     LOOKUPS,
-    Lookup,
     LookupArguments,
     OpenLookup,
     load_lookup,
     passing,
 )
 
-USES = ("clarification", "exemplar")
 MEMORY_WEIGHT = 0.6
 """Above a half, so that what a user said of a text decides when that text comes again."""
 
 
 @dataclass(kw_only=True)
-class LabelMemoryArguments(Arguments):
-    """Whose corrections are used, and how near they must be."""
+class PromptMemoryArguments(Arguments):
+    """Whose corrections are used, how near they must be, and how they stand in a prompt."""
 
     memory: str | None = arg(
         None,
@@ -61,6 +59,12 @@ class LabelMemoryArguments(Arguments):
         "Encoder of --memory_lookup encoder: hub id, folder or bundled:NAME.",
     )
     memory_matches: int = arg(1, "Most corrections used for an input, the nearest.", least=1)
+    memory_as: str = arg(
+        "exemplar",
+        "exemplar (a corrected label or answer: an example before all others, in the place of the "
+        "last) or clarification (any feedback: behind the query, '| clarification: ...').",
+        choices=("clarification", "exemplar"),
+    )
 
     def check(self) -> None:
         """Refuse what is no look-up, and a threshold that is of another."""
@@ -86,18 +90,6 @@ class LabelMemoryArguments(Arguments):
             encoder=self.memory_encoder,
             key_form="whole",
         )
-
-
-@dataclass(kw_only=True)
-class PromptMemoryArguments(LabelMemoryArguments):
-    """How corrections stand in a prompt."""
-
-    memory_as: str = arg(
-        "exemplar",
-        "exemplar (a corrected label or answer: an example before all others, in the place of the "
-        "last) or clarification (any feedback: behind the query, '| clarification: ...').",
-        choices=USES,
-    )
 
 
 logger = logging.getLogger(__name__)
@@ -135,82 +127,51 @@ class LabelMemory:
 
     def __init__(
         self,
-        log: FeedbackLog,
-        lookup: Lookup,
-        args: LabelMemoryArguments,
-        *,
-        task: str,
-        inputs: Sequence[str],
-        labels: Sequence[str] = (),
-    ) -> None:
-        """Read the task's entries.
-
-        Args:
-            log: The memory.
-            lookup: Of the same task.
-            args: The gate.
-            task: The task's name, under which its corrections were written.
-            inputs: Its inputs.
-            labels: Its labels; none where feedback may be any text.
-
-        Raises:
-            DataError: If an entry of the task is no labelled example of it; it is named.
-        """
-        self._log, self._lookup = log, lookup
-        self._most, self._gate = args.memory_matches, args.lookup().gate
-        self._inputs, self._labels = inputs, labels
-        entries = list(log.entries())
-        own = [entry for entry in entries if entry.task == task]
-        for entry in own:
-            self._read(entry)
-        self._digest = digest([[entry.key, entry.feedback] for entry in own])
-        self.num_entries, self.num_others = len(own), len(entries) - len(own)
-        others = Counter(entry.task for entry in entries if entry.task != task)
-        counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
-        unused = f"; not used: {counts}" if others else ""
-        say = logger.info if own else logger.warning
-        say(
-            "memory: %s holds %s corrections of task '%s'%s",
-            log.path,
-            f"{len(own):,}",
-            task,
-            unused,
-        )
-
-    @classmethod
-    def open(
-        cls,
-        args: LabelMemoryArguments,
+        args: PromptMemoryArguments,
         *,
         task: str,
         inputs: Sequence[str],
         labels: Sequence[str] = (),
         device: str = "auto",
         open_lookup: OpenLookup | None = None,
-    ) -> Self:
-        """Open a memory to read; see the constructor for what is refused.
+    ) -> None:
+        """Open a memory to read, and read the task's entries.
 
         Args:
             args: Which memory, look-up and gate.
-            task: As the constructor's.
-            inputs: As the constructor's.
-            labels: As the constructor's.
+            task: The task's name, under which its corrections were written.
+            inputs: Its inputs.
+            labels: Its labels; none where feedback may be any text.
             device: Where the look-up's encoder runs.
             open_lookup: The task's look-up where it has been loaded; None loads it.
 
         Raises:
             ArtifactError: If there is no such file, or it is damaged or no memory.
+            DataError: If an entry of the task is no labelled example of it; it is named.
             ModelError: If the look-up's encoder cannot be found or loaded.
         """
-        log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
+        self._most, self._gate = args.memory_matches, args.lookup().gate
+        self._inputs, self._labels = inputs, labels
+        self._log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
             if open_lookup is None:
-                context = Context(device=device)
-                open_lookup = load_lookup(args.lookup(), context, task=task)
-            return cls(log, open_lookup(log), args, task=task, inputs=inputs, labels=labels)
+                open_lookup = load_lookup(args.lookup(), Context(device=device), task=task)
+            self._lookup = open_lookup(self._log)
+            entries = list(self._log.entries())
+            own = [entry for entry in entries if entry.task == task]
+            for entry in own:
+                self._read(entry)
         except BaseException:
-            log.close()
+            self._log.close()
             raise
+        self._digest = digest([[entry.key, entry.feedback] for entry in own])
+        self.num_entries, self.num_others = len(own), len(entries) - len(own)
+        others = Counter(entry.task for entry in entries if entry.task != task)
+        counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
+        unused = f"; not used: {counts}" if others else ""
+        say = logger.info if own else logger.warning
+        told = f"{len(own):,} corrections of task '{task}'{unused}"
+        say("memory: %s holds %s", self._log.path, told)
 
     def __enter__(self) -> Self:
         return self
@@ -252,14 +213,21 @@ class LabelMemory:
                 f"{unknown_name('label', _short(feedback), self._labels)} Mend it with pgra memory "
                 f"correct {entry.id} LABEL --memory {self._log.path}, or forget it"
             )
-        fields = _read_key(entry.key, self._inputs)
-        if fields is None:
+        try:
+            fields = {self._inputs[0]: entry.key}
+            if len(self._inputs) > 1:
+                fields = {name: str(value) for name, value in json.loads(entry.key).items()}
+            is_of_task = set(fields) == set(self._inputs)
+        except (ValueError, AttributeError):
+            is_of_task = False
+        if not is_of_task:
             raise DataError(
                 f"{self._log.path}, entry {entry.id}: the key '{_short(entry.key)}' is no JSON "
                 f"object of the task's inputs {', '.join(self._inputs)}: forget it, and add one "
                 f"such as {json.dumps(dict.fromkeys(self._inputs, '...'))}"
             )
-        return Example(f"memory-{entry.id}", fields, feedback)
+        plain = {name: " ".join(fields[name].split()) for name in self._inputs}
+        return Example(f"memory-{entry.id}", plain, feedback)
 
 
 def input_key(fields: Mapping[str, str], inputs: Sequence[str]) -> str:
@@ -272,19 +240,6 @@ def input_key(fields: Mapping[str, str], inputs: Sequence[str]) -> str:
     if len(inputs) == 1:
         return fields[inputs[0]]
     return json.dumps({name: fields[name] for name in inputs}, ensure_ascii=False)
-
-
-def _read_key(key: str, inputs: Sequence[str]) -> dict[str, str] | None:
-    """Read a key back; None if it is of another task."""
-    if len(inputs) == 1:
-        return {inputs[0]: " ".join(key.split())}
-    try:
-        fields = json.loads(key)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict) or set(fields) != set(inputs):
-        return None
-    return {name: " ".join(str(fields[name]).split()) for name in inputs}
 
 
 def _short(text: str) -> str:

@@ -9,7 +9,7 @@ its weights; a stream with any of it is refused.
 import json
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from pgra.artifacts import write_json
-from pgra.config import Arguments, arg
+from pgra.config import Arguments, arg, read_yaml
+from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.memory.families import Family, list_yamls, load_family, read_named_yaml
+from pgra.memory.families import Family, find_yaml, list_yamls, load_family
 from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
 from pgra.memory.prompts import FewShot, PromptExample, load_few_shot
 from pgra.memory.stream import Step, Words, can_scramble, read_stream, read_words, scramble
@@ -120,7 +120,10 @@ def load_lessons(name: str) -> Lessons:
         ConfigError: If there are none, their YAML lacks something, or a question is near one that
             a family of configs/memory asks.
     """
-    path, values = read_named_yaml("lessons", "memory_training", name, _KEYS)
+    path = find_yaml("lessons", "memory_training", name)
+    values = read_yaml(path)
+    if set(values) != _KEYS:
+        raise ConfigError(f"{path} must have {', '.join(sorted(_KEYS))}, and no more")
     family = load_family(str(values.pop("family")))
     for part in ("meant", "questions"):
         if set(values[part]) != set(family.answers):
@@ -133,7 +136,7 @@ def load_lessons(name: str) -> Lessons:
             f"{path}: '{lacking[0]}' lacks < {{word}} > (a question) or {{meant}} (feedback)"
         )
     for text in questions:
-        near = nearest_form(normalize_key(text), measured_forms())
+        near = nearest_form(normalize_key(text))
         if near is not None:
             raise ConfigError(
                 f"{path}: the question '{text}' is within an edit distance of {MAX_DISTANCE} of "
@@ -157,10 +160,10 @@ def measured_forms() -> tuple[str, ...]:
     return tuple({normalize_key(p.question): None for f in families for p in f.phrasings})
 
 
-def nearest_form(form: str, measured: Collection[str]) -> str | None:
+def nearest_form(form: str) -> str | None:
     """Find a measured question that a look-up by edit distance takes for this one; None if none."""
     found = process.extractOne(
-        form, measured, scorer=Levenshtein.distance, score_cutoff=MAX_DISTANCE
+        form, measured_forms(), scorer=Levenshtein.distance, score_cutoff=MAX_DISTANCE
     )
     return None if found is None else str(found[0])
 
@@ -188,13 +191,12 @@ def read_courses(args: FinetuneArguments) -> list[Lessons]:
         suffix = ".txt" if lessons.family.words == "scrambles" else ".jsonl"
         own = [path for path in left if suffix in Path(path).suffixes]
         left = [path for path in left if path not in own]
-        words: dict[str, dict[str, list[str]]] = {}
+        words: dict[str, dict[str, list[str]]] = {kind: {} for kind in lessons.words}
         for more in (lessons.words, *(read_words(Path(path), lessons.family) for path in own)):
             for kind, answers in more.items():
-                into = words.setdefault(kind, {})
-                for word in answers:
+                for word, right in answers.items():
                     if word.lower() not in held_out:
-                        into.setdefault(word, []).extend(answers[word])
+                        words[kind].setdefault(word, []).extend(right)
         for kind, kept in words.items():
             if not kept:
                 raise DataError(
@@ -268,7 +270,7 @@ def _make_up_question(draw: random.Random) -> str:
             words.append("".join(syllables) + draw.choice(("", draw.choice(_CONSONANTS))))
         words.insert(draw.randint(0, len(words)), "< {word} >")
         question = " ".join(words) + " ?"
-        if nearest_form(normalize_key(question), measured_forms()) is None:
+        if nearest_form(normalize_key(question)) is None:
             return question
 
 
@@ -288,88 +290,72 @@ class Pack:
     labels: list[int]
 
 
-class Packer:
-    """Lays lessons side by side, as the prompter writes them.
+def pack_lessons(
+    lessons: Iterator[Lesson],
+    tokenizer: Any,
+    few_shot: FewShot,
+    *,
+    pack_tokens: int,
+    seed: int,
+    lead_ids: Sequence[int] = (),
+) -> Iterator[Pack]:
+    """Lay lessons side by side, as the prompter writes them, and none is cut.
 
     In a prompt the separator before the last answer is cut into tokens by itself, those before it
     together with what follows: two line breaks may be one token there and two here. Half of the
     answers are cut one way and half the other.
+
+    Args:
+        lessons: Without end.
+        tokenizer: The LM's; a fast one, for it must tell where its tokens stand.
+        few_shot: How questions and answers are written.
+        pack_tokens: Most tokens of a sequence.
+        seed: Of the cuts.
+        lead_ids: Tokens that open every input of the LM.
+
+    Raises:
+        ConfigError: If the tokenizer is a slow one, or a lesson alone does not fit.
     """
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"the tokenizer {type(tokenizer).__name__} does not tell where its tokens stand: "
+            "finetune an LM with a fast tokenizer"
+        )
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        few_shot: FewShot,
-        *,
-        pack_tokens: int,
-        seed: int,
-        lead_ids: Sequence[int] = (),
-    ) -> None:
-        """Take what cuts and what writes.
-
-        Args:
-            tokenizer: The LM's; a fast one, for it must tell where its tokens stand.
-            few_shot: How questions and answers are written.
-            pack_tokens: Most tokens of a sequence.
-            seed: Of the cuts.
-            lead_ids: Tokens that open every input of the LM.
-
-        Raises:
-            ConfigError: If the tokenizer is a slow one.
-        """
-        if not tokenizer.is_fast:
-            raise ConfigError(
-                f"the tokenizer {type(tokenizer).__name__} does not tell where its tokens stand: "
-                "finetune an LM with a fast tokenizer"
-            )
-        self._tokenizer, self._few_shot, self._most = tokenizer, few_shot, pack_tokens
-        self._draw, self._lead = random.Random(seed), list(lead_ids)
-        self._waiting: Pack | None = None
-
-    def pack(self, lessons: Iterator[Lesson]) -> Pack:
-        """Fill a sequence.
-
-        Args:
-            lessons: Without end; one that does not fit opens the next sequence.
-
-        Raises:
-            ConfigError: If a lesson alone does not fit.
-        """
-        ids, labels = list(self._lead), [IGNORED] * len(self._lead)
-        while True:
-            lesson = self._waiting or self._cut(next(lessons))
-            self._waiting = None
-            if len(self._lead) + len(lesson.input_ids) > self._most:
-                raise ConfigError(
-                    f"pack_tokens is {self._most}, and a lesson has {len(lesson.input_ids)} "
-                    "tokens: raise it"
-                )
-            if len(ids) + len(lesson.input_ids) > self._most:
-                self._waiting = lesson
-                return Pack(ids, labels)
-            ids += lesson.input_ids
-            labels += lesson.labels
-
-    def _cut(self, lesson: Lesson) -> Pack:
-        shown, few_shot = lesson.shown, self._few_shot
-        text = few_shot.show(shown)
-        prompt = few_shot.write(shown.question, feedback=shown.feedback, num_own=0)
-        end = len(text) - len(few_shot.separator)
-        if self._draw.random() >= _CUT_SHARE:
-            return self._tokenize(text, len(prompt), end)
-        question = self._tokenize(prompt, len(prompt), len(prompt))
-        answer = self._tokenize(text[len(prompt) :], 0, end - len(prompt))
-        return Pack(question.input_ids + answer.input_ids, question.labels + answer.labels)
-
-    def _tokenize(self, text: str, start: int, end: int) -> Pack:
+    def tokenize(text: str, start: int, end: int) -> Pack:
         """Cut a text; what stands from `start` to `end` is learned."""
-        cut = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        cut = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = list(cut["input_ids"])
         labels = [
             token if start <= first and last <= end and first < last else IGNORED
             for token, (first, last) in zip(ids, cut["offset_mapping"], strict=True)
         ]
         return Pack(ids, labels)
+
+    draw, lead, ids, labels = random.Random(seed), list(lead_ids), list[int](), list[int]()
+    for lesson in lessons:
+        shown = lesson.shown
+        text = few_shot.show(shown)
+        prompt = few_shot.write(shown.question, feedback=shown.feedback, num_own=0)
+        end = len(text) - len(few_shot.separator)
+        if draw.random() >= _CUT_SHARE:
+            parts = [tokenize(text, len(prompt), end)]
+        else:
+            answer = tokenize(text[len(prompt) :], 0, end - len(prompt))
+            parts = [tokenize(prompt, len(prompt), len(prompt)), answer]
+        size = sum(len(part.input_ids) for part in parts)
+        if len(lead) + size > pack_tokens:
+            raise ConfigError(
+                f"pack_tokens is {pack_tokens}, and a lesson has {size} tokens: raise it"
+            )
+        if ids and len(ids) + size > pack_tokens:
+            yield Pack(ids, labels)
+            ids, labels = [], []
+        if not ids:
+            ids, labels = list(lead), [IGNORED] * len(lead)
+        for part in parts:
+            ids += part.input_ids
+            labels += part.labels
 
 
 def draw_packs(
@@ -383,19 +369,12 @@ def draw_packs(
 ) -> "tuple[list[Pack], Seen]":
     """Draw as many sequences as are learned, the courses' in turn; and tell what is in them.
 
-    Args:
-        courses: What is taught.
-        tokenizer: The LM's.
-        count: Sequences.
-        pack_tokens: Most tokens of one.
-        seed: Of the lessons and their cuts.
-        lead_ids: Tokens that open every input of the LM.
+    The arguments are those of `pack_lessons`; `count` is that of sequences.
 
     Raises:
-        ConfigError: As `Packer`.
+        ConfigError: As `pack_lessons`.
     """
-    words: set[str] = set()
-    forms: set[str] = set()
+    words, forms = set[str](), set[str]()
 
     def noted(drawn: Iterator[Lesson]) -> Iterator[Lesson]:
         for lesson in drawn:
@@ -403,13 +382,18 @@ def draw_packs(
             forms.add(lesson.form)
             yield lesson
 
-    packers = []
-    for course in courses:
-        few_shot = load_few_shot(course.family.prompt)
-        packer = Packer(tokenizer, few_shot, pack_tokens=pack_tokens, seed=seed, lead_ids=lead_ids)
-        packers.append((packer, noted(draw_lessons(course, seed=seed))))
-    packs = [packer.pack(lessons) for packer, lessons in islice(cycle(packers), count)]
-    return packs, Seen(words, forms)
+    packers = [
+        pack_lessons(
+            noted(draw_lessons(course, seed=seed)),
+            tokenizer,
+            load_few_shot(course.family.prompt),
+            pack_tokens=pack_tokens,
+            seed=seed,
+            lead_ids=lead_ids,
+        )
+        for course in courses
+    ]
+    return [next(packs) for packs in islice(cycle(packers), count)], Seen(words, forms)
 
 
 @dataclass(frozen=True)
@@ -424,10 +408,9 @@ class Seen:
     words: Collection[str]
     questions: Collection[str]
 
-    def write(self, folder: Path) -> None:
-        """Write it beside an LM's weights."""
-        values = {name: sorted(items) for name, items in asdict(self).items()}
-        write_json(folder / SEEN_FILE, values)
+    def as_json(self) -> dict[str, Json]:
+        """Return what `SEEN_FILE` beside the LM's weights holds."""
+        return {"words": sorted(self.words), "questions": sorted(self.questions)}
 
     def check_unseen(self, steps: Sequence[Step], family: Family) -> None:
         """Refuse a stream that asks what the LM learned with.

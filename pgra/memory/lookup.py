@@ -528,7 +528,7 @@ class GeneratingLookup:
     @classmethod
     def load(cls, args: LookupArguments, task: str, context: Context) -> OpenLookup:
         """Load the generator, and the encoder that compares feedback; see `Lookup`."""
-        generator = FeedbackGenerator.from_name(str(args.generator), device=context.device)
+        generator = FeedbackGenerator(str(args.generator), device=context.device)
         if args.feedback_by == "edit":
             return lambda log: cls(generator, EditLookup(log, task=task, of_feedback=True))
         nearest = EncoderLookup.load(args, task, context, of_feedback=True)
@@ -555,19 +555,7 @@ class FeedbackGenerator:
     A question that is asked again costs nothing.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, *, identity: str) -> None:
-        """Take a model.
-
-        Args:
-            model: Any encoder-decoder of transformers.
-            tokenizer: Its own.
-            identity: Of its files, for fingerprints.
-        """
-        self._model, self._tokenizer, self._identity = model.eval(), tokenizer, identity
-        self._written: dict[str, str] = {}
-
-    @classmethod
-    def from_name(cls, name: str, *, device: str = "auto") -> Self:
+    def __init__(self, name: str, *, device: str = "auto") -> None:
         """Load one: hub id, folder or bundled:NAME; in float32, as it was trained.
 
         Raises:
@@ -580,8 +568,9 @@ class FeedbackGenerator:
 
         place, source = choose_device(device), find_model(name)
         load = AutoModelForSeq2SeqLM.from_pretrained
-        model = load_pretrained(load, source, dtype=torch.float32).to(place)
-        return cls(model, load_tokenizer(source), identity=source.identity)
+        self._model = load_pretrained(load, source, dtype=torch.float32).to(place).eval()
+        self._tokenizer, self._identity = load_tokenizer(source), source.identity
+        self._written: dict[str, str] = {}
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -656,17 +645,21 @@ def find_collisions(
     compared = plain_key if is_relative else normalize_key
     latest = {(compared(key), meanings[i]): i for i, key in enumerate(keys)}
     distinct = sorted(latest.items(), key=lambda item: item[1])
-    return [
-        Collision(first, second, Levenshtein.distance(key, other))
+    found = (
+        (first, second, _near_distance(key, other, is_relative=is_relative))
         for ((key, meaning), first), ((other, other_meaning), second) in combinations(distinct, 2)
-        if meaning != other_meaning and _is_near(key, other, is_relative=is_relative)
-    ]
+        if meaning != other_meaning
+    )
+    return [Collision(i, j, distance) for i, j, distance in found if distance is not None]
 
 
-def _is_near(key: str, other: str, *, is_relative: bool) -> bool:
+def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:
+    """Return the edit distance of compared keys; None where no look-up takes one for the other."""
     if is_relative:
-        return Indel.normalized_similarity(key, other, score_cutoff=MIN_LIKENESS) >= MIN_LIKENESS
-    return Levenshtein.distance(key, other, score_cutoff=MAX_DISTANCE) <= MAX_DISTANCE
+        likeness = Indel.normalized_similarity(key, other, score_cutoff=MIN_LIKENESS)
+        return Levenshtein.distance(key, other) if likeness >= MIN_LIKENESS else None
+    distance = Levenshtein.distance(key, other, score_cutoff=MAX_DISTANCE)
+    return distance if distance <= MAX_DISTANCE else None
 
 
 @dataclass(frozen=True)
@@ -698,11 +691,10 @@ def find_near(
     """
     if len(log) > _COMPARED:
         return []
-    near = []
+    near, compared = [], plain_key if is_relative else normalize_key
     for other in log.entries():
-        if other.id == entry.id or other.task != entry.task:
-            continue
-        meanings = [other.feedback, entry.feedback]
-        found = find_collisions([other.key, entry.key], meanings, is_relative=is_relative)
-        near += [NearEntry(pair.distance, other) for pair in found]
+        if other.task == entry.task and other.feedback != entry.feedback:
+            keys = compared(other.key), compared(entry.key)
+            distance = _near_distance(*keys, is_relative=is_relative)
+            near += [] if distance is None else [NearEntry(distance, other)]
     return sorted(near, key=lambda item: (item.distance, -item.entry.id))[:most]

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pgra.config import from_yaml
 from pgra.errors import ConfigError
-from pgra.memory.families import read_named_yaml
+from pgra.memory.families import find_yaml
 
 CLARIFIED = "{question} | clarification: {feedback}"
 """How the paper shows a question with its clarification."""
-_KEYS = {"separator", "end", "clarified", "examples"}
 _SLOTS = re.compile(r"\{(question|feedback)\}")
 
 
@@ -104,6 +104,12 @@ class FewShot:
     examples: Sequence[PromptExample]
     nearest: Mapping[str, Sequence[PromptExample]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if "\n" not in self.separator or not self.end.strip():
+            raise ConfigError("separator must have a line break, and end a word")
+        if not {"{question}", "{feedback}"} <= set(re.findall(r"\{\w+\}", self.clarified)):
+            raise ConfigError("clarified must have {question} and {feedback}")
+
     @property
     def fingerprint(self) -> dict[str, Any]:
         """All that decides a prompt, besides its question."""
@@ -175,16 +181,5 @@ def load_few_shot(name: str) -> FewShot:
     Raises:
         ConfigError: If there is none, or its YAML lacks something.
     """
-    path, values = read_named_yaml("prompt", "memory_prompts", name, _KEYS)
-    if not all(isinstance(values[key], str) for key in _KEYS - {"examples"}):
-        raise ConfigError(f"{path}: all but examples must be texts")
-    if "\n" not in values["separator"] or not values["end"].strip():
-        raise ConfigError(f"{path}: separator must have a line break, and end a word")
-    if not {"{question}", "{feedback}"} <= set(re.findall(r"\{\w+\}", values["clarified"])):
-        raise ConfigError(f"{path}: clarified must have {{question}} and {{feedback}}")
-    examples = values.pop("examples") or ()
-    try:
-        shown = [PromptExample(**{k: str(v) for k, v in dict(item).items()}) for item in examples]
-    except (TypeError, ValueError):
-        raise ConfigError(f"{path}: an example has question, answer and perhaps feedback") from None
-    return FewShot(name=path.stem, examples=tuple(shown), **values)
+    path = find_yaml("prompt", "memory_prompts", name)
+    return from_yaml(FewShot, path, name=path.stem, nearest={})

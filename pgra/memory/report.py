@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
@@ -61,6 +62,12 @@ class Variant:
         part = "" if self.system == "no-mem" else f"-p{self.probability:g}"
         return f"{self.system}{part}-seed{self.seed}"
 
+    @property
+    def title(self) -> str:
+        """As tables show it, whatever the seed."""
+        part = "" if self.system == "no-mem" else f", p = {self.probability:g}"
+        return f"{_TITLES[self.system]}{part}"
+
 
 @dataclass(frozen=True)
 class StreamResult:
@@ -73,7 +80,7 @@ class StreamResult:
     """
 
     variant: Variant
-    metrics: dict[str, Json]
+    metrics: dict[str, Any]
     outcomes: list[StepOutcome]
 
 
@@ -82,11 +89,7 @@ class StreamResult:
 
 def running_accuracy(outcomes: Sequence[bool]) -> list[float]:
     """Return the share of the steps up to each that went well, (n,), as the paper plots it."""
-    running, right = [], 0
-    for number, outcome in enumerate(outcomes, 1):
-        right += outcome
-        running.append(right / number)
-    return running
+    return [total / number for number, total in enumerate(accumulate(outcomes), 1)]
 
 
 def correlate(first: Sequence[bool], second: Sequence[bool]) -> float | None:
@@ -241,7 +244,7 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
         by_kind = [fmean(item[1] for item in outputs if item[0] == kind) for kind in kinds]
         both = [fmean(item[1] for item in outputs), fmean(item[2] for item in outputs)]
         lines.append([column, *(f"{share:.3f}" for share in (*by_kind, *both))])
-    return "\n".join(_markdown(["understood", *kinds, "all", "answered"], lines))
+    return _markdown(["understood", *kinds, "all", "answered"], lines)
 
 
 def _first_text(row: Row, names: Sequence[str]) -> str | None:
@@ -392,43 +395,49 @@ def compare_methods(results: Sequence[StreamResult]) -> list[Claim]:
     Args:
         results: Of an experiment; only seeds that both have are compared.
     """
-    by_key: dict[tuple[str, float], dict[int, StreamResult]] = {}
-    for result in results:
-        variant = result.variant
-        by_key.setdefault((variant.system, variant.probability), {})[variant.seed] = result
-    claims = []
-    for system, p in by_key:
+    groups, claims = _by_variant(results), []
+    for system, p in groups:
         if system == "no-mem":
             continue
-        others = [key for key in by_key if key[0] == "no-mem"]
-        if system == "mem" and ("grow", p) in by_key:
+        others = [key for key in groups if key[0] == "no-mem"]
+        if system == "mem" and ("grow", p) in groups:
             others.append(("grow", p))
-        lower = [q for other, q in by_key if other == system and q < p]
+        lower = [q for other, q in groups if other == system and q < p]
         others += [(system, max(lower))] if lower else []
-        claims += [_compare(by_key[system, p], by_key[other]) for other in others]
+        for other in others:
+            seeds = sorted(set(groups[system, p]) & set(groups[other]))
+            better, worse = ([groups[key][seed] for seed in seeds] for key in ((system, p), other))
+            pairs = [
+                ([step.understood for step in a.outcomes], [step.understood for step in b.outcomes])
+                for a, b in zip(better, worse, strict=True)
+            ]
+            areas = [fmean(running_accuracy(a)) - fmean(running_accuracy(b)) for a, b in pairs]
+            tokens = [
+                sum(step.num_prompt_tokens for result in side for step in result.outcomes)
+                for side in (better, worse)
+            ]
+            claims.append(
+                Claim(
+                    better=better[0].variant,
+                    worse=worse[0].variant,
+                    final=mean_sd_interval([fmean(a) - fmean(b) for a, b in pairs]),
+                    area=mean_sd_interval(areas),
+                    p_value=combine_p([mcnemar(a, b) for a, b in pairs]),
+                    cost=tokens[0] / max(1, tokens[1]),
+                )
+            )
     return claims
 
 
-def _compare(better: Mapping[int, StreamResult], worse: Mapping[int, StreamResult]) -> Claim:
-    seeds = sorted(set(better) & set(worse))
-    pairs = [
-        ([s.understood for s in better[i].outcomes], [s.understood for s in worse[i].outcomes])
-        for i in seeds
-    ]
-    tokens = [
-        sum(step.num_prompt_tokens for seed in seeds for step in side[seed].outcomes)
-        for side in (better, worse)
-    ]
-    return Claim(
-        better=better[seeds[0]].variant,
-        worse=worse[seeds[0]].variant,
-        final=mean_sd_interval([fmean(a) - fmean(b) for a, b in pairs]),
-        area=mean_sd_interval(
-            [fmean(running_accuracy(a)) - fmean(running_accuracy(b)) for a, b in pairs]
-        ),
-        p_value=combine_p([mcnemar(a, b) for a, b in pairs]),
-        cost=tokens[0] / max(1, tokens[1]),
-    )
+def _by_variant(
+    results: Sequence[StreamResult],
+) -> dict[tuple[str, float], dict[int, StreamResult]]:
+    """Return results by system and probability, then by seed."""
+    groups: dict[tuple[str, float], dict[int, StreamResult]] = {}
+    for result in results:
+        variant = result.variant
+        groups.setdefault((variant.system, variant.probability), {})[variant.seed] = result
+    return groups
 
 
 # Streams beside each other and the paper's numbers, as a table and a figure.
@@ -461,21 +470,29 @@ def render_report(
     family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
 ) -> str:
     """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
-    groups = _by_variant(results)
+    groups = _groups(results)
     parts = [
-        [f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps"],
+        f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps",
         _accuracy_table(family, groups),
     ]
-    if family.situations is not None:
-        parts.append([_correlation_line(groups)])
+    if family.situations is not None:  # how far answers are right where they are understood: 4.1.1
+        cells = []
+        for title, group in groups.items():
+            steps = [step for result in group for step in result.outcomes]
+            phi = correlate([step.understood for step in steps], [step.answered for step in steps])
+            cells.append(f"{title} {_number(phi) or 'none'}")
+        parts.append(
+            f"Correlation of understanding and answer, question by question: {'; '.join(cells)}. "
+            "The paper has 0.36 (ERT-CAT, MEM-PROMPT) and does not say over what."
+        )
     length = len(results[0].outcomes)
     marks = [mark for mark in _MARKS if mark < length] + [length]
-    running = {_title(group): _mean_running(group, "understood") for group in groups}
-    rows = [[name, *(_number(means[m - 1]) for m in marks)] for name, means in running.items()]
+    running = {title: _mean_running(group, "understood") for title, group in groups.items()}
+    rows = [[title, *(_number(means[m - 1]) for m in marks)] for title, means in running.items()]
     parts.append(_markdown(["understood, steps up to", *map(str, marks)], rows))
     rows = [
         [
-            f"{_name(claim.better)} - {_name(claim.worse)}",
+            f"{claim.better.title} - {claim.worse.title}",
             _with_sd(claim.final, "+.3f"),
             _with_sd(claim.area, "+.3f"),
             f"{claim.p_value:.2g}",
@@ -487,40 +504,52 @@ def render_report(
     parts.append(_markdown(head, rows))
     rows = [
         [
-            _title(group),
+            title,
             f"{_mean(group, 'lookups', 'used') or 0.0:.0f}",
             *(_number(_mean(group, "lookups", name)) for name in ("effective", "wrong_type")),
             *(_number(_mean(group, "against_no_mem", name)) for name in ("helped", "hurt")),
         ]
-        for group in groups
+        for title, group in groups.items()
         if group[0].variant.system == "mem"
     ]
     head = ["look-ups", "used", "understood after", "wrong type", "helped", "hurt"]
     parts.append(_markdown(head, rows))
     if gate is not None:
         parts.append(
-            [
-                f"Gate: scores of at least {gate.threshold:.4g} pass, chosen on {gate.num_trials} "
-                f"other questions (precision {_number(gate.precision)}, recall "
-                f"{_number(gate.recall)})."
-            ]
+            f"Gate: scores of at least {gate.threshold:.4g} pass, chosen on {gate.num_trials} "
+            f"other questions (precision {_number(gate.precision)}, recall {_number(gate.recall)})."
         )
-    lines = [_collision_line(r.variant, pair) for r in results for pair in _pairs_of(r)]
-    parts.append(["Near keys of another type:", "", *lines] if lines else [])
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    lines = [
+        f"- {result.variant.name}: {pair['asked']} took a clarification for {pair['found']} "
+        f"{pair['times']} times ('{pair['question']}' found '{pair['key']}', score "
+        f"{pair['score']:.3g}); understood all the same: {pair['understood']}"
+        for result in results
+        for pair in result.metrics["wrong_type_pairs"]
+    ]
+    parts.append("\n".join(["Near keys of another type:", "", *lines]) if lines else "")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _accuracy_table(family: Family, groups: Sequence[Sequence[StreamResult]]) -> list[str]:
-    kinds = family.kinds
-    rows = []
-    for group in groups:
+def _groups(results: Sequence[StreamResult]) -> dict[str, list[StreamResult]]:
+    """Return the results of each variant, whatever the seed, by its title."""
+    groups = {}
+    for by_seed in _by_variant(results).values():
+        group = list(by_seed.values())
+        seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+        groups[f"{group[0].variant.title}{seeds}"] = group
+    return groups
+
+
+def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]) -> str:
+    kinds, rows = family.kinds, []
+    for title, group in groups.items():
         spreads = [
-            mean_sd_interval([float(str(result.metrics[name])) for result in group])
+            mean_sd_interval([result.metrics[name] for result in group])
             for name in ("understood", "understood_area", f"understood_last_{LAST}", "answered")
         ]
         by_kind = [_number(_mean(group, "understood_by_type", kind)) for kind in kinds]
         tokens = f"{_mean(group, 'prompt_tokens'):,.0f}"
-        rows.append([_title(group), *by_kind, *(_with_sd(s, ".2f") for s in spreads), tokens])
+        rows.append([title, *by_kind, *(_with_sd(s, ".2f") for s in spreads), tokens])
     for system in dict.fromkeys([*family.paper, *family.paper_answered]):
         printed = family.paper.get(system, {})
         cells = [_number(printed.get(kind)) for kind in (*kinds, "all")]
@@ -531,53 +560,9 @@ def _accuracy_table(family: Family, groups: Sequence[Sequence[StreamResult]]) ->
     return _markdown(head, rows)
 
 
-def _correlation_line(groups: Sequence[Sequence[StreamResult]]) -> str:
-    """Render how far the answer is right where the understanding is (the paper, section 4.1.1)."""
-    cells = []
-    for group in groups:
-        steps = [step for result in group for step in result.outcomes]
-        value = correlate([step.understood for step in steps], [step.answered for step in steps])
-        cells.append(f"{_title(group)} {_number(value) or 'none'}")
-    return (
-        f"Correlation of understanding and answer, question by question: {'; '.join(cells)}. The "
-        "paper has 0.36 (ERT-CAT, MEM-PROMPT) and does not say over what."
-    )
-
-
-def _pairs_of(result: StreamResult) -> Any:
-    return result.metrics["wrong_type_pairs"]
-
-
-def _collision_line(variant: Variant, pair: Mapping[str, Any]) -> str:
-    return (
-        f"- {variant.name}: {pair['asked']} took a clarification for {pair['found']} "
-        f"{pair['times']} times ('{pair['question']}' found '{pair['key']}', score "
-        f"{pair['score']:.3g}); understood all the same: {pair['understood']}"
-    )
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return []
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     cells = [[Cell(text) for text in row] for row in rows]
-    return Table("", columns, cells).to_markdown().splitlines()
-
-
-def _by_variant(results: Sequence[StreamResult]) -> list[list[StreamResult]]:
-    groups: dict[tuple[str, float], list[StreamResult]] = {}
-    for result in results:
-        groups.setdefault((result.variant.system, result.variant.probability), []).append(result)
-    return list(groups.values())
-
-
-def _name(variant: Variant) -> str:
-    part = "" if variant.system == "no-mem" else f", p = {variant.probability:g}"
-    return f"{_TITLES[variant.system]}{part}"
-
-
-def _title(group: Sequence[StreamResult]) -> str:
-    seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
-    return f"{_name(group[0].variant)}{seeds}"
+    return Table("", columns, cells).to_markdown() if rows else ""
 
 
 def _number(value: float | None) -> str:
@@ -590,14 +575,12 @@ def _with_sd(spread: Spread, style: str) -> str:
     return f"{spread.mean:{style}}{sd}"
 
 
-def _mean(group: Sequence[StreamResult], *names: str) -> float | None:
-    values = []
-    for result in group:
-        value: Any = result.metrics
-        for name in names:
-            value = None if value is None else value.get(name)
-        values += [] if value is None else [float(value)]
-    return fmean(values) if values else None
+def _mean(group: Sequence[StreamResult], first: str, second: str = "") -> float | None:
+    """Return the mean of a metric, or of one within it, over the results that have it."""
+    found = [result.metrics.get(first) for result in group]
+    values = [(value or {}).get(second) if second else value for value in found]
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
@@ -620,9 +603,9 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
         (left, "understood", "understanding"),
         (right, "answered", "answer"),
     ):
-        for group in _by_variant(results):
+        for label, group in _groups(results).items():
             mean = _mean_running(group, name)
-            axes.plot(range(1, len(mean) + 1), mean, label=_title(group))
+            axes.plot(range(1, len(mean) + 1), mean, label=label)
         axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))
         axes.grid(visible=True, alpha=0.3)
     left.legend(fontsize="small")

@@ -17,11 +17,13 @@ from typing import Protocol
 
 import numpy as np
 
+from pgra.config import Arguments, arg
+from pgra.core import Context
 from pgra.data.read import Record, check_file, read_lines, read_records
 from pgra.errors import DataError
-from pgra.lm.base import Completion, LanguageModel
+from pgra.lm.base import CompleterArguments, Completion, LanguageModel, open_lm
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
-from pgra.memory.log import FeedbackLog, read_events, replay
+from pgra.memory.log import Event, FeedbackLog, read_events, replay
 from pgra.memory.lookup import Lookup, Match, passing
 from pgra.memory.prompts import FewShot, PromptExample
 from pgra.report.text_metrics import is_exact_match
@@ -227,27 +229,25 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     """
     if family is not None:
         return read_stream(path, family)
+    pairs, entries = list[Step](), list[Event]()
     if check_file(path, ("jsonl", "sqlite")) == "sqlite":
         with FeedbackLog.open(path, is_writable=False) as log:
-            pairs = [Step(str(entry.id), "", entry.key, entry.feedback) for entry in log.entries()]
+            entries = list(log.entries())
     else:
         records = list(read_records(path))
         if records and {"key", "kind"} <= set(records[0].fields):
-            entries = replay(read_events(path))
-            pairs = [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
-        else:
-            pairs = [_read_pair(path, record) for record in records]
+            entries, records = replay(read_events(path)), []
+        for record in records:
+            place, kind = f"{path}, line {record.line}", str(record.fields.get("type") or "")
+            hint = ": each line has a question and the feedback it got"
+            names = ("question", "feedback")
+            question, feedback = read_texts(place, record.fields, names, hint)
+            feedback = feedback.removeprefix(_MARK).strip()
+            pairs.append(Step(str(record.line), kind, question, feedback))
+    pairs += [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
     return pairs
-
-
-def _read_pair(path: Path, record: Record) -> Step:
-    hint = ": each line has a question and the feedback it got"
-    place = f"{path}, line {record.line}"
-    question, feedback = read_texts(place, record.fields, ("question", "feedback"), hint)
-    kind = str(record.fields.get("type") or "")
-    return Step(str(record.line), kind, question, feedback.removeprefix(_MARK).strip())
 
 
 Words = Mapping[str, Mapping[str, Sequence[str]]]
@@ -301,7 +301,7 @@ def make_stream(family: Family, words: Words, *, num_steps: int, seed: int) -> l
     steps = []
     for number in range(1, num_steps + 1):
         phrasing = draw.choice(family.phrasings)
-        kind = phrasing.kind
+        kind = phrasing.type
         if family.words == "scrambles":
             answers: Sequence[str] = [draw.choice(pools[""])]
             word = scramble(answers[0], kind, draw)
@@ -313,6 +313,36 @@ def make_stream(family: Family, words: Words, *, num_steps: int, seed: int) -> l
         question = phrasing.question.replace("{word}", word)
         steps.append(Step(str(number), kind, question, phrasing.feedback, word, expected))
     return steps
+
+
+@dataclass(kw_only=True)
+class PromptedArguments(Arguments):
+    """What is asked, and in which prompt."""
+
+    family: str = arg("lexical", "Name of a YAML in configs/memory, or the path of one.")
+    prompt: str | None = arg(
+        None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
+    )
+    max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
+    max_prompt_tokens: int = arg(
+        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
+    )
+    artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
+
+    @property
+    def context(self) -> Context:
+        """Where the LM and the look-up's encoder run."""
+        return Context(artifacts=Path(self.artifacts_dir), device=self.device)
+
+    def open_lm(self, few_shot: FewShot, lm: CompleterArguments) -> "PromptedLM":
+        """Open the LM behind a prompt; see `pgra.lm.base.open_lm` for what is refused."""
+        return PromptedLM(
+            few_shot=few_shot,
+            completer=open_lm(lm, self.context),
+            max_new_tokens=self.max_new_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

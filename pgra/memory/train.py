@@ -8,52 +8,39 @@
   attempt (App. A.2); "type": 1 for questions of one type and 0 for others, as the release trains
   its semantic memory. The encoder stays as it is and its vectors are made once, so that this takes
   seconds on a CPU; the paper and the release train the encoder too.
+
+The first two are trained by `pgra.reader.train.fit`: they can be stopped at any time, and go on.
 """
 
-import contextlib
-import logging
-import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    DataCollatorForSeq2Seq,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from pgra.artifacts import digest, lock_folder, sync_folder, write_json
+from pgra.artifacts import digest, lock_folder, write_json
 from pgra.config import Arguments, arg
 from pgra.core import Context, Json
 from pgra.encoders.encoder import DenseLayer, Encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import (
-    choose_device,
-    find_model,
-    load_pretrained,
-    load_tokenizer,
-    ready_device,
-)
+from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 from pgra.memory.experiment import claim_folder
 from pgra.memory.lessons import (
     IGNORED,
+    SEEN_FILE,
     FinetuneArguments,
     Lessons,
-    Pack,
     Seen,
     draw_packs,
     read_seen,
@@ -61,10 +48,9 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, plain_input, strip_slot
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
-from pgra.reader.resume import last_checkpoint
-from pgra.reader.train import TrainingBar
-
-logger = logging.getLogger(__name__)
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.module import ReaderModule
+from pgra.reader.train import TrainResult, fit, replace_folder
 
 LM_FOLDER = "lm"
 ABOUT_FILE = "trained_on.json"
@@ -79,48 +65,15 @@ _POOLINGS = {
 }
 
 
-def run_trainer(trainer: Trainer, title: str, folder: Path) -> Any:
-    """Train with our bar, going on from the folder's last checkpoint; what the Trainer returns."""
-    bar = TrainingBar(title)
-    trainer.add_callback(bar)
-    trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(folder, num_processes=1)
-    if checkpoint is not None:
-        logger.info("going on from %s", checkpoint)
-    try:
-        return trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    finally:
-        bar.close()
+class AnswersModule(ReaderModule):
+    """A causal LM that learns answers alone, and is asked for no other logits."""
 
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder aside, renamed when all is written in it."""
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)  # of a job that was killed here
-    aside.mkdir(parents=True)
-    yield aside
-    aside.rename(folder)
-    sync_folder(folder.parent)
-
-
-# An LM that can be corrected.
-
-
-class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed by mypy
-    """Learns answers alone, and asks the LM for no other logits."""
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002  the Trainer's own signature
-        num_items_in_batch: Tensor | int | None = None,
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None
     ) -> Any:
-        """Return the mean loss over the answers' tokens of all sequences of a step."""
-        labels = inputs["labels"]  # (B, T)
+        """Return the LM's output with the mean loss over the answers' tokens of a step."""
         learned = (labels != IGNORED).any(dim=0).nonzero().squeeze(1)  # (n,), none the first
-        outputs = model(input_ids=inputs["input_ids"], logits_to_keep=learned - 1, use_cache=False)
+        outputs = self.model(input_ids=input_ids, logits_to_keep=learned - 1, use_cache=False)
         total = cross_entropy(
             outputs.logits.float().flatten(0, 1),
             labels[:, learned].flatten(),
@@ -128,8 +81,48 @@ class AnswersTrainer(Trainer):  # type: ignore[misc]  # transformers is not foll
             reduction="sum",
         )
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        loss = total / count
-        return (loss, outputs) if return_outputs else loss
+        outputs.loss = total / count
+        return outputs
+
+
+class FeedbackModule(ReaderModule):
+    """An encoder-decoder that writes feedback; a step is one batch, over which its loss is mean."""
+
+    def forward(self, num_items_in_batch: Any = None, **batch: Tensor) -> Any:  # noqa: ARG002
+        """Return the model's output."""
+        return self.model(**batch)
+
+
+@dataclass(frozen=True)
+class _Trainable:
+    """What `fit` trains; `record` is written beside the weights, as (file, content)."""
+
+    module: ReaderModule
+    tokenizer: Any
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
+    record: tuple[str, Json]
+
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:  # noqa: ARG002
+        return self.collate
+
+    def save(self, folder: Path) -> None:
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        name, content = self.record
+        write_json(folder / name, content)
+
+
+def _arguments(folder: Path, **more: Any) -> ReaderTrainingArguments:
+    whole: Mapping[str, Any] = {
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,
+        "weight_decay": 0.0,
+        "dataloader_drop_last": False,
+    }
+    return ReaderTrainingArguments(output_dir=str(folder), **whole, **more)
+
+
+# An LM that can be corrected.
 
 
 def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
@@ -139,18 +132,12 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
     the same sequences. The LM goes to `lm/` in the output folder, with the record of what it
     learned with.
 
-    Args:
-        courses: What is taught.
-        args: Which LM, and how long.
-
-    Returns:
-        What it learned with.
-
     Raises:
         ArtifactError: If the folder is of another run.
         ConfigError: If the LM holds no such sequence or has not so many layers, or a lesson does
             not fit a sequence.
         ModelError: If the LM cannot be loaded, or its layers are not found.
+        Stopped: If a signal asked for it.
     """
     lm = CausalLM.from_name(args.lm, device="cpu")  # its weights are not loaded for this
     if args.pack_tokens > lm.window:
@@ -163,14 +150,11 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
             f"frozen_layers is {args.frozen_layers}, and '{args.lm}' has {depth}: leave one to "
             "train"
         )
-    prompts = [asdict(load_few_shot(course.family.prompt)) for course in courses]
     settings = args.deciding()
     for name in ("lessons", "words", "held_out"):  # their content stands in the courses
         del settings[name]
-    taught: Json = [[asdict(c), prompt] for c, prompt in zip(courses, prompts, strict=True)]
+    taught: Json = [[asdict(c), asdict(load_few_shot(c.family.prompt))] for c in courses]
     identity = {**settings, "lm": lm.source.identity, "courses": digest(taught)[:12]}
-    folder = Path(args.output_dir)
-    done = read_seen(str(folder / LM_FOLDER))
     packs, seen = draw_packs(
         courses,
         lm.tokenizer,
@@ -179,60 +163,36 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
         seed=args.seed,
         lead_ids=lm.lead_ids,
     )
+    folder = Path(args.output_dir)
     with lock_folder(folder):
         claim_folder(folder, identity)
-        if done is None:
-            _finetune(lm, packs, args, seen, folder)
+        if read_seen(str(folder / LM_FOLDER)) is not None:
+            return seen
+        load = AutoModelForCausalLM.from_pretrained
+        model = load_pretrained(load, lm.source, dtype=torch.float32)
+        freeze_layers(model, args.frozen_layers)
+        arguments = _arguments(
+            folder,
+            max_steps=args.max_steps,
+            per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on CPUs
+            gradient_accumulation_steps=args.packs_per_step,
+            learning_rate=args.learning_rate,
+            warmup_steps=max(1, args.max_steps // 20),
+            bf16=args.bf16,
+            logging_steps=10,
+            save_steps=args.save_steps,
+            seed=args.seed,
+            train_sampling_strategy="sequential",
+            use_cpu=args.device == "cpu",
+        )
+        trainable = _Trainable(
+            AnswersModule(model), lm.tokenizer, collate, (SEEN_FILE, seen.as_json())
+        )
+        rows = [asdict(pack) for pack in packs]
+        fit(trainable, rows, arguments, folder=folder / LM_FOLDER, title="finetune")
+        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            shutil.rmtree(path)
     return seen
-
-
-def _finetune(
-    lm: CausalLM, packs: Sequence[Pack], args: FinetuneArguments, seen: Seen, folder: Path
-) -> None:
-    model = load_pretrained(AutoModelForCausalLM.from_pretrained, lm.source, dtype=torch.float32)
-    freeze_layers(model, args.frozen_layers)
-    trainer = AnswersTrainer(
-        model=model,
-        args=training_arguments(args),
-        train_dataset=[asdict(pack) for pack in packs],
-        data_collator=collate,
-    )
-    run_trainer(trainer, "finetune", folder)
-    with new_folder(folder / LM_FOLDER) as aside:
-        model.save_pretrained(aside)
-        lm.tokenizer.save_pretrained(aside)
-        seen.write(aside)
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        shutil.rmtree(path)
-
-
-def training_arguments(args: FinetuneArguments) -> TrainingArguments:
-    """Return the Trainer's arguments for an LM; its device is ready then."""
-    arguments = TrainingArguments(
-        output_dir=args.output_dir,
-        max_steps=args.max_steps,
-        per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on a CPU
-        gradient_accumulation_steps=args.packs_per_step,
-        learning_rate=args.learning_rate,
-        lr_scheduler_type="linear",
-        warmup_steps=max(1, args.max_steps // 20),
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        bf16=args.bf16,
-        logging_steps=10,
-        save_strategy="steps",
-        save_steps=args.save_steps,
-        save_total_limit=1,
-        seed=args.seed,
-        report_to=["none"],
-        remove_unused_columns=False,
-        disable_tqdm=True,  # for ours
-        train_sampling_strategy="sequential",
-        use_cpu=args.device == "cpu" or not torch.accelerator.is_available(),
-        dataloader_pin_memory=torch.accelerator.is_available(),
-    )
-    ready_device(arguments.device)
-    return arguments
 
 
 def collate(packs: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
@@ -250,10 +210,10 @@ def collate(packs: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
 
 
 def freeze_layers(model: Any, count: int) -> None:
-    """Keep an LM's embeddings and first layers as they are, and nothing of them is differentiated.
+    """Keep a causal LM's embeddings and first layers as they are: nothing there has a gradient.
 
     Args:
-        model: A causal LM.
+        model: The LM.
         count: Of its layers, fewer than it has; 0 trains everything, embeddings too.
 
     Raises:
@@ -313,23 +273,6 @@ class SimilarityArguments(Arguments):
     seed: int = arg(0, "Of the layer's first weights and of the batches.")
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training gave.
-
-    Attributes:
-        folder: The model's.
-        steps: Steps done, those before a resume included.
-        loss: Mean over the steps of this call (generator), or over the last tenth (layer).
-        seconds: Of this call.
-    """
-
-    folder: Path
-    steps: int
-    loss: float
-    seconds: float
-
-
 def _about(pairs: Sequence[Step], arguments: Arguments, **model: str) -> dict[str, Json]:
     contents: Json = [[pair.question, pair.feedback, pair.kind] for pair in pairs]
     pairs_digest = digest(contents)[:12]
@@ -343,7 +286,7 @@ def _check_new(folder: Path) -> None:
 
 def train_generator(
     pairs: Sequence[Step], folder: Path, arguments: GeneratorArguments, context: Context
-) -> Trained:
+) -> TrainResult:
     """Train a model to write a question's feedback, and write its folder when it is done.
 
     A training that was stopped goes on from its last checkpoint when the same one is asked for.
@@ -357,13 +300,13 @@ def train_generator(
     Raises:
         ArtifactError: If the folder is there already.
         ModelError: If the model cannot be loaded, or its loss stops being a number.
+        Stopped: If a signal asked for it.
     """
     _check_new(folder)
-    source, start = find_model(arguments.model), time.monotonic()
+    source = find_model(arguments.model)
     about = _about(pairs, arguments, model=source.identity)
     tokenizer = load_tokenizer(source)
     model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
-    work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
     questions = tokenizer(
         [plain_input(pair.question) for pair in pairs],
         truncation=True,
@@ -375,46 +318,37 @@ def train_generator(
         max_length=MAX_FEEDBACK_TOKENS,
     )
     columns = {**questions, "labels": feedback["input_ids"]}
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(work),
+    work = folder.with_name(f".{folder.name}-{digest(about)[:12]}.training")
+    done = fit(
+        _Trainable(
+            FeedbackModule(model),
+            tokenizer,
+            DataCollatorForSeq2Seq(tokenizer, model=model),
+            (ABOUT_FILE, about),
+        ),
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        _arguments(
+            work,
+            max_steps=-1,
             num_train_epochs=arguments.num_train_epochs,
             per_device_train_batch_size=arguments.per_device_train_batch_size,
             learning_rate=arguments.learning_rate,
             lr_scheduler_type="constant",
             optim="adafactor",
             save_steps=arguments.save_steps,
-            save_total_limit=1,
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            use_cpu=choose_device(context.device).type == "cpu",
             seed=arguments.seed,
+            use_cpu=choose_device(context.device).type == "cpu",
         ),
-        train_dataset=[
-            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-        ],
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        folder=folder,
+        title="training",
     )
-    done = run_trainer(trainer, "training", work)
-    if not math.isfinite(done.training_loss):
-        raise ModelError(
-            f"the loss of '{arguments.model}' is no number: lower the learning rate "
-            f"({arguments.learning_rate:g})"
-        )
-    with new_folder(folder) as aside:
-        trainer.model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        write_json(aside / ABOUT_FILE, about)
     shutil.rmtree(work, ignore_errors=True)
-    return Trained(folder, done.global_step, done.training_loss, time.monotonic() - start)
+    return done
 
 
 def train_encoder(
     pairs: Sequence[Step], folder: Path, arguments: SimilarityArguments, context: Context
-) -> Trained:
+) -> TrainResult:
     """Train the layer, and write the encoder with it.
 
     Args:
@@ -422,6 +356,9 @@ def train_encoder(
         folder: New; any --encoder may name it.
         arguments: How.
         context: Where.
+
+    Returns:
+        The result; its loss is the mean over the last tenth of the steps.
 
     Raises:
         ArtifactError: If the folder is there already.
@@ -434,43 +371,36 @@ def train_encoder(
         raise DataError(
             f"there are {len(pairs)} questions to learn from: give at least {_LEAST_PAIRS}"
         )
-    if arguments.target == "type":
-        _check_kinds(pairs)
-    start = time.monotonic()
-    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
-    _check_pooling(encoder)
-    texts = [pair.question for pair in pairs]
-    if arguments.key_form == "slotless":  # as `KeyEncoder` reads them
-        texts = [strip_slot(text) or text for text in texts]
-    vectors = torch.from_numpy(encoder.encode(texts))
-    if arguments.target == "type":
-        wanted = same_kind([pair.kind for pair in pairs])
-    else:
-        wanted = cosines(torch.from_numpy(encoder.encode([pair.feedback for pair in pairs])))
-    head, loss = fit_head(vectors, wanted, arguments)
-    with new_folder(folder) as aside:
-        save_with_head(encoder, head, aside)
-        identity = str(encoder.fingerprint["encoder"])
-        write_json(aside / ABOUT_FILE, _about(pairs, arguments, encoder=identity))
-    return Trained(folder, arguments.num_steps, loss, time.monotonic() - start)
-
-
-def _check_kinds(pairs: Sequence[Step]) -> None:
     kinds = [pair.kind for pair in pairs]
-    if "" in kinds:
+    by_type = arguments.target == "type"
+    if by_type and "" in kinds:
         question = pairs[kinds.index("")].question
         raise DataError(
             f"the question '{question[:80]}' has no type: give each line one, or --target feedback"
         )
-    if len(set(kinds)) < 2:
+    if by_type and len(set(kinds)) < 2:
         raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
+    start = time.monotonic()
+    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
+    _pooling_key(encoder)  # refused before anything is trained
+    texts = [pair.question for pair in pairs]
+    if arguments.key_form == "slotless":  # as `KeyEncoder` reads them
+        texts = [strip_slot(text) or text for text in texts]
+    vectors = torch.from_numpy(encoder.encode(texts))
+    if by_type:
+        wanted = torch.from_numpy(np.equal.outer(kinds, kinds)).float()
+    else:
+        wanted = cosines(torch.from_numpy(encoder.encode([pair.feedback for pair in pairs])))
+    head, loss = fit_head(vectors, wanted, arguments)
+    about = _about(pairs, arguments, encoder=str(encoder.fingerprint["encoder"]))
 
+    def save(aside: Path) -> None:
+        save_with_head(encoder, head, aside)
+        write_json(aside / ABOUT_FILE, about)
 
-def same_kind(kinds: Sequence[str]) -> Tensor:
-    """Return 1 where two are of one type and 0 elsewhere, (n, n) float32."""
-    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-    row = torch.tensor([numbers[kind] for kind in kinds])
-    return (row[:, None] == row[None, :]).float()
+    replace_folder(folder, save)
+    seconds = time.monotonic() - start
+    return TrainResult(folder, arguments.num_steps, None, None, loss, seconds, [])
 
 
 def cosines(vectors: Tensor) -> Tensor:
@@ -521,7 +451,7 @@ def fit_head(
     return DenseLayer(weight.detach(), bias.detach(), "Tanh", ""), last
 
 
-def _check_pooling(encoder: Encoder) -> str:
+def _pooling_key(encoder: Encoder) -> str:
     pooling = str(encoder.fingerprint["pooling"])
     if pooling not in _POOLINGS:
         raise ConfigError(
@@ -542,50 +472,53 @@ def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
     Raises:
         ConfigError: If such a folder cannot say the encoder's pooling.
     """
-    pooling = _check_pooling(encoder)
+    pooling = _pooling_key(encoder)
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
+    layers = [*encoder.sentence.layers]  # None is to unit length
+    if encoder.fingerprint["normalize"] and not encoder.sentence.is_normalized:
+        layers.append(None)  # as `Encoder` gives it, whatever its folder says
+    modules: list[Json] = []
+
+    def add_module(name: str) -> Path:
+        path = f"{len(modules)}_{name}" if modules else ""
+        kind = f"sentence_transformers.models.{name}"
+        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": kind})
+        return folder / path
+
+    write_json(
+        add_module("Transformer") / "sentence_bert_config.json",
+        {
+            "max_seq_length": encoder.fingerprint["max_tokens"],
+            "do_lower_case": encoder.sentence.is_lower,
+        },
+    )
     width = encoder.model.config.hidden_size
-    pooled: dict[str, Json] = {"word_embedding_dimension": width, pooling: True}
-    write_json(folder / "1_Pooling" / "config.json", pooled)
-    limits: dict[str, Json] = {
-        "max_seq_length": encoder.fingerprint["max_tokens"],
-        "do_lower_case": encoder.sentence.is_lower,
-    }
-    write_json(folder / "sentence_bert_config.json", limits)
-    prompts: dict[str, Json] = {
+    write_json(
+        add_module("Pooling") / "config.json", {"word_embedding_dimension": width, pooling: True}
+    )
+    for layer in (*layers, head, None):
+        if layer is None:
+            add_module("Normalize")
+            continue
+        path = add_module("Dense")
+        write_json(
+            path / "config.json",
+            {
+                "in_features": layer.weight.shape[1],
+                "out_features": layer.weight.shape[0],
+                "bias": layer.bias is not None,
+                "activation_function": f"torch.nn.{layer.activation}",
+            },
+        )
+        weights = {"linear.weight": layer.weight, "linear.bias": layer.bias}
+        tensors = {
+            name: part.cpu().contiguous() for name, part in weights.items() if part is not None
+        }
+        save_file(tensors, path / "model.safetensors")
+    write_json(folder / "modules.json", modules)
+    prompts: Json = {
         "query": encoder.query_prompt,
         "document": str(encoder.fingerprint.get("passage_prompt", "")),
     }
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
-    layers = [*encoder.sentence.layers]  # None is to unit length
-    if encoder.fingerprint["normalize"] and not encoder.sentence.is_normalized:
-        layers.append(None)  # as `Encoder` gives it, whatever its folder says
-    names = ["Transformer", "Pooling"]
-    for layer in (*layers, head, None):
-        names.append("Normalize" if layer is None else "Dense")
-        if layer is not None:
-            _write_dense(layer, folder / f"{len(names) - 1}_Dense")
-    modules: list[Json] = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": f"{number}_{name}" if number else "",
-            "type": f"sentence_transformers.models.{name}",
-        }
-        for number, name in enumerate(names)
-    ]
-    write_json(folder / "modules.json", modules)
-
-
-def _write_dense(layer: DenseLayer, folder: Path) -> None:
-    config: dict[str, Json] = {
-        "in_features": layer.weight.shape[1],
-        "out_features": layer.weight.shape[0],
-        "bias": layer.bias is not None,
-        "activation_function": f"torch.nn.{layer.activation}",
-    }
-    write_json(folder / "config.json", config)
-    weights = {"linear.weight": layer.weight, "linear.bias": layer.bias}
-    tensors = {name: part.cpu().contiguous() for name, part in weights.items() if part is not None}
-    save_file(tensors, folder / "model.safetensors")

@@ -44,33 +44,6 @@ _T = TypeVar("_T")
 _Act = Callable[["Tab", Mapping[str, str]], Awaitable[None]]
 
 
-class Desk:
-    """The conversation, in a thread of its own: the log and the LM serve one question at a time."""
-
-    def __init__(self, start: Callable[[], Conversation]) -> None:
-        """Open the conversation in its thread.
-
-        Args:
-            start: Opens it; what it raises is raised here.
-        """
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversation")
-        try:
-            self.conversation = self._thread.submit(start).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
-
-    async def do(self, what: Callable[[Conversation], _T]) -> _T:
-        """Do something when all that came before is done."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, what, self.conversation)
-
-    def close(self) -> None:
-        """Finish what is under way, and let go of the memory."""
-        self._thread.submit(self.conversation.log.close).result()
-        self._thread.shutdown()
-
-
 @dataclass(frozen=True)
 class ShownTurn:
     """A turn as a tab shows it.
@@ -116,22 +89,41 @@ class Tab:
 
 
 class MemoryPage:
-    """The page's addresses, and what they do."""
+    """The page's addresses, and what they do.
 
-    def __init__(self, desk: Desk, about: str) -> None:
-        """Lay out the page.
+    The conversation has a thread of its own: the log and the LM serve one question at a time.
+    """
+
+    def __init__(self, start: Callable[[], Conversation], about: str) -> None:
+        """Open the conversation in its thread.
 
         Args:
-            desk: Where questions are asked.
-            about: What is talked to, in a line.
+            start: Opens it; what it raises is raised here.
+            about: What stands before the conversation's own line of what is talked to.
         """
-        self._desk, self._about = desk, about
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="conversation")
+        try:
+            self.conversation = self._thread.submit(start).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+        self.about = f"{about}: {self.conversation.about}"
         self._tabs: OrderedDict[str, Tab] = OrderedDict()
         pages = Environment(
             loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined
         )
         pages.filters |= {"visible": visible, "show_near": show_near}
         self._template = pages.get_template("memory.html")
+
+    async def _do(self, what: Callable[[Conversation], _T]) -> _T:
+        """Do something when all that came before is done."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, what, self.conversation)
+
+    def close(self) -> None:
+        """Finish what is under way, and let go of the memory."""
+        self._thread.submit(self.conversation.log.close).result()
+        self._thread.shutdown()
 
     def app(self, hosts: Sequence[str]) -> Starlette:
         """Return the application.
@@ -198,28 +190,27 @@ class MemoryPage:
 
     async def _ask(self, tab: Tab, typed: Mapping[str, str]) -> None:
         question = typed.get("question", "")
-        tab.add(await self._desk.do(lambda conversation: conversation.ask(question)))
+        tab.add(await self._do(lambda conversation: conversation.ask(question)))
 
     async def _correct(self, tab: Tab, typed: Mapping[str, str]) -> None:
         question = tab.question(typed.get("turn", ""))
         feedback = typed.get("feedback", "")
-        saved = await self._desk.do(lambda c: c.correct(question, feedback))
-        tab.add(await self._desk.do(lambda c: c.ask(question)), saved)
+        saved = await self._do(lambda c: c.correct(question, feedback))
+        tab.add(await self._do(lambda c: c.ask(question)), saved)
 
     async def _forget(self, tab: Tab, typed: Mapping[str, str]) -> None:  # noqa: ARG002
         entry = typed.get("entry", "")
         if not (entry.isascii() and entry.isdigit()):
             raise DataError(f"'{entry}' is no entry's number")
-        await self._desk.do(lambda conversation: conversation.forget(int(entry)))
+        await self._do(lambda conversation: conversation.forget(int(entry)))
 
     async def _render(
         self, tab: Tab, *, error: str = "", typed: Mapping[str, str] | None = None
     ) -> Response:
-        conversation = self._desk.conversation
-        entries = await self._desk.do(lambda c: c.entries())
+        entries = await self._do(lambda c: c.entries())
         text = self._template.render(
-            about=self._about,
-            conversation=conversation,
+            about=self.about,
+            conversation=self.conversation,
             tab=tab,
             entries=entries[: -_MOST_SHOWN - 1 : -1],
             num_entries=len(entries),

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -31,7 +30,8 @@ from pgra.data.examples import load_splits
 from pgra.data.tasks import GenerationTask, Task, load_task
 from pgra.errors import ConfigError
 from pgra.report.results import EvidenceLine
-from pgra.retrieval.base import examples_digest
+from pgra.rerank import RERANKERS, find_reranker
+from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
 logger = logging.getLogger(__name__)
 
@@ -349,28 +349,38 @@ def find_sections(chosen: Mapping[str, Any]) -> dict[str, type]:
     sections |= method.sections(chosen)
     if "training" not in sections:
         sections["folder"] = FolderArguments
-    for kind, section, table in (
-        ("retriever", "retriever", "pgra.retrieval:RETRIEVERS"),
-        ("reranker", "rerank", "pgra.rerank:RERANKERS"),
-    ):
-        name = chosen.get(kind)
-        if section in sections and name is not None:
-            own = own_arguments(kind, str(name), table)
-            if own is not None:
-                sections[f"{section}_options"] = own
-    return sections
+    options = find_options(chosen).items()
+    return sections | {n: own for n, own in options if n.removesuffix("_options") in sections}
 
 
-def own_arguments(kind: str, name: str, table: str) -> type | None:
-    """Return the arguments of a retriever's or reranker's class, if it has any of its own."""
-    module, _, attribute = table.partition(":")
-    names = getattr(import_module(module), attribute)
-    if ":" not in name and not isinstance(names.get(name, ""), str):
-        return None
-    if name == "exhaustive":
-        return None
-    own: type | None = getattr(find_class(kind, name, names), "Arguments", None)
-    return own
+def find_options(chosen: Mapping[str, Any]) -> dict[str, type]:
+    """Return the own arguments of the retriever and the reranker that are named, by section.
+
+    Raises:
+        ConfigError: If a name stands for nothing.
+    """
+    found: dict[str, type] = {}
+    retriever, reranker = chosen.get("retriever"), chosen.get("reranker")
+    if retriever not in (None, "exhaustive") and (own := find_retriever(str(retriever)).Arguments):
+        found["retriever_options"] = own
+    if reranker is not None and (own := find_reranker(str(reranker)).Arguments):
+        found["rerank_options"] = own
+    return found
+
+
+def known_options() -> dict[str, str]:
+    """Return the arguments that some of our retrievers and rerankers have, by what chooses them.
+
+    Returns:
+        Such as {"cross_encoder": "--reranker cross-encoder"}.
+    """
+    return {
+        f.name: f"--{kind} {name}"
+        for kind, table in (("retriever", RETRIEVERS), ("reranker", RERANKERS))
+        for name in table
+        for own in find_options({kind: name}).values()
+        for f in fields(own)
+    }
 
 
 def arguments_from(

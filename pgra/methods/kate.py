@@ -510,7 +510,7 @@ class Kate(Method):
         args = self.args["memory"]
         if args.memory is None:
             return [[] for _ in examples]
-        opened = LabelMemory.open(
+        opened = LabelMemory(
             args,
             task=self.data.task.name,
             inputs=self.data.task.inputs,

@@ -23,20 +23,6 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass(frozen=True)
-class VerbalizerAudit:
-    """How a tokenizer cuts the words.
-
-    Attributes:
-        single: Labels whose word is one token.
-        multi: Labels whose word is more. A decode of one token can never give them: with T5's
-            vocabulary "Entity" is two, which caps the released code on TREC at 81.2 %.
-    """
-
-    single: tuple[str, ...]
-    multi: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Verbalizer:
     """Label to word and back.
 
@@ -74,12 +60,10 @@ class Verbalizer:
         Both are compared as SQuAD does (Rajpurkar et al. 2016): without case, punctuation, articles
         and surplus spaces.
         """
-        asked = _normalise(text)
-        return next(
-            (label for label, word in self.words.items() if _normalise(word) == asked), None
-        )
+        words = {_normalise(word): label for label, word in reversed([*self.words.items()])}
+        return words.get(_normalise(text))
 
-    def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> VerbalizerAudit:
+    def audit(self, tokenizer: Any, *, decode: str = "verbalizer") -> tuple[str, ...]:
         """Check that a tokenizer tells the words apart.
 
         One word may begin another: the token after it tells them apart.
@@ -88,14 +72,23 @@ class Verbalizer:
             tokenizer: The reader's.
             decode: "verbalizer" or "official".
 
+        Returns:
+            Labels whose word is more than one token. A decode of one token can never give them:
+            with T5's vocabulary "Entity" is two, which caps the released code on TREC at 81.2 %.
+
         Raises:
             ConfigError: If two targets are the same tokens, a word holds unknown pieces, the slot
                 is no token of this tokenizer, or, for "official", two words begin with the same
                 token or none is a single one.
         """
         choose("decode", decode, DECODES)
-        if self.has_slot:
-            self._check_slot(tokenizer)
+        for token in (SLOT, SLOT_END) if self.has_slot else ():
+            ids = tokenizer(token, add_special_tokens=False).input_ids
+            if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+                raise ConfigError(
+                    f"reader_template {self.template!r} holds {SLOT}, but '{token}' is no token of "
+                    "this reader: give a --reader_template without it, or another reader"
+                )
         pieces = {
             label: tuple(tokenizer(word, add_special_tokens=False).input_ids)
             for label, word in self.words.items()
@@ -107,37 +100,22 @@ class Verbalizer:
                     "reader's vocabulary: choose another word"
                 )
         self._refuse_equal(pieces, "are the same tokens")
-        audit = VerbalizerAudit(
-            single=tuple(label for label, ids in pieces.items() if len(ids) == 1),
-            multi=tuple(label for label, ids in pieces.items() if len(ids) > 1),
-        )
+        multi = tuple(label for label, ids in pieces.items() if len(ids) > 1)
         if decode == "official":
             self._refuse_equal({k: ids[:1] for k, ids in pieces.items()}, "begin with one token")
-            self._check_official(audit)
-        return audit
-
-    def _check_official(self, audit: VerbalizerAudit) -> None:
-        if not audit.single:  # as with ByT5, whose tokens are bytes
-            raise ConfigError(
-                f"decode 'official' writes one token, and the words of all {len(audit.multi)} "
-                "labels are more to this reader: use --decode verbalizer"
-            )
-        if audit.multi:
-            logger.warning(
-                "decode 'official' writes one token: %d of %d labels can never be right (%s)",
-                len(audit.multi),
-                len(self.words),
-                ", ".join(audit.multi),
-            )
-
-    def _check_slot(self, tokenizer: Any) -> None:
-        for token in (SLOT, SLOT_END):
-            ids = tokenizer(token, add_special_tokens=False).input_ids
-            if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+            if len(multi) == len(pieces):  # as with ByT5, whose tokens are bytes
                 raise ConfigError(
-                    f"reader_template {self.template!r} holds {SLOT}, but '{token}' is no token of "
-                    "this reader: give a --reader_template without it, or another reader"
+                    f"decode 'official' writes one token, and the words of all {len(multi)} "
+                    "labels are more to this reader: use --decode verbalizer"
                 )
+            if multi:
+                logger.warning(
+                    "decode 'official' writes one token: %d of %d labels can never be right (%s)",
+                    len(multi),
+                    len(pieces),
+                    ", ".join(multi),
+                )
+        return multi
 
     def _refuse_equal(self, pieces: Mapping[str, tuple[int, ...]], what: str) -> None:
         seen: dict[tuple[int, ...], str] = {}

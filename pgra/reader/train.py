@@ -245,7 +245,7 @@ def fit(
         with compiled_blocks(trainable.module, arguments, trainer.accelerator):
             _go_on(trainer, trainable.module, resume, title)
         if trainer.is_world_process_zero():
-            _replace(folder, trainable.save)
+            replace_folder(folder, trainable.save)
         trainer.accelerator.wait_for_everyone()
         trainer.stopper.after_training()
     trainable.module.merge()  # on every process as in the folder
@@ -288,7 +288,7 @@ def _go_on(
         bar.close()
 
 
-def _replace(folder: Path, save: Callable[[Path], None]) -> None:
+def replace_folder(folder: Path, save: Callable[[Path], None]) -> None:
     """Write a folder aside and rename it; an older one is replaced."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{uuid.uuid4().hex[:8]}.partial")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ _SEED = 0
 _LAST_DIGIT = 1e-12
 _USUAL_BASELINES = ("fid", "plain")
 _PAPERS = ("pgra", "kate")
+T = TypeVar("T")
 Column = tuple[str, str]
 """A row, and a task or `AVERAGE`."""
 
@@ -57,7 +59,7 @@ class ReferenceTable:
         name: Such as "T2a".
         title: What it is, and under which setting.
         columns: Tasks, and "average" where it is printed.
-        rows: Values as printed (in hundredths), by row, in the columns' order.
+        rows: Values as printed (in hundredths), by row and column.
         match: Of a row, which run it stands beside: values by argument, and "method".
         notes: Artifacts and settings: a "text", and the "task" that it concerns where it is one.
         measure: What the values are: "metric", or another word where they are not the tasks'
@@ -67,23 +69,10 @@ class ReferenceTable:
     name: str
     title: str
     columns: Sequence[str]
-    rows: Mapping[str, Sequence[float]]
+    rows: Mapping[str, Mapping[str, float]]
     match: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
     notes: Sequence[Mapping[str, str]] = ()
     measure: str = METRIC
-
-    def __post_init__(self) -> None:
-        for row, cells in self.rows.items():
-            if len(cells) != len(self.columns):
-                raise ValueError(f"{row}: {len(cells)} values, {len(self.columns)} columns")
-        if not self.match.keys() <= self.rows.keys():
-            raise ValueError(f"{self.name} matches rows it does not have")
-
-    def value(self, row: str, column: str) -> float | None:
-        """Return a printed value; None where the paper has none."""
-        if column not in self.columns:
-            return None
-        return float(self.rows[row][self.columns.index(column)])
 
     def average(self, row: str, tasks: Sequence[str]) -> float | None:
         """Return the mean over tasks: as printed for all of the table's, else of its cells.
@@ -92,12 +81,12 @@ class ReferenceTable:
             row: Of the table.
             tasks: Which; None is returned if the paper lacks one of them.
         """
-        own = {column for column in self.columns if column != AVERAGE}
-        if set(tasks) == own and AVERAGE in self.columns:
-            return self.value(row, AVERAGE)
-        if not tasks or not own.issuperset(tasks):
+        cells = self.rows[row]
+        if {*tasks, AVERAGE} == {*self.columns}:
+            return cells[AVERAGE]
+        if not tasks or not set(tasks) <= cells.keys():
             return None
-        return sum(self.value(row, task) or 0.0 for task in tasks) / len(tasks)
+        return sum(cells[task] for task in tasks) / len(tasks)
 
     def find_row(self, run: Run) -> str | None:
         """Return the row that stands beside a run: of those that match the one with most names."""
@@ -117,10 +106,9 @@ class ReferenceTable:
         row = self.find_row(run)
         if row is None:
             return {}
-        values = {
-            c: self.value(row, c) if c != AVERAGE else self.average(row, tasks) for c in columns
-        }
-        return {column: value for column, value in values.items() if value is not None}
+        values = {**self.rows[row], AVERAGE: self.average(row, tasks)}
+        found = {column: values.get(column) for column in columns}
+        return {column: value for column, value in found.items() if value is not None}
 
     def notes_on(self, tasks: Sequence[str]) -> list[str]:
         """Return the notes that concern some tasks."""
@@ -142,6 +130,10 @@ def load_references() -> Mapping[str, ReferenceTable]:
             notes, aliases = values.pop("notes"), values.pop("same_as")
             for name, table in values.items():
                 own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
+                own["rows"] = {
+                    row: {c: float(v) for c, v in zip(table["columns"], cells, strict=True)}
+                    for row, cells in table["rows"].items()
+                }
                 tables[name] = ReferenceTable(name, **own)
             tables |= {name: tables[other] for name, other in aliases.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -315,7 +307,8 @@ def _average(results: Sequence[Result]) -> Result:
     Its bootstrap interval draws each task's examples on their own.
     """
     missing = sorted({seed for result in results for seed in result.missing})
-    by_seed = _average_by_seed([_by_seed(result.runs) for result in results])
+    sides = [_by_seed(result.runs) for result in results]
+    by_seed = _average_by_seed([{s: run.value for s, run in side.items()} for side in sides])
     values = list(by_seed.values()) or [float(np.mean([one.spread.mean for one in results]))]
     draws = [
         bootstrap([run.outcomes for run in result.runs], seed=_SEED + number).mean(axis=0)
@@ -348,17 +341,17 @@ def _compare_row(
     both = [t for t in tasks if (row, t) in results and (baseline, t) in results]
     gaps, tests, seeds = [], [], []
     for task in both:
-        sides = results[row, task].runs, results[baseline, task].runs
-        pairs = _pair_by_seed(*sides)
-        seeds.append([_by_seed(side) for side in sides])
+        sides = [_by_seed(results[name, task].runs) for name in (row, baseline)]
+        pairs = [(_at(sides[0], seed), _at(sides[1], seed)) for seed in _shared(*sides)]
+        seeds.append([{seed: run.value for seed, run in side.items()} for side in sides])
         # The seeds that both have; if they share none, all of each.
         paired = [run for pair in pairs for run in pair]
-        kept = [[r for r in s if not pairs or any(r is p for p in paired)] for s in sides]
+        kept = [[r for r in s.values() if not pairs or any(r is p for p in paired)] for s in sides]
         # Another stream for each task, so that an average adds up independent resamples.
         outcomes = [[run.outcomes for run in side] for side in kept]
         gaps.append(compare_methods(*outcomes, seed=_SEED + tasks.index(task)))
-        if not pairs and len(sides[0]) == len(sides[1]) == 1:
-            pairs = [(sides[0][0], sides[1][0])]
+        if len(kept[0]) == len(kept[1]) == 1:
+            pairs = [(kept[0][0], kept[1][0])]
         is_decided = pairs and not pairs[0][0].is_of_texts
         exact = [mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs if is_decided]
         tests.append(combine_p(exact) if exact else None)
@@ -375,36 +368,36 @@ def _compare_row(
     return found
 
 
-_BySeed = Mapping[int | None, float]
-"""Values by seed; by None what no seed decides, which stands beside each seed of the other."""
+# What no seed decides stands under None, beside each seed of the other.
 
 
-def _by_seed(runs: Sequence[Run]) -> _BySeed:
+def _by_seed(runs: Sequence[Run]) -> dict[int | None, Run]:
     if len(runs) == 1 and is_unseeded(runs[0]):
-        return {None: runs[0].value}
-    return {run.seed: run.value for run in runs}
+        return {None: runs[0]}
+    return {run.seed: run for run in runs}
 
 
-def _average_by_seed(tasks: Sequence[_BySeed]) -> _BySeed:
+def _shared(a: Mapping[int | None, T], b: Mapping[int | None, T]) -> list[int | None]:
+    return list(b) if None in a else list(a) if None in b else [seed for seed in a if seed in b]
+
+
+def _at(side: Mapping[int | None, T], seed: int | None) -> T:
+    return side[seed] if seed in side else side[None]
+
+
+def _average_by_seed(tasks: Sequence[Mapping[int | None, float]]) -> dict[int | None, float]:
     """Return the mean over tasks of each seed; nothing where tasks have other seeds."""
     if any(values.keys() != tasks[0].keys() for values in tasks):
         return {}
     return {seed: sum(values[seed] for values in tasks) / len(tasks) for seed in tasks[0]}
 
 
-def _pair_by_seed(a: Sequence[Run], b: Sequence[Run]) -> list[tuple[Run, Run]]:
-    if len(a) == 1 and is_unseeded(a[0]):
-        return [(a[0], run) for run in b]
-    if len(b) == 1 and is_unseeded(b[0]):
-        return [(run, b[0]) for run in a]
-    other = {run.seed: run for run in b}
-    return [(run, other[run.seed]) for run in a if run.seed in other]
-
-
-def _compare_seeds(a: _BySeed, b: _BySeed) -> tuple[int, int, float | None, bool]:
+def _compare_seeds(
+    a: Mapping[int | None, float], b: Mapping[int | None, float]
+) -> tuple[int, int, float | None, bool]:
     """Return in how many seeds a is better, of how many; Welch's p; whether it has any spread."""
-    shared = list(b) if None in a else list(a) if None in b else [seed for seed in a if seed in b]
-    better = sum(a.get(seed, a.get(None, 0)) > b.get(seed, b.get(None, 0)) for seed in shared)
+    shared = _shared(a, b)
+    better = sum(_at(a, seed) > _at(b, seed) for seed in shared)
     # What has no seeds would come out the same again.
     sides = [[*side.values()] * (2 if None in side else 1) for side in (a, b)]
     has_noise = any(side and max(side) - min(side) >= _LAST_DIGIT for side in sides)

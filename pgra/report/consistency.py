@@ -95,14 +95,10 @@ class Consistency:
 
     def as_json(self) -> dict[str, Json]:
         """Return all of it but the single queries."""
+        counts = zip(self.queries.tolist(), self.right.tolist(), strict=True)
         by_count = [
-            {
-                "consistent": number,
-                "queries": int(self.queries[number]),
-                "right": int(self.right[number]),
-                "accuracy": self.accuracy(number),
-            }
-            for number in range(self.depth + 1)
+            {"consistent": i, "queries": queries, "right": right, "accuracy": self.accuracy(i)}
+            for i, (queries, right) in enumerate(counts)
         ]
         return {
             "name": self.name,
@@ -248,7 +244,8 @@ def count_table(runs: Sequence[Consistency]) -> Table:
         runs: Of one task. Queries are those of a seed, on average; where a run has none with a
             number, its accuracy is a dash.
     """
-    columns = ["consistent", *(f"{r.name}: {what}" for r in runs for what in _COUNT_COLUMNS)]
+    kinds = ("queries", "accuracy")
+    columns = ["consistent", *(f"{run.name}: {kind}" for run in runs for kind in kinds)]
     rows = []
     for number in range(max(run.depth for run in runs) + 1):
         cells = [Cell(str(number))]
@@ -267,9 +264,6 @@ def count_table(runs: Sequence[Consistency]) -> Table:
         for run in runs
     ]
     return Table(f"{runs[0].task}: by number of consistent evidence", columns, rows, notes)
-
-
-_COUNT_COLUMNS = ("queries", "accuracy")
 
 
 def _percent(value: float) -> Cell:

@@ -1,5 +1,7 @@
 """Second stage: candidates to evidence, in an order that a model decides. One class a reranker."""
 
+from dataclasses import replace
+
 from pgra.config import find_class
 from pgra.errors import ConfigError
 from pgra.rerank.base import Reference, Reranker, RerankRequest, Work
@@ -34,9 +36,12 @@ def find_reranker(name: str) -> type[Reranker]:
 
 
 def open_reranker(request: RerankRequest) -> Reranker:
-    """Open the second stage.
+    """Open the second stage; arguments of its own that are not given are their defaults.
 
     Raises:
         PgraError: As its class says.
     """
-    return find_reranker(request.args.reranker).open(request)
+    cls = find_reranker(request.args.reranker)
+    if request.options is None and cls.Arguments is not None:
+        request = replace(request, options=cls.Arguments())
+    return cls.open(request)

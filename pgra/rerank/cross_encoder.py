@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pgra.config import Arguments as _Arguments
-from pgra.config import CrossEncoderArguments, RerankArguments
+from pgra.config import RerankArguments, arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
@@ -42,6 +43,20 @@ _SAMPLE = 2000  # pairs that are tokenised to foresee all
 _TRIAL_PAIRS = 64  # in a piece of a trial
 _RELEVANT = "relevant"
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
+
+
+@dataclass(kw_only=True)
+class CrossEncoderArguments(_Arguments):
+    """Which cross-encoder; --lm_dtype, --lm_batch_tokens and --bank_shard_rows are its too."""
+
+    cross_encoder: str = arg(
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        "Sequence classifier that reads each query with each of its candidates: hub id, folder or "
+        "bundled:NAME.",
+    )
+    cross_encoder_tokens: int | None = arg(
+        None, "Longest pair of query and passage; default: the cross-encoder's window.", least=8
+    )
 
 
 class CrossEncoder:
@@ -194,7 +209,8 @@ class CrossEncoderReranker(PairReranker):
             ArtifactError: If the bank is damaged.
             ModelError: If there is no such model, or it cannot be used.
         """
-        args, options = request.args, cls._options(request.args, request.options)
+        args, options = request.args, request.options
+        assert isinstance(options, CrossEncoderArguments)  # its own
         model = CrossEncoder(
             options.cross_encoder,
             dtype=args.lm_dtype,
@@ -205,13 +221,11 @@ class CrossEncoderReranker(PairReranker):
         return cls(model, request)
 
     @classmethod
-    def _options(cls, args: RerankArguments, options: _Arguments | None) -> CrossEncoderArguments:
-        return options if isinstance(options, CrossEncoderArguments) else args
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
         """Name the cross-encoder."""
-        return [cls._options(args, options).cross_encoder]
+        options = options or CrossEncoderArguments()
+        assert isinstance(options, CrossEncoderArguments)
+        return [options.cross_encoder]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

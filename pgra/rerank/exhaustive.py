@@ -36,7 +36,6 @@ from pgra.retrieval.faiss import (
     empty_index,
     import_faiss,
     load_faiss,
-    memory_limit,
     most_hits,
     nearest_in_blocks,
 )
@@ -288,8 +287,7 @@ def open_exhaustive(
         )
     if factory == AUTO:
         width = reranker.fitting.num_columns(_state_width(reranker))
-        memory = memory_limit(memory_gb)
-        factory, _ = choose_factory(factory, len(reranker.corpus), width, memory=memory)
+        factory = choose_factory(factory, len(reranker.corpus), width, memory_gb)
     return ExhaustiveSearch(reranker, factory=factory)
 
 

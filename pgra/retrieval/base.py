@@ -74,6 +74,19 @@ class BuiltIndex:
     num_reused: int
 
 
+@dataclass(frozen=True)
+class IndexIdentity:
+    """What a retriever will be once it is open.
+
+    Attributes:
+        fingerprint: Its fingerprint.
+        folders: Where its indexes stand, or would; the one that an encoder fills first.
+    """
+
+    fingerprint: Mapping[str, Json]
+    folders: Sequence[Path] = ()
+
+
 class Retriever(ABC):
     """Finds passages for texts; knows nothing of tasks, labels or prompts.
 
@@ -103,15 +116,27 @@ class Retriever(ABC):
         """
 
     @classmethod
+    def identify(cls, request: IndexRequest) -> IndexIdentity | None:  # noqa: ARG003
+        """Tell what `open` would load, before it is built; refuse what could not be built.
+
+        Returns:
+            None where only opening it tells, as by default.
+        """
+        return None
+
+    @classmethod
     def folders(cls, request: IndexRequest) -> list[Path]:
         """Return where its indexes stand, or would; nothing is built.
 
         Raises:
-            ConfigError: If it has none, as by default.
+            ConfigError: If it has none.
         """
-        raise ConfigError(
-            f"retriever '{request.args.retriever}' has no index: there is nothing to build"
-        )
+        identity = cls.identify(request)
+        if identity is None or not identity.folders:
+            raise ConfigError(
+                f"retriever '{request.args.retriever}' has no index: there is nothing to build"
+            )
+        return list(identity.folders)
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:

@@ -15,6 +15,7 @@ from pgra.artifacts import artifact_dir, build_once, digest, is_finished, read_m
 from pgra.core import MISSING_ROW, Candidates, Json, Rows
 from pgra.retrieval.base import (
     BuiltIndex,
+    IndexIdentity,
     IndexRequest,
     Retriever,
     check_num_candidates,
@@ -77,13 +78,19 @@ class BM25Retriever(Retriever):
         return cls(index, built.manifest.fingerprint)
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where the index stands; hybrid's index_dir and output_dir are the dense one's."""
-        if request.args.retriever == "bm25" and request.args.index_dir is not None:
-            return [Path(request.args.index_dir)]
-        if request.args.retriever == "bm25" and request.output_dir is not None:
-            return [request.output_dir]
-        return [artifact_dir(request.home, "bm25", bm25_fingerprint(request.corpus))]
+    def identify(cls, request: IndexRequest) -> IndexIdentity:
+        """Name the index; hybrid's index_dir and output_dir are the dense one's.
+
+        Raises:
+            ArtifactError: If a given `index_dir` is no index, or another one.
+        """
+        fields = bm25_fingerprint(request.corpus)
+        folder = artifact_dir(request.home, "bm25", fields)
+        if request.args.retriever == "bm25":
+            folder = Path(request.args.index_dir or request.output_dir or folder)
+            if request.args.index_dir is not None:
+                read_manifest(folder, stage=STAGE, fingerprint=fields)
+        return IndexIdentity(fields, [folder])
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -92,11 +99,8 @@ class BM25Retriever(Retriever):
         Raises:
             ArtifactError: If the one there is foreign or damaged.
         """
-        fields, num_rows = bm25_fingerprint(request.corpus), len(request.corpus)
         (folder,) = cls.folders(request)
-        if request.args.retriever == "bm25" and request.args.index_dir is not None:
-            manifest = read_manifest(folder, stage=STAGE, fingerprint=fields)
-            return [BuiltIndex(folder, manifest, num_rows)]
+        fields, num_rows = bm25_fingerprint(request.corpus), len(request.corpus)
         if not is_finished(folder):
             refuse_strangers(folder, ())
         built = build_once(
@@ -121,18 +125,15 @@ class BM25Retriever(Retriever):
         rows = np.full((len(queries), k), MISSING_ROW, dtype=np.int64)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         for line, query in enumerate(queries):
-            best = self._best(query, k)
+            ids = self._index.get_tokens_ids(split_words(query))
+            every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
+            every[self.removed] = 0
+            # Keep all that tie with the k-th, so that ties at the border go by row too.
+            bar = np.partition(every, -k)[-k]
+            found = np.flatnonzero((every >= bar) & (every > 0))
+            best = Candidates.best(found[None, :], every[found][None, :], k)
             rows[line], scores[line] = best.rows[0], best.scores[0]
         return Candidates(rows, scores)
-
-    def _best(self, query: str, k: int) -> Candidates:
-        ids = self._index.get_tokens_ids(split_words(query))
-        every: npt.NDArray[np.float32] = self._index.get_scores_from_ids(ids)
-        every[self.removed] = 0
-        # Keep all that tie with the k-th, so that ties at the border go by row too.
-        bar = np.partition(every, -k)[-k]
-        rows = np.flatnonzero((every >= bar) & (every > 0))
-        return Candidates.best(rows[None, :], every[rows][None, :], k)
 
 
 def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:

@@ -33,6 +33,7 @@ from pgra.errors import ArtifactError, ConfigError
 from pgra.lm.load import choose_device
 from pgra.retrieval.base import (
     BuiltIndex,
+    IndexIdentity,
     IndexRequest,
     Retriever,
     check_num_candidates,
@@ -100,10 +101,22 @@ class DenseRetriever(Retriever):
         self._encoder = encoder
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where the index stands, or would."""
-        encoder = load_encoder(request.args, request.context.device)
-        return [_identify(request, encoder)[1]]
+    def identify(cls, request: IndexRequest) -> IndexIdentity:
+        """Name the index; a given `index_dir` is checked.
+
+        Raises:
+            ArtifactError: If `index_dir` is no index, or another one.
+            ConfigError: If the factory cannot work.
+        """
+        args, encoder = request.args, load_encoder(request.args, request.context.device)
+        fields, folder = _identify(request, encoder)
+        if args.index_dir is not None or is_finished(folder):
+            fields = with_history(folder, fields)
+        else:  # refused as when it is built
+            empty_index(str(fields["factory"]), encoder.width, len(request.corpus))
+        if args.index_dir is not None:
+            read_manifest(folder, stage=STAGE, fingerprint=fields)
+        return IndexIdentity(_with_search(fields, encoder, args), [folder])
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:
@@ -125,7 +138,7 @@ class DenseRetriever(Retriever):
         return cls(
             _open_index(built, args, device),
             encoder,
-            {**fields, **encoder.query_fields, **search_fields(args, str(fields["factory"]))},
+            _with_search(fields, encoder, args),
             removed=read_removed(built.folder, built.manifest),
         )
 
@@ -222,10 +235,13 @@ def read_removed(folder: Path, manifest: Manifest) -> Rows:
     return _NONE if name is None else np.asarray(read_array(folder / name))
 
 
-def search_fields(args: RetrieverArguments, factory: str) -> dict[str, Json]:
-    """Return what determines candidates besides the index: how often hits are scored again."""
-    plan = IndexPlan(factory=factory, rescore_factor=args.rescore_factor)
-    return {"rescore_factor": args.rescore_factor} if plan.is_rescored else {}
+def _with_search(
+    fields: Mapping[str, Json], encoder: Encoder, args: RetrieverArguments
+) -> dict[str, Json]:
+    """Add to an index's fields what else decides candidates: query prompt, hits scored again."""
+    plan = IndexPlan(factory=str(fields["factory"]), rescore_factor=args.rescore_factor)
+    rescored = {"rescore_factor": args.rescore_factor} if plan.is_rescored else {}
+    return {**fields, **encoder.query_fields, **rescored}
 
 
 def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
@@ -243,11 +259,7 @@ def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
     """
     if args.index_factory == AUTO and args.index_dir is not None:
         return str(load_manifest(Path(args.index_dir), stage=STAGE).fingerprint["factory"])
-    memory = memory_limit(args.index_memory_gb)
-    factory, reason = choose_factory(args.index_factory, num_rows, width, memory=memory)
-    if reason is not None:
-        logger.info("index_factory auto is %s: %s", factory, reason)
-    return factory
+    return choose_factory(args.index_factory, num_rows, width, args.index_memory_gb)
 
 
 def _plan(args: RetrieverArguments, factory: str) -> IndexPlan:

@@ -78,10 +78,8 @@ def memory_limit(gigabytes: float | None) -> int:
     return int(_SHARE * machine_memory() if gigabytes is None else gigabytes * _GB)
 
 
-def choose_factory(
-    factory: str, num_rows: int, width: int, *, memory: int
-) -> tuple[str, str | None]:
-    """Return the factory, or for `auto` the one that suits the corpus; and why, in a line.
+def choose_factory(factory: str, num_rows: int, width: int, memory_gb: float | None) -> str:
+    """Return the factory, or for `auto` the one that suits the corpus; the log says why it does.
 
     Few passages are compared exactly, whatever memory there is: vectors beyond it are searched from
     the disk. Many are put in lists, each vector kept as exactly as memory allows: in float32, in
@@ -91,13 +89,14 @@ def choose_factory(
         factory: FAISS factory string, or `auto`.
         num_rows: P.
         width: D.
-        memory: Bytes that the index may take.
+        memory_gb: What the index may take; None: half of what the machine has.
     """
     if factory != AUTO:
-        return factory, None
+        return factory
+    memory = memory_limit(memory_gb)
     size, room = f"{num_rows:,} passages x {width}", f"{memory / _GB:.3g} GB"
     if num_rows <= MOST_EXACT_ROWS:
-        factory, needed = EXACT, 4 * num_rows * width
+        chosen, needed = EXACT, 4 * num_rows * width
         fits = f"and their {needed / _GB:.3g} GB fit in {room}"
         if needed > memory:
             fits = f"from the disk, as {needed / _GB:.3g} GB exceed {room}"
@@ -108,11 +107,12 @@ def choose_factory(
         lengths = {"Flat": 4 * width, "SQfp16": 2 * width, "SQ8": width, f"PQ{code}": code}
         bytes_of = {kind: num_rows * (length + _ROW_BYTES) for kind, length in lengths.items()}
         kind = next((kind for kind in bytes_of if bytes_of[kind] <= memory), f"PQ{code}")
-        factory, needed = f"IVF{num_lists},{kind}", bytes_of[kind]
+        chosen, needed = f"IVF{num_lists},{kind}", bytes_of[kind]
         fits = f"fit in {room}" if needed <= memory else f"exceed {room}, the least"
         reason = f"{size} are too many to compare with all; in {kind} their {needed / _GB:.3g} GB "
         reason += fits
-    return factory, reason
+    logger.info("index_factory auto is %s: %s", chosen, reason)
+    return chosen
 
 
 # Exact search: queries against every vector of a collection, a block at a time.

@@ -1,13 +1,18 @@
 """First stage by meaning and by words: dense and BM25, fused by reciprocal rank."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from pgra.core import MISSING_ROW, Candidates, Json
-from pgra.retrieval.base import BuiltIndex, IndexRequest, Retriever, check_num_candidates
+from pgra.retrieval.base import (
+    BuiltIndex,
+    IndexIdentity,
+    IndexRequest,
+    Retriever,
+    check_num_candidates,
+)
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.dense import DenseRetriever
 
@@ -35,9 +40,11 @@ class HybridRetriever(Retriever):
         self._num_passages = num_passages
 
     @classmethod
-    def folders(cls, request: IndexRequest) -> list[Path]:
-        """Return where both indexes stand, or would."""
-        return [*DenseRetriever.folders(request), *BM25Retriever.folders(request)]
+    def identify(cls, request: IndexRequest) -> IndexIdentity:
+        """Name both indexes."""
+        dense, bm25 = DenseRetriever.identify(request), BM25Retriever.identify(request)
+        fields = hybrid_fingerprint(dense.fingerprint, bm25.fingerprint)
+        return IndexIdentity(fields, [*dense.folders, *bm25.folders])
 
     @classmethod
     def prepare(cls, request: IndexRequest) -> list[BuiltIndex]:

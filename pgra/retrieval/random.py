@@ -5,16 +5,13 @@ be the extra text's alone.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import xxhash
 
 from pgra.core import Candidates, Json, Rows
-from pgra.retrieval.base import IndexRequest, Retriever, check_num_candidates
-
-if TYPE_CHECKING:
-    from pgra.data.corpus import Corpus
+from pgra.retrieval.base import IndexIdentity, IndexRequest, Retriever, check_num_candidates
 
 _SEED = 0
 _BLOCK = 256  # rows drawn at a time: a fixed number, so that a larger k begins with a smaller one's
@@ -31,7 +28,13 @@ class RandomRetriever(Retriever):
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
         """Take the size of the corpus; nothing is built or loaded."""
-        return cls(len(request.corpus), random_fingerprint(request.corpus))
+        return cls(len(request.corpus), cls.identify(request).fingerprint)
+
+    @classmethod
+    def identify(cls, request: IndexRequest) -> IndexIdentity:
+        """Return what decides the draw; there is no index."""
+        drawn: dict[str, Json] = {"drawn": "uniformly, by the query's text", "seed": _SEED}
+        return IndexIdentity({**request.corpus.fingerprint, **drawn})
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Draw k passages for each query; equal texts get equal ones.
@@ -58,8 +61,3 @@ class RandomRetriever(Retriever):
         while len(drawn) < k:
             drawn.update(dict.fromkeys(rng.integers(self._num_passages, size=_BLOCK).tolist()))
         return np.array(list(drawn)[:k], dtype=np.int64)
-
-
-def random_fingerprint(corpus: "Corpus") -> dict[str, Json]:
-    """Return all that determines what is drawn for a text."""
-    return {**corpus.fingerprint, "drawn": "uniformly, by the query's text", "seed": _SEED}

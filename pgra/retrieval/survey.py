@@ -17,28 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from pgra.artifacts import artifact_dir, is_finished, read_array
-from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import MISSING_ROW, Context, Example, Json, Rows
-from pgra.data.corpus import Corpus, open_corpus
+from pgra.config import CorpusArguments
+from pgra.core import MISSING_ROW, Example, Rows
+from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder, load_encoder
-from pgra.retrieval import (
-    RETRIEVERS,
-    IndexRequest,
-    Retriever,
-    find_retriever,
-    open_retriever,
-)
-from pgra.retrieval.base import candidates_fields
-from pgra.retrieval.bm25 import bm25_fingerprint
-from pgra.retrieval.dense import (
-    dense_fingerprint,
-    search_fields,
-    settle_factory,
-    with_history,
-)
-from pgra.retrieval.faiss import empty_index
-from pgra.retrieval.hybrid import hybrid_fingerprint
-from pgra.retrieval.random import random_fingerprint
+from pgra.retrieval import IndexRequest, Retriever, find_retriever, open_retriever
+from pgra.retrieval.base import IndexIdentity, candidates_fields
+from pgra.retrieval.dense import settle_factory
+from pgra.retrieval.faiss import EXACT
 
 logger = logging.getLogger(__name__)
 
@@ -94,21 +80,15 @@ class Survey:
     """A first stage that is looked into.
 
     Attributes:
-        args: Its arguments.
-        corpus: What it searches.
-        artifacts: Root of all products.
+        request: The first stage, as it would be opened.
         task: The task's name.
         splits: The queries, by split.
-        device: What encodes.
         seconds: About how long looking may take; 0: no model is run.
     """
 
-    args: RetrieverArguments
-    corpus: Corpus
-    artifacts: Path
+    request: IndexRequest
     task: str
     splits: Mapping[str, Sequence[Example]]
-    device: str = "auto"
     seconds: float = 10.0
 
     def run(self) -> FirstStage:
@@ -117,115 +97,68 @@ class Survey:
         Raises:
             PgraError: As `open_retriever`, a wrong index_factory too.
         """
-        if self.args.retriever == "exhaustive":  # there is no first stage: all are read
-            rows = np.arange(len(self.corpus))
-            return FirstStage(rows, len(rows), WHOLE, len(rows))
-        has_encoder = find_retriever(self.args.retriever).encodes
-        encoder = load_encoder(self.args, self.device) if has_encoder else None
-        if encoder is None:
-            return self._run(None)
-        factory = settle_factory(self.args, len(self.corpus), encoder.width)
-        return replace(self, args=replace(self.args, index_factory=factory))._run(encoder)
-
-    def _run(self, encoder: Encoder | None) -> FirstStage:
-        parts = self._parts(encoder)
-        folders = {name: self._find_index(name, fields) for name, fields in parts.items()}
-        there = [folder for folder in folders.values() if folder is not None]
-        if (home := folders.get("dense")) is not None:
-            parts["dense"] = with_history(home, parts["dense"])
-        if encoder is not None and folders["dense"] is None:  # refused as when it is built
-            empty_index(self.args.index_factory, encoder.width, len(self.corpus))
-        is_built, is_encoded = len(there) == len(parts), folders.get("dense") or encoder is None
+        request, args = self.request, self.request.args
+        corpus, encoder = request.corpus, None
+        if args.retriever == "exhaustive":  # there is no first stage: all are read
+            return FirstStage(np.arange(len(corpus)), len(corpus), WHOLE, len(corpus))
+        cls = find_retriever(args.retriever)
+        if cls.encodes:
+            encoder = load_encoder(args, request.context.device)
+            args = replace(args, index_factory=settle_factory(args, len(corpus), encoder.width))
+            request = replace(request, args=args)
+        identity = cls.identify(request)
+        folders = identity.folders if identity is not None else ()
+        finished = [folder for folder in folders if is_finished(folder)]
+        is_built = len(finished) == len(folders)
+        is_encoded = encoder is None or any(map(is_finished, folders[:1]))
         base = FirstStage(
             rows=np.empty(0, np.int64),
-            num_texts=0,
+            num_texts=self._guess(),
             basis=GUESSED,
-            num_candidates=self.args.num_candidates,
-            is_full=self.args.retriever != "bm25",  # words may find fewer
-            num_to_encode=0 if is_encoded else len(self.corpus),
+            num_candidates=args.num_candidates,
+            is_full=args.retriever != "bm25",  # words may find fewer
+            num_to_encode=0 if is_encoded else len(corpus),
             width=encoder.width if encoder else 0,
-            index_bytes=sum(p.stat().st_size for f in there for p in f.iterdir() if p.is_file()),
+            index_bytes=sum(p.stat().st_size for f in finished for p in f.iterdir() if p.is_file()),
         )
-        found = self._read_stored(_with_query(parts, encoder))
-        if found is not None:
-            rows = _distinct(found)
+        if (stored := self._read_stored(identity)) is not None:
+            rows = _distinct(stored)
             return replace(
                 base,
                 rows=rows,
                 num_texts=len(rows),
                 basis=STORED,
-                stored=found,
+                stored=stored,
                 seconds=0.0 if is_built else None,  # an index that is gone is built all the same
             )
-        if self.seconds > 0 and is_built:
-            return self._search(base)
-        tried = self._try(base, encoder) if self.seconds > 0 else None
-        return tried or replace(base, num_texts=self._guess())
+        if self.seconds <= 0:
+            return base
+        if not is_built:
+            return self._try(base, request, encoder)
+        retriever = open_retriever(args, corpus, request.context, options=request.options)
+        return self._count(base, retriever, args.num_candidates, len(corpus))
 
-    def _parts(self, encoder: Encoder | None) -> dict[str, Mapping[str, Json]]:
-        """Return what determines each index of the retriever; a random one has none."""
-        parts: dict[str, Mapping[str, Json]] = {}
-        if encoder is not None:
-            parts["dense"] = dense_fingerprint(self.corpus, encoder, self.args.index_factory)
-        if self.args.retriever in ("bm25", "hybrid"):
-            parts["bm25"] = bm25_fingerprint(self.corpus)
-        return parts
-
-    @property
-    def _context(self) -> Context:
-        return Context(artifacts=self.artifacts, device=self.device, progress=False)
-
-    @property
-    def _queries(self) -> list[str]:
-        """Return all queries, shuffled, so that any first part is a fair sample."""
-        texts = [example.text for split in self.splits.values() for example in split]
-        return random.Random(_SEED).sample(texts, len(texts))
-
-    def _find_index(self, part: str, fields: Mapping[str, Json]) -> Path | None:
-        if self.args.index_dir is not None and part in (self.args.retriever, "dense"):
-            args = replace(self.args, retriever=part)  # hybrid's own is its dense one
-            request = IndexRequest(args=args, corpus=self.corpus, context=self._context)
-            return find_retriever(part).prepare(request)[0].folder  # checks it, and builds nothing
-        # The name before the digest is the encoder's, and says nothing more.
-        digest = artifact_dir(self.artifacts, "x", fields).name.removeprefix("x-")
-        found = (self.artifacts / "indexes").glob(f"*-{digest}")
-        return next((folder for folder in found if is_finished(folder)), None)
-
-    def _read_stored(self, parts: Mapping[str, Mapping[str, Json]]) -> Rows | None:
+    def _read_stored(self, identity: IndexIdentity | None) -> Rows | None:
         """Read the candidates of all splits, (B, K), if all are there."""
-        if self.args.retriever not in RETRIEVERS:  # only opening it tells what it depends on
+        if identity is None:
             return None
-        made_of = self._made_of(parts)
-        found = []
+        args, found = self.request.args, []
         for split, examples in self.splits.items():
-            args = self.args
             fields = candidates_fields(
-                made_of, args.retriever, args.num_candidates, examples=examples
+                identity.fingerprint, args.retriever, args.num_candidates, examples=examples
             )
-            folder = artifact_dir(self.artifacts / "candidates" / self.task, split, fields)
+            root = self.request.context.artifacts / "candidates" / self.task
+            folder = artifact_dir(root, split, fields)
             if not is_finished(folder):
                 return None
             found.append(np.asarray(read_array(folder / "rows.npy")))
         return np.concatenate(found)
 
-    def _made_of(self, parts: Mapping[str, Mapping[str, Json]]) -> Mapping[str, Json]:
-        """Return the retriever's fingerprint."""
-        if self.args.retriever == "random":
-            return random_fingerprint(self.corpus)
-        if "dense" in parts:
-            fields = search_fields(self.args, self.args.index_factory)
-            parts = {**parts, "dense": {**parts["dense"], **fields}}
-        if self.args.retriever == "hybrid":
-            return hybrid_fingerprint(parts["dense"], parts["bm25"])
-        return parts[self.args.retriever]
-
-    def _search(self, base: FirstStage) -> FirstStage:
-        retriever = open_retriever(self.args, self.corpus, self._context)
-        return self._count(base, retriever, self.args.num_candidates, len(self.corpus))
-
     def _count(self, base: FirstStage, retriever: Retriever, k: int, num_rows: int) -> FirstStage:
         """Search so many passages with all queries, or with as many as the time allows."""
-        queries, found = self._queries, [np.empty((0, k), np.int64)]
+        texts = [example.text for split in self.splits.values() for example in split]
+        queries = random.Random(_SEED).sample(texts, len(texts))  # any first part is a fair sample
+        found = [np.empty((0, k), np.int64)]
         start, done, step = time.perf_counter(), 0, 32
         while done < len(queries):
             found.append(retriever.retrieve(queries[done : done + step], k).rows)
@@ -240,59 +173,49 @@ class Survey:
         seconds = (time.perf_counter() - start) * len(queries) / max(1, done)
         if done == len(queries):
             return replace(base, rows=every, num_texts=len(every), basis=SEARCHED, seconds=seconds)
-        texts = expect_distinct(rows, len(queries), most=num_rows)
-        return replace(base, rows=every, num_texts=texts, basis=SAMPLED, seconds=seconds)
+        count = expect_distinct(rows, len(queries), most=num_rows)
+        return replace(base, rows=every, num_texts=count, basis=SAMPLED, seconds=seconds)
 
-    def _try(self, base: FirstStage, encoder: Encoder | None) -> FirstStage | None:
-        """Build a small index aside and search it; None where it would be too small to tell."""
-        num_rows, k = len(self.corpus), self.args.num_candidates
-        rng = np.random.default_rng(_SEED)
-        rate = math.inf
+    def _try(self, base: FirstStage, request: IndexRequest, encoder: Encoder | None) -> FirstStage:
+        """Build a small index aside and search it, if it would not be too small to tell."""
+        corpus, k, rate = request.corpus, request.args.num_candidates, math.inf
+        num_rows, rng = len(corpus), np.random.default_rng(_SEED)
         if encoder is not None:
-            pilot = self.corpus.texts(rng.choice(num_rows, min(_PILOT, num_rows), replace=False))
+            pilot = corpus.texts(rng.choice(num_rows, min(_PILOT, num_rows), replace=False))
             encoder.encode(pilot[:8])  # the first batch is slow
             start = time.perf_counter()
             encoder.encode(pilot)
             rate = len(pilot) / (time.perf_counter() - start)
         size, depth = trial_size(num_rows, k, min(_TRIAL_ROWS, rate * _PATIENCE * self.seconds))
         if not size:
-            return None
+            return base
         rows = np.sort(rng.choice(num_rows, size, replace=False))
         logger.info("no index yet: a trial with %d of %d passages, aside", size, num_rows)
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "trial.txt"
-            source.write_text("".join(f"{text}\n" for text in self.corpus.texts(rows)), "utf-8")
+            source.write_text("".join(f"{text}\n" for text in corpus.texts(rows)), "utf-8")
             aside = CorpusArguments(corpus=str(source), drop_duplicates=False)
-            args = replace(self.args, index_factory="Flat", index_dir=None, num_candidates=depth)
-            corpus = open_corpus(aside, Path(folder), is_quiet=True)
-            where = replace(self._context, artifacts=Path(folder))
-            retriever = open_retriever(args, corpus, where)
+            retriever = open_retriever(
+                replace(request.args, index_factory=EXACT, index_dir=None, num_candidates=depth),
+                open_corpus(aside, Path(folder), is_quiet=True),
+                replace(request.context, artifacts=Path(folder)),
+                options=request.options,
+            )
             found = self._count(base, retriever, depth, size)
-        share = min(1.0, found.num_texts / size)
         is_whole = size == num_rows and found.basis == SEARCHED
-        building = num_rows / rate
         return replace(
             found,
             rows=rows[found.rows],
-            num_texts=round(share * num_rows),
-            basis=SEARCHED if is_whole and self.args.index_factory == "Flat" else TRIAL,
-            seconds=building + (found.seconds or 0.0),
+            num_texts=round(min(1.0, found.num_texts / size) * num_rows),
+            basis=SEARCHED if is_whole and request.args.index_factory == EXACT else TRIAL,
+            seconds=num_rows / rate + (found.seconds or 0.0),
         )
 
     def _guess(self) -> int:
         """Expect what independent draws would give; real candidates repeat more."""
-        num_rows, num_queries = len(self.corpus), sum(map(len, self.splits.values()))
-        kept = (1 - min(1.0, self.args.num_candidates / num_rows)) ** num_queries
+        num_rows, num_queries = len(self.request.corpus), sum(map(len, self.splits.values()))
+        kept = (1 - min(1.0, self.request.args.num_candidates / num_rows)) ** num_queries
         return round(num_rows * (1 - kept))
-
-
-def _with_query(
-    parts: Mapping[str, Mapping[str, Json]], encoder: Encoder | None
-) -> Mapping[str, Mapping[str, Json]]:
-    """Add to what determines indexes what only the queries' vectors depend on."""
-    if encoder is None:
-        return parts
-    return {**parts, "dense": {**parts["dense"], **encoder.query_fields}}
 
 
 def trial_size(num_rows: int, k: int, most: float) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -139,6 +140,24 @@ def contents(folder: Path) -> dict[str, bytes]:
 def half_written(folder: Path) -> list[str]:
     """Name what a failed stage must not leave: parts, and products that claim to be finished."""
     return [name for name in contents(folder) if "partial" in name]
+
+
+def products(folder: Path) -> dict[str, bytes]:
+    """Give files whose bytes must not depend on who made them, and how often a job was killed."""
+    names = (".lock", "manifest.json")
+    return {name: data for name, data in contents(folder).items() if not name.endswith(names)}
+
+
+def written_at(folder: Path, pattern: str) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.glob(pattern)}
+
+
+def write_passages(path: Path, count: int) -> Path:
+    """Write so many passages, all different."""
+    draw, words = random.Random(0), " ".join(SENTENCES).split()
+    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(count)]
+    path.write_text("".join(lines))
+    return path
 
 
 def flip_byte(path: Path) -> None:

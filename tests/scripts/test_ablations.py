@@ -168,7 +168,7 @@ def papers_values(name):
         return set()
     table = load_reference(read_yaml(config_root() / "ablations" / f"{name}.yaml")["reference"])
     task = "fever" if name == "fever" else "mr"
-    return {f"{table.value(row, task):.1f}" for row in OF_THE_PAPER[name]}
+    return {f"{table.rows[row][task]:.1f}" for row in OF_THE_PAPER[name]}
 
 
 def test_table_3_every_querys_evidence_stands_on_the_page(ran, root):

@@ -24,7 +24,7 @@ def whole(tmp_path_factory, lm_dirs, encoder_dir, t5_dir):
 
 
 @pytest.mark.parametrize("pattern", DAMAGED)
-def test_a_damaged_artefact_is_named(whole, pattern):
+def test_a_damaged_artifact_is_named(whole, pattern):
     path = sorted(whole.artifacts.glob(pattern))[0]
     good = path.read_bytes()
     flip_byte(path)

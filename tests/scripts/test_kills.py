@@ -4,16 +4,13 @@ The jobs are forks of one process that has imported everything, so that each kil
 second. Moments are seeded: behind so many shards, and a random part of the time that one takes.
 """
 
-import hashlib
 import json
-import random
 import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
-from conftest import SENTENCES
-from scripted import ROOT, environment, half_written
+from scripted import ROOT, environment, half_written, products, write_passages
 
 pytestmark = pytest.mark.slow
 
@@ -98,24 +95,11 @@ print(json.dumps(torture(job, root / "killed")))
 """
 
 
-def write_corpora(root):
-    draw, words = random.Random(0), " ".join(SENTENCES).split()
-    lines = [f"{number} {' '.join(draw.sample(words, 12))}\n" for number in range(4 * NUM_SHARDS)]
-    (root / "one.txt").write_text("".join(lines[: 2 * NUM_SHARDS]))
-    (root / "two.txt").write_text("".join(lines[2 * NUM_SHARDS :]))
-
-
-def sums(folder):
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.iterdir()
-        if path.name not in (".lock", "manifest.json")
-    }
-
-
 @pytest.mark.parametrize(("job", "first", "kills"), [("build", 0, 20), ("add", NUM_SHARDS, 5)])
 def test_kills_lose_no_shard_and_repeat_none(job, first, kills, encoder_dir, tmp_path):
-    write_corpora(tmp_path)
+    lines = write_passages(tmp_path / "one.txt", 4 * NUM_SHARDS).read_text().splitlines(True)
+    (tmp_path / "one.txt").write_text("".join(lines[: 2 * NUM_SHARDS]))
+    (tmp_path / "two.txt").write_text("".join(lines[2 * NUM_SHARDS :]))
     last = first + NUM_SHARDS - 5  # so that each kill finds the job at work
     names = [encoder_dir, tmp_path / "one.txt", tmp_path / "two.txt", tmp_path]
     words = [*names, first, last, kills]
@@ -136,6 +120,6 @@ def test_kills_lose_no_shard_and_repeat_none(job, first, kills, encoder_dir, tmp
     assert len({len(shards) for shards in seen}) > kills / 2  # each run went on
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert half_written(killed) == []
-    assert sums(killed) == sums(whole)
+    assert products(killed) == products(whole)
     one, two = (json.loads((f / "manifest.json").read_text()) for f in (whole, killed))
     assert (one["fingerprint"], one["files"]) == (two["fingerprint"], two["files"])

@@ -114,13 +114,6 @@ def test_a_pushed_reader_is_the_readers_folder(bench, run, hub, tmp_path):
     assert TOKEN not in called.out + called.err
 
 
-def test_a_name_alone_is_ones_own_and_a_branch_is_made(run, hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert push(run, "--hub_revision", "trial").code == 0
-    assert "model.safetensors" in hub.files("me/first", "trial")
-    assert "model.safetensors" not in hub.files("me/first", "main")
-
-
 def test_a_training_whose_push_fails_keeps_its_run_and_says_how_to_push(bench, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     words = {**STEPS, "push_to_hub": True, "hub_model_id": "me/late"}
@@ -169,13 +162,9 @@ def test_what_cannot_be_pushed_is_refused_before_any_work(bench, hub, words, tol
     assert hub.repos == {}
 
 
-def test_offline_mode_is_refused_before_any_work(bench, hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    told = bench.train("no", push_to_hub=True, hub_model_id="me/x", hub_token=TOKEN).error
-    assert "cannot push to 'me/x' in offline mode: unset HF_HUB_OFFLINE, or leave" in told
-
-
-def test_push_needs_a_finished_run(bench, run, hub, tmp_path):
+def test_offline_mode_and_what_is_no_finished_run_are_refused(run, hub, monkeypatch, tmp_path):
     assert "--run is missing" in call(push_main, []).error
     assert "holds no finished run" in push(tmp_path).error
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "offline mode: unset HF_HUB_OFFLINE" in push(run, "--hub_token", TOKEN).error
     assert hub.requests == []

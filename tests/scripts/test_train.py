@@ -1,5 +1,4 @@
 import csv
-import json
 import shutil
 
 import pytest
@@ -25,47 +24,6 @@ def first(bench):
     return called
 
 
-def test_a_run_leaves_its_files(bench, first):
-    folder = bench.run("first")
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
-        *("run.json", "arguments.json", "prompt.txt", "reader", "checkpoint-2", "training.json"),
-        *("losses.jsonl", "predictions.jsonl", "metrics.json"),
-    }
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in (folder / "reader").iterdir()
-    }
-    assert f"{folder}: sst2 test accuracy" in first.out
-    assert "95 % interval" in first.out
-    assert "(reused)" not in first.out
-
-
-def test_metrics_tell_all_that_the_numbers_need(bench, first):
-    metrics = bench.metrics("first")
-    assert (metrics["task"], metrics["split"], metrics["n"]) == ("sst2", "test", 12)
-    assert (metrics["metric"], metrics["seed"]) == ("accuracy", 1)
-    right = [line["prediction"] == line["label"] for line in bench.predictions("first")]
-    assert metrics["value"] == metrics["metrics"]["accuracy"] == sum(right) / 12
-    low, high = metrics["interval_95"]
-    assert 0 <= low <= metrics["value"] <= high <= 1
-    stages = {
-        "corpus",
-        "index",
-        "candidates",
-        "states",
-        "evidence",
-        "training",
-        "calibration",
-        "evaluation",
-    }
-    assert set(metrics["seconds"]) == stages
-    assert {"train", "dev", "test", "candidates/test", "evidence/test", "run", "reader"} <= set(
-        metrics["fingerprints"]
-    )
-    assert {"python", "torch", "transformers", "numpy"} <= set(metrics["versions"])
-    assert "git_commit" in metrics
-
-
 def test_predictions_show_each_query_with_its_evidence(bench, first):
     lines = bench.predictions("first")
     assert [line["text"] for line in lines] == [row["text"] for row in review_rows(12, start=20)]
@@ -82,16 +40,6 @@ def test_predictions_show_each_query_with_its_evidence(bench, first):
     assert len({line["id"] for line in lines}) == 12
 
 
-def test_arguments_and_prompt_are_kept(bench, first):
-    values = read_json(bench.run("first") / "arguments.json")
-    assert values["retriever"]["num_candidates"] == 6
-    assert values["training"]["max_steps"] == 2
-    assert values["rerank"]["similarity"] == "dot"  # a default is told too
-    prompt = (bench.run("first") / "prompt.txt").read_text()
-    assert prompt.count("The answer is") == 3  # two exemplars and the query
-    assert prompt.endswith("\nA great film number 20.\nThe answer is")
-
-
 def test_exemplars_are_not_trained_on(bench, first):
     """Forty rows, four held out, two in the prompt: the index is asked for 34 of them."""
     manifest = read_json(bench.product("candidates/sst2/train-*") / "manifest.json")
@@ -104,27 +52,6 @@ def test_a_second_run_reuses_all_and_changes_nothing(bench, first):
     assert again.code == 0
     assert "(reused)" in again.out
     assert contents(bench.root) == before
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("train_sampling_strategy", "sequential"),
-        ("eval_delay", 1),
-        ("save_strategy", "best"),
-        ("accelerator_config", '{"even_batches": false}'),
-    ],
-)
-def test_a_finished_run_is_not_taken_up_for_another(bench, first, name, value):
-    before = contents(bench.root)
-    assert f"was made with {name} " in bench.train("first", **{name: value}).error
-    assert contents(bench.root) == before
-
-
-def test_a_finished_run_is_taken_up_whatever_is_logged(bench, first):
-    again = bench.train("first", logging_steps=1, max_train_minutes=90, dataloader_num_workers=1)
-    assert again.code == 0
-    assert "(reused)" in again.out
 
 
 def test_the_same_words_elsewhere_give_the_same_run(bench, first):
@@ -142,23 +69,6 @@ def test_no_evidence_opens_no_corpus(bench):
     assert read_json(bench.run("t5") / "run.json")["method"] == "plain"
 
 
-def test_without_a_reranker_evidence_is_the_first_stages_best(bench, first):
-    assert bench.train("fid", reranker="none", lm="none").code == 0
-    lines = bench.predictions("fid")
-    assert [[item["stage1_rank"] for item in line["evidence"]] for line in lines] == [[1, 2]] * 12
-    assert all(item["score"] == item["stage1_score"] for line in lines for item in line["evidence"])
-    ranks = [[item["stage1_rank"] for item in p["evidence"]] for p in bench.predictions("first")]
-    assert ranks != [[1, 2]] * 12  # the LM orders them otherwise
-    assert read_json(bench.run("fid") / "run.json")["method"] == "fid"
-
-
-@pytest.mark.parametrize("retriever", ["bm25", "hybrid"])
-def test_every_retriever_trains_a_reader(bench, retriever):
-    called = bench.train(retriever, retriever=retriever)
-    assert called.code == 0, called.err
-    assert len(bench.predictions(retriever)) == 12
-
-
 @pytest.mark.parametrize("kind", ["t5-v1.1", "mt5", "byt5"])
 def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
     called = bench.train(f"kind-{kind}", model_name_or_path=t5_dirs[kind])
@@ -174,38 +84,6 @@ def test_every_kind_of_t5_trains_and_is_read_again(bench, first, t5_dirs, kind):
         tokenizer_identity(load_tokenizer(find_model(str(path)))) for path in (untrained, trained)
     )
     assert first_tokens == last_tokens
-
-
-def test_another_seed_in_the_same_folder_is_refused(bench, first):
-    before = contents(bench.run("first"))
-    told = bench.train("first", seed=2).error
-    assert "was made with seed 1, this run asks for 2: choose another --output_dir" in told
-    assert "was made with num_evidence 2, this run asks for 1" in (
-        bench.train("first", num_evidence=1).error
-    )
-    assert contents(bench.run("first")) == before
-
-
-def test_the_default_folder_says_task_method_and_seed(bench, monkeypatch):
-    monkeypatch.chdir(bench.root)
-    assert bench.train("", output_dir=None, num_evidence=0, seed=7).code == 0
-    assert (bench.root / "runs" / "sst2-plain-seed7" / "metrics.json").is_file()
-
-
-def test_a_run_stopped_in_training_goes_on(bench):
-    bench.train("whole", max_steps=4, eval_steps=2, save_total_limit=3)
-    whole, broken = bench.run("whole"), bench.run("broken")
-    shutil.copytree(whole, broken)
-    shutil.rmtree(broken / "checkpoint-4")
-    shutil.rmtree(broken / "reader")
-    (broken / "metrics.json").unlink()
-    (broken / "predictions.jsonl").unlink()
-    called = bench.train("broken", max_steps=4, eval_steps=2, save_total_limit=3)
-    assert called.code == 0, called.err
-    assert f"run: going on from {broken / 'checkpoint-2'}" in called.err
-    assert bench.predictions("broken") == bench.predictions("whole")
-    weights = "reader/model.safetensors"
-    assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -260,24 +138,6 @@ def test_evaluate_measures_another_file_elsewhere(bench, first):
     assert contents(bench.run("first")) == before
 
 
-def test_evaluate_measures_the_dev_set_and_the_papers_decode(bench, first):
-    for name, words in (("dev", ["--split", "dev"]), ("coded", ["--decode", "official"])):
-        assert "give --output_dir" in bench.evaluate("first", *words).error
-        assert bench.evaluate("first", *words, "--output_dir", bench.run(name)).code == 0
-    assert (bench.metrics("dev")["split"], bench.metrics("dev")["n"]) == ("dev", 4)
-    assert bench.metrics("coded")["split"] == "test"
-
-
-def test_evaluate_leaves_other_runs_alone(bench, first):
-    bench.train("t5-too", num_evidence=0)
-    told = bench.evaluate("first", "--output_dir", bench.run("t5-too")).error
-    assert told.endswith("is a run of train.py itself: choose another --output_dir")
-
-
-def test_evaluate_needs_a_run(bench, tmp_path):
-    assert "is no run: give the folder" in bench.evaluate("nothing").error
-
-
 PAIRS = """
 inputs: [premise, claim]
 labels: ["no", maybe, "yes"]
@@ -325,27 +185,6 @@ def write_table(path, rows):
     return path
 
 
-def test_a_yaml_gives_defaults_and_the_command_line_wins(bench, tmp_path):
-    yaml = tmp_path / "mine.yaml"
-    yaml.write_text("num_evidence: 0\nmax_steps: 1\nlearning_rate: 0.5\nshard_rows: 3\n")
-    called = bench.train("yaml", config=yaml, num_evidence=None, learning_rate=1e-3, max_steps=None)
-    assert called.code == 0, called.err
-    values = read_json(bench.run("yaml") / "arguments.json")
-    assert values["rerank"]["num_evidence"] == 0
-    assert values["training"]["max_steps"] == 1
-    assert values["training"]["learning_rate"] == 1e-3
-
-
-def test_a_profile_stands_under_the_yaml(bench, tmp_path):
-    yaml = tmp_path / "mine.yaml"
-    yaml.write_text("num_evidence: 1\n")
-    words = {"num_evidence": None, "max_steps": 1, "max_encoder_tokens": 64}
-    called = bench.train("profile", profile="official", config=yaml, **words)
-    assert called.code == 0, called.err
-    rerank = read_json(bench.run("profile") / "arguments.json")["rerank"]
-    assert (rerank["similarity"], rerank["num_evidence"]) == ("cosine", 1)
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one(bench, first):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -365,19 +204,3 @@ def test_two_processes_train_as_one(bench, first):
     evaluated = finish([*launch, "--", "evaluate.py", "--run", str(bench.run("two"))])
     assert evaluated.count("95 % interval") == 1
     assert bench.predictions("two") == both
-
-
-@pytest.mark.slow
-def test_accelerate_launches_it(bench, first):
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "train.py"]
-    finish([*launch, *bench.argv("launched")])
-    assert bench.predictions("launched") == bench.predictions("first")
-
-
-@pytest.mark.slow
-def test_the_scripts_start_by_themselves(bench, first):
-    told = finish(["train.py", *bench.argv("alone")])
-    assert "95 % interval" in told
-    assert bench.predictions("alone") == bench.predictions("first")
-    assert "95 % interval" in finish(["evaluate.py", "--run", str(bench.run("alone"))])
-    assert json.loads((bench.run("alone") / "metrics.json").read_text())["n"] == 12

@@ -1,6 +1,7 @@
 """A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
 import contextlib
+import json
 import re
 
 from pgra.lm.base import Completion
@@ -62,6 +63,26 @@ class FollowingLM:
         return "homonym"
 
 
+class Echo(FollowingLM):
+    """Answers as the nearest example does, which is the last."""
+
+    def _go_on(self, prompt):
+        answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
+        return Completion(f"{answer} END", len(prompt.split()), 1)
+
+
+def write_stream(path, steps):
+    """Write steps as the release has them."""
+    names = {"kind": "type", "word": "word", "question": "question", "feedback": "feedback"}
+    lines = [
+        {new: getattr(step, old) for old, new in names.items()}
+        | {"expected_answer": step.expected[0]}
+        for step in steps
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
 def conversation(log):
     """Give a person's conversation about lexical relations."""
     return Conversation(
@@ -75,12 +96,14 @@ def conversation(log):
 
 @contextlib.contextmanager
 def open_page(path):
-    """Give the page's application, with its desk and the memory's path."""
-    from pgra.memory.web import Desk, MemoryPage
+    """Give the page's application, with its page and the memory's path."""
+    from pgra.memory.web import MemoryPage
 
-    with contextlib.closing(Desk(lambda: conversation(FeedbackLog.open(path)))) as desk:
-        app = MemoryPage(desk, "memory.sqlite: LM <following>").app(["127.0.0.1"])
-        app.state.desk, app.state.path = desk, path
+    with contextlib.closing(
+        MemoryPage(lambda: conversation(FeedbackLog.open(path)), "LM <following>")
+    ) as page:
+        app = page.app(["127.0.0.1"])
+        app.state.page, app.state.path = page, path
         yield app
 
 

@@ -4,12 +4,14 @@ import errno
 import json
 import subprocess
 import sys
+from functools import partial
 from threading import Thread
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_index import flip_byte
 
 from pgra.artifacts import (
     artifact_dir,
@@ -66,15 +68,12 @@ def test_equal_values_give_equal_text_and_digest(fields):
     assert digest(turned) == digest(fields) != digest({**fields, "one more": 1})
 
 
-def test_a_digest_is_the_sha256_of_plain_json():
+def test_a_digest_is_the_sha256_of_plain_json_and_names_a_folder(tmp_path):
     assert canonical_json({"b": 1, "a": [True, None, "é"]}) == '{"a":[true,null,"é"],"b":1}'
     whole = "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
     assert digest({"a": 1}) == whole  # of '{"a":1}'
-
-
-def test_a_folders_name_is_clean_and_holds_the_digest(tmp_path):
-    path = artifact_dir(tmp_path, "facebook/opt 1.3b", FIELDS)
-    assert path == tmp_path / f"facebook-opt-1.3b-{digest(FIELDS)[:12]}"
+    path = artifact_dir(tmp_path, "facebook/opt 1.3b", {"a": 1})
+    assert path == tmp_path / f"facebook-opt-1.3b-{whole[:12]}"
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -127,6 +126,7 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
 
 
 def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
+    path, read = folder / "deep" / "note.txt", partial(read_manifest, folder, stage="index")
     with pytest.raises(ArtifactError, match="was made by stage 'index', not by 'bank'"):
         read_manifest(folder, stage="bank")
     with pytest.raises(ArtifactError, match="none does not exist: .*: run the 'index' stage"):
@@ -134,21 +134,20 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     (tmp_path / "begun").mkdir()
     with pytest.raises(ArtifactError, match="begun is not finished: it has no manifest.json"):
         load_manifest(tmp_path / "begun")
-    path = folder / "deep" / "note.txt"
     path.write_text("ne!\n")  # as many bytes
-    read_manifest(folder, stage="index", verify=False)
-    with pytest.raises(ArtifactError, match=r"note.txt is damaged .*delete .* run the stage again"):
-        read_manifest(folder, stage="index")
-    path.write_text("longer than that\n")
-    with pytest.raises(ArtifactError, match="note.txt is damaged"):
-        read_manifest(folder, stage="index", verify=False)
-    path.unlink()
-    with pytest.raises(ArtifactError, match=r"note.txt is missing: delete .* run the stage again"):
-        read_manifest(folder, stage="index")
+    read(verify=False)
+    for text, verify, message in (
+        ("ne!\n", True, r"note.txt is damaged .*delete .* run the stage again"),
+        ("longer than that\n", False, "note.txt is damaged"),
+        (None, False, "note.txt is missing: delete"),
+    ):
+        path.unlink() if text is None else path.write_text(text)
+        with pytest.raises(ArtifactError, match=message):
+            read(verify=verify)
     values = json.loads((folder / "manifest.json").read_text())
     write_json(folder / "manifest.json", {**values, "format": 9, "tiers": ["new"]})
     with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: build it again"):
-        read_manifest(folder, stage="index")
+        read()
 
 
 def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
@@ -165,12 +164,12 @@ def test_every_changed_byte_of_a_manifest_is_refused_or_harmless(folder):
     assert refused > len(good) / 4  # the rest stands in times, versions and spaces
 
 
-@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"text", None])
-def test_an_array_that_is_none_is_named(tmp_path, data):
-    if data is not None:
-        (tmp_path / "a.npy").write_bytes(data)
-    with pytest.raises(ArtifactError, match="a.npy cannot be read .*: delete its folder"):
-        read_array(tmp_path / "a.npy")
+def test_an_array_that_is_none_is_named(tmp_path):
+    for data in (None, b"", b"\x93NUMPY", b"text"):
+        if data is not None:
+            (tmp_path / "a.npy").write_bytes(data)
+        with pytest.raises(ArtifactError, match="a.npy cannot be read .*: delete its folder"):
+            read_array(tmp_path / "a.npy")
 
 
 def test_a_folder_is_held_by_one_job_and_another_is_refused_or_waits(tmp_path):
@@ -241,9 +240,7 @@ def test_candidates_are_made_once_and_another_fingerprint_is_another_folder(tmp_
     assert store(tmp_path, fields={**FIELDS, "k": 3}).folder != first.folder
     (first.folder / "manifest.json").unlink()  # as if unfinished
     assert not store(tmp_path).reused
-    data = bytearray((first.folder / "rows.npy").read_bytes())
-    data[-1] ^= 1
-    (first.folder / "rows.npy").write_bytes(data)
+    flip_byte(first.folder / "rows.npy")
     with pytest.raises(ArtifactError, match="rows.npy is damaged .*: delete"):
         store(tmp_path)
 

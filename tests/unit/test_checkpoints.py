@@ -60,14 +60,6 @@ def test_a_checkpoint_that_lacks_a_file_is_not_gone_on_from(copy, t5_dir, name):
         again(t5_dir, copy)
 
 
-def test_each_process_needs_its_random_state(copy):
-    for rank in (0, 1):
-        state = copy / "checkpoint-6" / "rng_state.pth"
-        shutil.copy(state, state.with_name(f"rng_state_{rank}.pth"))
-    assert last_checkpoint(copy, num_processes=2) == copy / "checkpoint-6"
-    assert last_checkpoint(copy, num_processes=3) is None
-
-
 def test_a_run_whose_best_checkpoint_is_gone_is_not_ended_with_another(copy, t5_dir, run):
     _, result = again(t5_dir, copy)  # the folder was moved: the best is found beside the last
     assert (result.best_step, result.best_metric) == (3, 0.9)

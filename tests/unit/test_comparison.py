@@ -1,74 +1,72 @@
+"""Rows beside a baseline: what is a win, which seeds are paired, and the tables of both."""
+
 import pytest
 from planted_runs import places, plant, plant_grid
 
 from pgra.errors import ConfigError
-from pgra.report.compare import AVERAGE, compare_runs, detail_table
-from pgra.report.results import Group, load_collection, load_run
+from pgra.report.compare import (
+    AVERAGE,
+    compare_runs,
+    detail_table,
+    load_reference,
+    long_table,
+    results_table,
+)
+from pgra.report.results import load_collection
 
 BOTH = places(500, 0.06, 1)
 ONLY_FID = [i for i in range(500) if i not in set(BOTH)]
+HALF = places(200, 0.15, 0)
 
 
-def group_of(*folders, **more):
-    return Group("Results", [load_run(folder) for folder in folders], **more)
+def load(root, reference=None, **more):
+    table = load_reference(reference) if reference else None
+    return compare_runs(load_collection([root]).groups[0], reference=table, **more)
+
+
+def study(root, *, task="sst2", n=200, text="text", baseline=None, **methods):
+    """Plant each method's wrong decisions by seed, and compare all that is there."""
+    for method, seeds in methods.items():
+        for seed, wrong in seeds.items():
+            folder = root / f"{task}-{method}-{seed}"
+            plant(folder, method=method, task=task, seed=seed, n=n, wrong=wrong, text=text)
+    return load(root, baseline=baseline)
 
 
 def planted_gap(root, task="sst2", seeds=(0, 1)):
     """Plant fid and pgra, of which fid is 5 points worse on 500 examples in every seed."""
-    for seed in seeds:
-        for method, more in (("fid", ONLY_FID[seed::18][:25]), ("pgra", [])):
-            folder, wrong = root / f"{task}/{method}-{seed}", BOTH + more
-            plant(folder, method=method, task=task, seed=seed, n=500, wrong=wrong)
-    return root
+    fid = {seed: BOTH + ONLY_FID[seed::18][:25] for seed in seeds}
+    return study(root, task=task, n=500, fid=fid, pgra=dict.fromkeys(seeds, BOTH))
 
 
 def test_a_planted_gap_of_5_points_is_a_win_and_is_tested_on_examples(tmp_path):
-    study = compare_runs(load_collection([planted_gap(tmp_path)]).groups[0])
-    assert study.baseline == "fid"
-    assert study.rows == ["fid", "pgra"]
-    found = study.comparisons["pgra", "sst2"]
-    assert found.gap.difference == pytest.approx(0.05)
-    assert found.gap.low > 0.02
-    assert found.gap.p <= 0.001
-    assert found.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
-    assert (found.better, found.shared) == (2, 2)
-    assert found.is_win
+    found = planted_gap(tmp_path)
+    assert (found.baseline, found.rows) == ("fid", ["fid", "pgra"])
+    won = found.comparisons["pgra", "sst2"]
+    assert won.gap.difference == pytest.approx(0.05)
+    assert won.gap.low > 0.02
+    assert won.gap.p <= 0.001
+    assert won.mcnemar == pytest.approx(2 * 2 / 2**25)  # 25 to 0, the smaller of two, twice
+    assert (won.better, won.shared) == (2, 2)
+    assert won.is_win
 
 
-def test_a_loss_and_a_gap_within_noise_are_no_wins(tmp_path):
-    folders = [
-        plant(tmp_path / "a", method="fid", n=200, wrong=[1, 2, 3]),
-        plant(tmp_path / "b", method="pgra", n=200, wrong=[1, 2]),
-        plant(tmp_path / "c", method="plain", n=200, wrong=range(60)),
-    ]
-    study = compare_runs(group_of(*folders))
-    assert not study.comparisons["pgra", "sst2"].is_win
-    loss = study.comparisons["plain", "sst2"]
-    assert loss.gap.difference < 0
-    assert loss.holm < 0.01
-    assert not loss.is_win
-
-
-def test_a_gap_that_one_seed_does_not_have_is_no_win(tmp_path):
-    """Seed 1 is slightly worse; the mean over both is far better, and so says the bootstrap."""
-    for seed, wrong in ((0, range(60)), (1, range(10))):
-        plant(tmp_path / f"f{seed}", method="fid", seed=seed, n=200, wrong=wrong)
-        plant(tmp_path / f"p{seed}", seed=seed, n=200, wrong=range(100, 112) if seed else ())
-    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
-    assert found.holm <= 0.05
-    assert (found.better, found.shared) == (1, 2)
-    assert not found.is_win
-
-
-def test_a_gap_within_the_noise_of_training_is_no_win(tmp_path):
-    """Better in each seed, and by the bootstrap; but the other's seeds differ by more than that."""
-    for seed, wrong in ((0, 5), (1, 90), (2, 8)):
-        plant(tmp_path / f"f{seed}", method="fid", seed=seed, n=200, wrong=range(wrong))
-        plant(tmp_path / f"p{seed}", seed=seed, n=200, wrong=range(3))
-    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
-    assert found.holm <= 0.05
-    assert (found.better, found.shared) == (3, 3)
-    assert found.welch > 0.05
+@pytest.mark.parametrize(
+    ("fid", "pgra", "seeds"),
+    [
+        ({0: [1, 2, 3]}, {0: [1, 2]}, (1, 1)),  # within the noise of examples
+        # Seed 1 is slightly worse; the mean over both is far better, and so says the bootstrap.
+        ({0: range(60), 1: range(10)}, {0: [], 1: range(100, 112)}, (1, 2)),
+        # Better in each seed, and by the bootstrap; fid's seeds differ by more than that.
+        ({0: range(5), 1: range(90), 2: range(8)}, dict.fromkeys(range(3), range(3)), (3, 3)),
+        ({0: range(60)}, {0: range(90)}, (0, 1)),  # a loss
+        ({0: range(60)}, {0: range(3)}, (1, 1)),  # one seed tells nothing of training's noise
+    ],
+)
+def test_what_noise_explains_is_no_win(tmp_path, fid, pgra, seeds):
+    found = study(tmp_path, fid=fid, pgra=pgra).comparisons["pgra", "sst2"]
+    assert (found.better, found.shared) == seeds
+    assert (found.holm <= 0.05) == (len(fid[0]) > 3)  # by the examples alone most are certain
     assert not found.is_win
 
 
@@ -76,92 +74,94 @@ def test_equal_means_are_told_from_seeds_that_change_nothing(tmp_path):
     """Both have p = 1 by Welch; only where seeds differ does it say anything, and is shown."""
     shown = {}
     for kind, ours, theirs in (("equal", (10, 20), (20, 10)), ("still", (10, 10), (10, 10))):
-        for seed in (0, 1):
-            plant(tmp_path / kind / f"f{seed}", method="fid", seed=seed, wrong=range(theirs[seed]))
-            plant(tmp_path / kind / f"p{seed}", seed=seed, wrong=range(ours[seed]))
-        study = compare_runs(load_collection([tmp_path / kind]).groups[0])
-        found = study.comparisons["pgra", "sst2"]
-        table = detail_table(study)
-        place = table.columns.index("seeds p")
-        shown[kind] = (found.welch, found.has_noise, table.rows[-1][place].text)
+        sides = [{seed: range(count) for seed, count in enumerate(s)} for s in (theirs, ours)]
+        found = study(tmp_path / kind, fid=sides[0], pgra=sides[1])
+        table, one = detail_table(found), found.comparisons["pgra", "sst2"]
+        cell = table.rows[-1][table.columns.index("seeds p")]
+        shown[kind] = (one.welch, one.has_noise, cell.text)
     assert shown == {"equal": (1.0, True, "1.000"), "still": (1.0, False, "")}
 
 
-def test_one_seed_is_no_win_but_what_has_no_seeds_may_be(tmp_path):
-    icl = plant(tmp_path / "i", method="icl", n=200, wrong=range(3))
-    fids = [plant(tmp_path / f"f{s}", method="fid", seed=s, n=200, wrong=range(60)) for s in (0, 1)]
-    pgra = plant(tmp_path / "p", n=200, wrong=range(3))
-    found = compare_runs(group_of(icl, pgra, *fids)).comparisons
-    assert {name: one.is_win for (name, _), one in found.items()} == {"icl": True, "pgra": False}
-    assert found["pgra", "sst2"].welch is None
+def test_what_has_no_seeds_may_win_with_one(tmp_path):
+    found = study(tmp_path, icl={0: range(3)}, fid=dict.fromkeys((0, 1), range(60)))
+    assert found.comparisons["icl", "sst2"].is_win
 
 
 def test_seeds_are_paired_and_what_only_one_has_is_not_compared(tmp_path):
-    plant(tmp_path / "f0", method="fid", seed=0, wrong=[1])
-    plant(tmp_path / "f1", method="fid", seed=1, wrong=[1, 2])
-    plant(tmp_path / "p1", seed=1, wrong=[1])
-    plant(tmp_path / "p2", seed=2, wrong=range(20))
-    found = compare_runs(load_collection([tmp_path]).groups[0]).comparisons["pgra", "sst2"]
-    assert found.gap.difference == pytest.approx(1 / 40)
-    assert (found.better, found.shared) == (1, 1)
+    found = study(tmp_path, n=40, fid={0: [1], 1: [1, 2]}, pgra={1: [1], 2: range(20)})
+    one = found.comparisons["pgra", "sst2"]
+    assert one.gap.difference == pytest.approx(1 / 40)
+    assert (one.better, one.shared) == (1, 1)
 
 
 def test_without_a_shared_seed_the_means_are_compared(tmp_path):
     """In-context learning has no reader to seed; it stands beside readers of three."""
-    icl = plant(tmp_path / "i", method="icl", seed=42, wrong=range(8))
-    readers = [plant(tmp_path / f"p{s}", method="plain", seed=s, wrong=range(s)) for s in (0, 2)]
-    found = compare_runs(group_of(icl, *readers), baseline="plain").comparisons["icl", "sst2"]
-    assert found.gap.difference == pytest.approx(-8 / 40 + 1 / 40)
-    assert (found.better, found.shared) == (0, 2)  # no seed decides it: it stands beside each
+    plain = {seed: range(seed) for seed in (0, 2)}
+    found = study(tmp_path, n=40, icl={42: range(8)}, plain=plain, baseline="plain")
+    one = found.comparisons["icl", "sst2"]
+    assert one.gap.difference == pytest.approx(-8 / 40 + 1 / 40)
+    assert (one.better, one.shared) == (0, 2)  # no seed decides it: it stands beside each
     # 8 against 0 and 6 against 0 decisions: 2 / 2**8 and 2 / 2**6; the smaller of two, times 2.
-    assert found.mcnemar == pytest.approx(2 * 2 / 2**8)
+    assert one.mcnemar == pytest.approx(2 * 2 / 2**8)
 
 
 def test_holm_is_over_the_tasks_of_a_row(tmp_path):
     planted_gap(tmp_path, "sst2", seeds=(0,))
     planted_gap(tmp_path, "cr", seeds=(0,))
-    plant(tmp_path / "mr/f", method="fid", task="mr", wrong=[1])
-    plant(tmp_path / "mr/p", task="mr", wrong=[1])
-    study = compare_runs(load_collection([tmp_path]).groups[0])
-    assert study.tasks == ["sst2", "cr", "mr"]
-    by_task = {task: study.comparisons["pgra", task] for task in study.tasks}
+    found = study(tmp_path, task="mr", fid={0: [1]}, pgra={0: [1]})
+    assert found.tasks == ["sst2", "cr", "mr"]
+    by_task = {task: found.comparisons["pgra", task] for task in found.tasks}
     smallest, second = sorted(by_task[task].gap.p for task in ("sst2", "cr"))
     adjusted = {by_task[task].holm for task in ("sst2", "cr")}
     assert adjusted == {3 * smallest, max(3 * smallest, 2 * second)}
-    assert by_task["mr"].holm == 1.0
+    # Equal decisions differ by nothing.
+    assert (by_task["mr"].gap.p, by_task["mr"].mcnemar, by_task["mr"].holm) == (1.0, 1.0, 1.0)
 
 
 def test_the_average_is_of_each_seed_and_is_tested_over_all_tasks(tmp_path):
     planted_gap(tmp_path, "sst2")
-    planted_gap(tmp_path, "cr")
-    study = compare_runs(load_collection([tmp_path]).groups[0])
-    assert study.results["pgra", AVERAGE].spread.n == 2
-    assert study.results["pgra", AVERAGE].spread.mean == pytest.approx(0.94)
-    found = study.comparisons["pgra", AVERAGE]
-    assert found.gap.difference == pytest.approx(0.05)
-    assert (found.better, found.shared) == (2, 2)
-    assert found.is_win
-    alone = study.comparisons["pgra", "cr"].gap
-    assert found.gap.high - found.gap.low < 0.8 * (alone.high - alone.low)
+    found = planted_gap(tmp_path, "cr")
+    assert found.results["pgra", AVERAGE].spread.n == 2
+    assert found.results["pgra", AVERAGE].spread.mean == pytest.approx(0.94)
+    one, alone = found.comparisons["pgra", AVERAGE], found.comparisons["pgra", "cr"].gap
+    assert one.gap.difference == pytest.approx(0.05)
+    assert (one.better, one.shared) == (2, 2)
+    assert one.is_win
+    assert one.gap.high - one.gap.low < 0.8 * (alone.high - alone.low)
 
 
-def test_a_row_that_lacks_a_task_has_no_average(tmp_path):
-    a, b = plant(tmp_path / "a"), plant(tmp_path / "b", method="fid")
-    study = compare_runs(group_of(a, b, plant(tmp_path / "c", task="cr")))
-    assert ("pgra", AVERAGE) in study.results
-    assert not {("fid", "cr"), ("fid", AVERAGE)} & set(study.results)
-    assert ("pgra", AVERAGE) not in study.comparisons
+def test_an_average_of_one_seed_has_the_interval_over_examples(tmp_path):
+    """Two independent tasks of one spread: theirs over the square root of two."""
+    for task in ("sst2", "cr"):
+        found = study(tmp_path, task=task, n=400, text=task, pgra={0: range(80)})
+    average, alone = found.results["pgra", AVERAGE], found.results["pgra", "cr"]
+    assert not average.is_over_seeds
+    widths = [high - low for low, high in (average.interval, alone.interval)]
+    assert widths[0] == pytest.approx(widths[1] / 2**0.5, rel=0.1)
+    assert average.interval[0] < 0.8 < average.interval[1]
+
+
+def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(tmp_path):
+    """k-NN decides alike with every seed: an interval of no width would say too much."""
+    knn, fid = dict.fromkeys(range(3), range(10)), {0: range(10), 1: range(12)}
+    results = study(tmp_path, n=40, knn=knn, fid=fid).results
+    low, high = results["fid", "sst2"].interval
+    assert results["fid", "sst2"].is_over_seeds
+    assert high - low == pytest.approx(2 * 12.706 * 0.025, rel=1e-3)  # t of 1, and sd / sqrt(2)
+    assert not results["knn", "sst2"].is_over_seeds
+    assert results["knn", "sst2"].interval[0] < 0.7 < 0.8 < results["knn", "sst2"].interval[1]
 
 
 def test_the_baseline_is_the_named_one_else_fid_else_plain_else_none(tmp_path):
-    runs = {s: plant(tmp_path / s, method=s) for s in ("icl", "plain", "fid", "pgra")}
-    assert compare_runs(group_of(*runs.values())).baseline == "fid"
-    assert compare_runs(group_of(*runs.values()), baseline="pgra").baseline == "pgra"
-    assert compare_runs(group_of(runs["pgra"], runs["plain"])).baseline == "plain"
-    alone = compare_runs(group_of(runs["pgra"], runs["icl"]))
+    pgra, wrong = {0: [1]}, {0: [2]}
+    alone = study(tmp_path, pgra=pgra, icl=wrong)
     assert (alone.baseline, alone.comparisons) == (None, {})
+    assert "difference" not in detail_table(alone).columns
+    assert study(tmp_path, plain=wrong).baseline == "plain"
+    assert study(tmp_path, fid=wrong).baseline == "fid"
+    assert load(tmp_path, baseline="pgra").baseline == "pgra"
     with pytest.raises(ConfigError, match="unknown baseline 'rag'"):
-        compare_runs(group_of(*runs.values()), baseline="rag")
+        load(tmp_path, baseline="rag")
 
 
 def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_path):
@@ -170,36 +170,61 @@ def test_a_grid_has_its_points_in_order_its_baseline_and_what_is_missing(tmp_pat
         "k=16": {"value": 16, "seeds": {0: [1], 1: None}},
         "k=8": {"value": 8, "seeds": {0: [1, 2], 1: [1]}},
     }
-    root = plant_grid(tmp_path / "g", points, baseline={"retriever.num_candidates": 8})
-    study = compare_runs(load_collection([root]).groups[0])
-    assert study.rows == ["k=50", "k=16", "k=8"]
-    assert study.baseline == "k=8"
-    assert ("k=50", "sst2") not in study.results
-    assert list(study.results["k=16", "sst2"].missing) == [1]
-    assert set(study.comparisons) == {("k=16", "sst2")}
+    few = {"retriever.num_candidates": 8}
+    root = plant_grid(tmp_path / "g", points, baseline=few, reference="T5")
+    found = load(root, "T5")
+    assert (found.rows, found.baseline) == (["k=50", "k=16", "k=8"], "k=8")
+    assert list(found.results["k=16", "sst2"].missing) == [1]
+    assert set(found.comparisons) == {("k=16", "sst2")}
+    table = results_table(found)
+    shown = [[cell.text for cell in row] for row in table.rows]
+    assert shown[:2] == [["k=50", "missing", ""], ["k=16", "97.5 (1 of 2 seeds)", "93.6"]]
+    assert "Missing: 3 run(s) of the grid." in table.notes
+    numbers = next(row for row in long_table(found).rows if row[1].text == "k=50")
+    assert {cell.value for cell in numbers} == {None}  # never 0
 
 
-def test_seeds_that_differ_have_an_interval_over_seeds_equal_ones_over_examples(tmp_path):
-    """k-NN decides alike with every seed: an interval of no width would say too much."""
-    for seed in (0, 1, 2):
-        plant(tmp_path / f"knn{seed}", method="knn", seed=seed, wrong=range(10))
-    for seed in (0, 1):
-        plant(tmp_path / f"fid{seed}", method="fid", seed=seed, wrong=range(10 + 2 * seed))
-    results = compare_runs(load_collection([tmp_path]).groups[0]).results
-    low, high = results["fid", "sst2"].interval
-    assert results["fid", "sst2"].is_over_seeds
-    assert high - low == pytest.approx(2 * 12.706 * 0.025, rel=1e-3)  # t of 1, and sd / sqrt(2)
-    assert not results["knn", "sst2"].is_over_seeds
-    assert results["knn", "sst2"].interval[0] < 0.7 < 0.8 < results["knn", "sst2"].interval[1]
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    more = [[i for i in range(seed, 200, 9) if i not in HALF][seed:18] for seed in (0, 1)]
+    fid, pgra = ({s: HALF + more[s] for s in (0, 1)}, {s: HALF[s:] for s in (0, 1)})
+    study(root, fid=fid, pgra=pgra)
+    plant(root / "t", method="plain", task="trec", n=10, wrong=[0], notes=["bundled: small"])
+    return root
 
 
-def test_an_average_of_one_seed_has_the_interval_over_examples(tmp_path):
-    """Two independent tasks of one spread: theirs over the square root of two."""
-    for task in ("sst2", "cr"):
-        plant(tmp_path / task, task=task, n=400, wrong=range(80), text=task)
-    study = compare_runs(load_collection([tmp_path]).groups[0])
-    average, alone = study.results["pgra", AVERAGE], study.results["pgra", "cr"]
-    assert not average.is_over_seeds
-    widths = [high - low for low, high in (average.interval, alone.interval)]
-    assert widths[0] == pytest.approx(widths[1] / 2**0.5, rel=0.1)
-    assert average.interval[0] < 0.8 < average.interval[1]
+def test_rows_are_methods_columns_are_tasks_with_the_papers_beside(planted):
+    """A row that lacks a task has no average; what wins beyond noise stands out."""
+    table = results_table(load(planted, "T2a"))
+    assert table.columns == [
+        *("method", "sst2", "sst2 (paper)", "trec", "trec (paper)", "average", "average (paper)")
+    ]
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["plain", "missing", "91.3", "90.0", "80.4", "missing", "85.8"],
+        ["fid", "76.2 ± 0.4", "92.2", "missing", "80.8", "missing", "86.5"],
+        ["pgra", "85.2 ± 0.4", "93.9", "missing", "80.8", "missing", "87.3"],
+    ]
+    bold = [cell.text for row in table.rows for cell in row if cell.is_bold]
+    assert bold == ["85.2 ± 0.4"]
+    for words in ("81.2 is the ceiling", "Table 2, T5-base", "bundled: small", "better than fid"):
+        assert words in "\n".join(table.notes)
+
+
+@pytest.mark.parametrize("name", ["T7", "T10", "T10acc"])
+def test_a_reference_of_something_else_is_refused(planted, name):
+    with pytest.raises(ConfigError, match=rf"reference {name} .* not the tasks' metrics"):
+        load(planted, name)
+
+
+def test_the_long_table_has_a_row_for_each_row_and_task_unrounded(planted):
+    found = load(planted, "T2a")
+    table, details = long_table(found), detail_table(found)
+    assert len(table.rows) == 3 * 3
+    row = dict(zip(table.columns, table.rows[6], strict=True))
+    assert row["value"].value == pytest.approx(85.25)
+    assert row["p_holm"].value == found.comparisons["pgra", "sst2"].holm
+    assert (row["seeds"].text, row["n"].text, row["paper"].value) == ("0 1", "200", 93.9)
+    row = dict(zip(details.columns, (cell.text for cell in details.rows[6]), strict=True))
+    assert (row["over"], row["difference"], row["seeds better"]) == ("seeds", "+9.0", "2 of 2")
+    assert row["paper's difference"] == "+1.7"

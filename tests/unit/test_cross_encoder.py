@@ -17,7 +17,7 @@ from pgra.errors import ConfigError, ModelError
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import RerankRequest, open_reranker
-from pgra.rerank.cross_encoder import CrossEncoder
+from pgra.rerank.cross_encoder import CrossEncoder, CrossEncoderArguments
 
 QUERIES = [
     Example("test-0", {"text": "A warm film."}),
@@ -40,15 +40,18 @@ def corpus(corpus_file, tmp_path):
 
 @pytest.fixture
 def start(corpus, cross_encoder_dir, tmp_path):
-    def start(where="artifacts", folder=cross_encoder_dir, **changes):
+    def start(where="artifacts", folder=cross_encoder_dir, tokens=None, **changes):
         changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
-        args = RerankArguments(reranker="cross-encoder", cross_encoder=str(folder), **changes)
+        args = RerankArguments(reranker="cross-encoder", **changes)
         return open_reranker(
             RerankRequest(
                 args=args,
                 prompt=FewShotPrompt(PromptTemplate("{text}")),
                 corpus=corpus,
                 context=Context(artifacts=tmp_path / where, device="cpu"),
+                options=CrossEncoderArguments(
+                    cross_encoder=str(folder), cross_encoder_tokens=tokens
+                ),
             )
         )
 
@@ -138,7 +141,7 @@ def test_another_model_length_or_dtype_scores_anew(start, tmp_path, cross_encode
     shutil.copytree(cross_encoder_dir, moved)
     assert start(folder=moved).fingerprint == start().fingerprint  # it is the content that counts
     other = build_cross_encoder(tmp_path / "other", num_labels=2)
-    for changes in ({"folder": other}, {"cross_encoder_tokens": 32}, {"lm_dtype": "bfloat16"}):
+    for changes in ({"folder": other}, {"tokens": 32}, {"lm_dtype": "bfloat16"}):
         changed = start(**changes)
         assert changed.fingerprint != start().fingerprint
         assert run(changed)[1].num_new == 11
@@ -175,9 +178,4 @@ def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):
 
 def test_more_tokens_than_it_reads_are_refused(start):
     with pytest.raises(ConfigError, match=r"cross_encoder_tokens is 65, but .* at most 64 tokens"):
-        start(cross_encoder_tokens=65)
-
-
-def test_its_flags_belong_to_it():
-    with pytest.raises(ConfigError, match="cross_encoder is x, and reranker is prompted: add"):
-        RerankArguments(cross_encoder="x")
+        start(tokens=65)

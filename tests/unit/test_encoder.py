@@ -42,13 +42,6 @@ def test_each_pooling_is_what_its_name_says(encoder_dir, pooling):
     np.testing.assert_allclose(encoder.encode(SENTENCES[:3]), expected, atol=1e-5)
 
 
-def test_poolings_differ(encoder_dir):
-    made = {p: make(encoder_dir, pooling=p).encode(SENTENCES[:1]) for p in POOLINGS}
-    assert np.array_equal(made["cls"], made["cls_before_pooler"])
-    assert not np.allclose(made["cls"], made["mean"], atol=1e-2)
-    assert not np.allclose(made["cls"], made["pooler"], atol=1e-2)
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_neither_order_nor_batch_size_nor_padding_matters(encoder_dirs, kind):
     texts = [*SENTENCES, "sea", SENTENCES[0] * 3]
@@ -70,32 +63,12 @@ def test_many_texts_get_the_vectors_of_few(encoder_dirs, kind):
     assert not np.array_equal(many, few)  # the last digits tell that it was another way
 
 
-def test_vectors_are_float32_of_unit_length_unless_asked_otherwise(encoder_dir):
-    unit, raw = make(encoder_dir), make(encoder_dir, normalize=False)
-    vectors = unit.encode(SENTENCES)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (len(SENTENCES), unit.width)
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert not np.allclose(np.linalg.norm(raw.encode(SENTENCES), axis=1), 1, atol=1e-2)
-
-
-def test_no_texts_give_no_vectors(encoder_dir):
-    assert make(encoder_dir).encode([]).shape == (0, 16)
-
-
 def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir):
     encoder = make(encoder_dir, max_tokens=8)
     vectors = encoder.encode([SENTENCES[0], SENTENCES[0] + " And more words.", "sea"])
     assert encoder.num_cut == 2
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
     assert make(encoder_dir, max_tokens=16).encode(["sea"]).shape == (1, 16)
-
-
-def test_a_text_that_just_fits_is_not_counted_as_cut(encoder_dir):
-    length = len(AutoTokenizer.from_pretrained(encoder_dir)(SENTENCES[0])["input_ids"])
-    encoder = make(encoder_dir, max_tokens=length)
-    encoder.encode([SENTENCES[0]])
-    assert encoder.num_cut == 0
 
 
 def test_the_fingerprint_tells_encoders_apart(encoder_dirs):
@@ -135,28 +108,9 @@ def test_an_encoder_decoder_is_refused(t5_dir):
         make(t5_dir)
 
 
-def test_an_unknown_pooling_is_refused(encoder_dir):
-    with pytest.raises(ConfigError, match="unknown pooling 'maen'. Did you mean 'mean'"):
-        make(encoder_dir, pooling="maen")
-
-
 def write_pooling(folder, values):
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
-
-
-def test_auto_takes_a_sentence_transformers_own_pooling(encoder_dir, tmp_path):
-    folder = shutil.copytree(encoder_dir, tmp_path / "own")
-    write_pooling(folder, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
-    assert make(folder).fingerprint["pooling"] == "cls"
-    assert make(encoder_dir).fingerprint["pooling"] == "mean"
-
-
-def test_auto_refuses_a_pooling_there_is_not(encoder_dir, tmp_path):
-    folder = shutil.copytree(encoder_dir, tmp_path / "max")
-    write_pooling(folder, {"pooling_mode_weightedmean_tokens": True})
-    with pytest.raises(ModelError, match="asks for pooling 'pooling_mode_weightedmean_tokens'"):
-        make(folder)
 
 
 @pytest.mark.parametrize(
@@ -204,17 +158,6 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, m
     assert "out of memory" in caplog.text
     assert len(alive) == len(attempts) > 0
     assert not any(alive)  # a cache is emptied of what nobody holds
-
-
-def test_one_text_that_does_not_fit_is_refused(encoder_dir):
-    encoder = make(encoder_dir)
-
-    def refuse_all(module, args):
-        raise torch.OutOfMemoryError("no room")
-
-    encoder.model.register_forward_pre_hook(refuse_all)
-    with pytest.raises(ModelError, match="tokens does not fit the memory of cpu"):
-        encoder.encode(["sea"])
 
 
 def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import logging
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits, whole_train
+from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
 
@@ -71,18 +70,6 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_blank_rows_are_told(tmp_path, caplog):
-    path = write_jsonl(tmp_path / "x.jsonl", [{"text": " ", "label": 1}, {"text": "a", "label": 1}])
-    with caplog.at_level(logging.WARNING):
-        assert ids(read(path)) == ["test-1"]
-    assert "1 rows without text were dropped" in caplog.text
-
-
-def test_quoted_line_break_in_csv_stays_one_row(tmp_path):
-    (tmp_path / "x.csv").write_text('text,label\n"one\ntwo",1\nthree,0\n')
-    assert [e.label for e in read(tmp_path / "x.csv")] == ["positive", "negative"]
-
-
 def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(tmp_path):
     text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
     (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
@@ -101,29 +88,15 @@ def test_rows_without_label_are_read_where_labels_are_not_needed(tmp_path):
     assert [e.label for e in read(path, require_labels=False)] == [None, "positive"]
 
 
-def test_a_task_of_two_inputs_reads_both_in_its_order(tmp_path):
-    (tmp_path / "pair.yaml").write_text(
-        "inputs: [a, b]\nlabels: [n, y]\nprompt: '{b} {a}'\nreader_template: '{a} {b}'\n"
-        "verbalizer: {n: bad, y: good}\n"
-    )
-    path = write_jsonl(tmp_path / "x.jsonl", [{"b": "2", "a": "1", "label": "y"}])
-    assert read(path, task=load_task(str(tmp_path / "pair.yaml")))[0].text == "1 2"
-
-
 NO_LABEL = "not a label's name or number"
 BAD_ROWS = [
     ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
     ({"text": "x", "label": 2}, "unknown label '2'.*Numbers 0 to 1"),
-    ({"text": "x", "label": -3}, "unknown label '-3'"),
     ({"text": "x", "label": True}, f"'label' is True, a bool, {NO_LABEL}"),
-    ({"text": "x", "label": ["sad"]}, f"'label' is .*, a list, {NO_LABEL}"),
-    ({"text": "x", "label": 1.5}, f"'label' is 1.5, a float, {NO_LABEL}"),
     ({"text": "x", "label": None}, "has no label"),
     ({"text": "x", "lable": 1}, r"no column 'label'\. Did you mean 'lable'\? Found: text, lable"),
-    ({"texts": "x", "label": 1}, r"no column 'text'\. Did you mean 'texts'"),
     ({"text": 5, "label": 1}, "'text' is 5, not text"),
     ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
-    ({"text": "x", "label": "a\0b"}, "'label' holds a NUL or half a surrogate pair"),
 ]
 
 
@@ -140,17 +113,12 @@ NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
 BAD_TABLES = {
     "headless.csv": ("good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
     "ragged.csv": ("text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
-    "open.csv": ('text,label\n"a,1\n', "not valid csv"),
-    "header.csv": ("text,label\n", "holds no example"),
     "blank.jsonl": ('{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
     "words.txt": ("a\n", "suffix that is not read here: use .jsonl, .csv, .tsv"),
-    "empty.jsonl": ("", "is empty"),
     "ragged.tsv": ("text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
     # written with quoting
     "doubled.tsv": ('text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
     "tab.tsv": ('text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
-    "break.tsv": ('text\tlabel\n"a\nb"\t1\n', f"line 2: 1 cells under .*{NO_QUOTING}"),
-    "header.tsv": ('"text"\t"label"\na\t1\n', f"no column 'text'.*line a header.*{NO_QUOTING}"),
 }
 
 
@@ -192,13 +160,6 @@ def test_a_task_of_ones_own_uses_a_folders_validation_split_as_dev(tmp_path):
     (tmp_path / "test.csv").write_text("text,label\na,1\n")
     with pytest.raises(DataError, match=r"2 files for the test split .*--test_file"):
         load_splits(task, args)
-
-
-def test_data_set_on_an_unreachable_hub_names_the_ways_out(monkeypatch, tmp_path):
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=r"cannot load data set .*--dataset_name, or --train_file"):
-        load_splits(TASK, DataArguments())
 
 
 def on_the_hub(monkeypatch, **splits):
@@ -272,16 +233,10 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
         assert held == min(max(1, round(count * fraction)), count - 1)
     assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
     assert load_splits(TASK, args) == splits
+    others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
+    assert len(rows) < 20 or any(other != splits.dev for other in others)
     small = load_splits(TASK, replace(args, max_dev_samples=most))
     assert 1 <= len(small.dev) <= most
-
-
-def test_another_seed_holds_out_others(review_files):
-    dev = [
-        ids(load_splits(TASK, arguments(review_files, dev_fraction=0.3, split_seed=seed)).dev)
-        for seed in (1, 2)
-    ]
-    assert dev[0] != dev[1]
 
 
 def test_validation_file_is_dev_and_train_stays_whole(review_files, tmp_path):
@@ -311,19 +266,6 @@ def test_texts_of_test_that_stand_in_train_are_counted_and_not_dropped(tmp_path)
         assert len(splits.test) == 4
 
 
-def test_labels_without_a_training_example_are_told_once(tmp_path, caplog):
-    rows = [{"text": f"t{i}", "label": i % 4} for i in range(20)]  # TREC has six labels
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    with caplog.at_level(logging.WARNING):
-        load_splits(load_task("trec"), both(path))
-    told = [r.getMessage() for r in caplog.records if "no training example" in r.getMessage()]
-    assert told == ["trec: no training example has the label location, number"]
-    caplog.clear()
-    write_jsonl(path, [*rows, *({"text": "u", "label": i % 6} for i in range(12))])
-    load_splits(load_task("trec"), both(path))
-    assert "no training example" not in caplog.text
-
-
 def test_missing_splits_name_the_argument_that_gives_them(review_files, tmp_path):
     train, test = (str(review_files[split]) for split in ("train", "test"))
     one = write_jsonl(tmp_path / "one.jsonl", [{"text": "a", "label": 1}])
@@ -350,27 +292,12 @@ def examples(count, split="train"):
     return [Example(f"{split}-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(count)]
 
 
-def test_each_label_has_its_shots_and_no_example_is_in_both_parts():
-    shots = draw_shots(examples(20), LABELS, 3, seed=13)
-    for part in (shots.train, shots.dev):
-        assert [example.label for example in part] == [LABELS[0]] * 3 + [LABELS[1]] * 3
-    assert not set(ids(shots.train)) & set(ids(shots.dev))
-    assert draw_shots(examples(20), LABELS, 3, seed=14) != shots
-
-
 def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
     shots = draw_shots(examples(10), LABELS, 2, seed=42)
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
-
-
-def test_what_was_held_out_is_put_back_in_its_place():
-    rows = examples(6)
-    expected = [rows[i] for i in (0, 1, 2, 4, 5)]
-    assert whole_train([rows[0], rows[2], rows[5]], [rows[1], rows[4]]) == expected
-    own = examples(2, split="validation")  # the control: a dev set with a file of its own
-    assert whole_train(rows, own) == rows
+    assert draw_shots(examples(10), LABELS, 2, seed=43) != shots  # the control
 
 
 def test_too_few_examples_are_refused():

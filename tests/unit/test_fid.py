@@ -121,13 +121,6 @@ def test_order_of_evidence_does_not_matter_but_evidence_does(reader, examples, l
     assert (read(reader, twice, labels).logits - here).abs().max() > 1e-3
 
 
-def test_an_example_does_not_depend_on_its_batch(reader, examples, labels):
-    together = read(reader, examples, labels).logits
-    for i, segments in enumerate(examples):
-        alone = read(reader, [segments], labels[[i]]).logits
-        torch.testing.assert_close(alone[0], together[i], atol=1e-5, rtol=1e-5)
-
-
 def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, examples):
     """However many labels a pass of the decoder takes: 300 need several."""
     targets = torch.tensor([[5, 1, -100], [9, 12, 1], [9, 1, -100]])
@@ -139,30 +132,6 @@ def test_label_scores_are_the_plain_log_probabilities_of_whole_targets(reader, e
             loss = read(reader, [examples[i]], labels).loss
             expected = -loss.detach() * labels.shape[1]
             torch.testing.assert_close(scores[i, j], expected, atol=1e-4, rtol=1e-5)
-
-
-def test_no_keys_and_values_are_made_of_the_encoded_tokens(reader, examples, labels):
-    """A control for the two tests above: the stock attention projects them, ours does not."""
-    attention = reader.model.decoder.block[0].layer[1].EncDecAttention
-    projected = []
-    hook = attention.k.register_forward_hook(lambda *_: projected.append(1))
-    read(reader, examples, labels)
-    assert not projected
-    padded(reader, examples, labels)
-    assert projected
-    hook.remove()
-
-
-def test_greedy_text_is_the_likeliest_token_after_token(reader, examples):
-    written = reader.generate(pack(examples), max_new_tokens=2, do_sample=False)[:, 1:]
-    ones = torch.full((B, 1), 1)
-    first = read(reader, examples, ones).logits[:, 0].argmax(1)
-    second = read(reader, examples, torch.stack([first, first], 1)).logits[:, 1].argmax(1)
-    ended = first == reader.model.config.eos_token_id
-    second[ended] = reader.model.config.pad_token_id
-    assert written.tolist() == torch.stack([first, second], 1)[:, : written.shape[1]].tolist()
-    beams = reader.generate(pack(examples), max_new_tokens=5, num_beams=3)
-    assert beams.shape[0] == B
 
 
 def test_attention_mass_is_the_share_of_each_segments_tokens(

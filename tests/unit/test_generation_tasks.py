@@ -8,7 +8,7 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import DataArguments
-from pgra.data.references import Cell, Highlights, load_references, read_references
+from pgra.data.references import load_references, read_references
 from pgra.data.tasks import load_generation_task
 from pgra.errors import DataError
 from pgra.report.text_metrics import measure_written
@@ -109,14 +109,9 @@ def test_a_local_folder_gives_pool_and_queries(tmp_path):
     [
         ("webquestions", {"question": "who?"}, r"line 2: no column 'answers'. Found: question"),
         ("webquestions", {"question": "who?", "answers": []}, r"line 2: has no answer"),
-        ("webquestions", {"question": "who?", "answers": [""]}, r"line 2: has no answer"),
         ("webquestions", {"question": "who?", "answers": [3]}, r"line 2: 'answers' is 3, not text"),
         ("webquestions", {"question": " ", "answers": "a"}, r"line 2: 'question' is blank"),
-        ("webquestions", {"question": 7, "answers": "a"}, r"line 2: 'question' is 7, not text"),
-        ("webquestions", {"question": "\ud800", "answers": "a"}, "half a surrogate pair"),
         ("totto", {**TOTTO, "highlighted_cells": [[2, 3]]}, r"cell \[2, 3\] is not in the table"),
-        ("totto", {**TOTTO, "highlighted_cells": [[2]]}, "line 2: "),
-        ("totto", {**TOTTO, "table": 4}, "line 2: "),
         ("totto", {**TOTTO, "table": [[cell(None)]]}, "line 2: None is not text"),
         ("totto", {**TOTTO, "sentence_annotations": "a"}, "line 2: 'a' is not a list"),
         ("fetaqa", {**FETAQA, "answer": None}, "line 2: 'answers' is None, not text"),
@@ -127,16 +122,6 @@ def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
     with pytest.raises(DataError, match=message):
         read(tmp_path, name, good, row)
     assert len(read(tmp_path, name, good, good)) == 2  # the control
-
-
-def test_a_task_without_data_and_a_folder_without_files_are_refused(tmp_path):
-    task = replace(load_generation_task("webquestions"), hub=None)
-    with pytest.raises(DataError, match="names no data set of its own: give --dataset_name"):
-        read_references(task, None, "test")
-    with pytest.raises(DataError, match=r"has no test.jsonl, nor has .*webquestions"):
-        read_references(task, str(tmp_path), "test")
-    with pytest.raises(DataError, match="does not exist"):
-        read_references(task, str(tmp_path / "none.jsonl"), "test")
 
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
@@ -156,11 +141,3 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert right.each == {"exact_match": [1.0]}
     with pytest.raises(ValueError, match="1 predictions, 0 queries"):
         measure_written(task, ["a"], [])
-
-
-def test_a_header_above_another_column_is_not_a_cells():
-    table = Highlights(
-        [[Cell("A", True, 2), Cell("B", True)], [Cell("1", columns=2), Cell("2")]], []
-    )
-    assert table._column_headers(1, 0) == ["A"]
-    assert table._column_headers(1, 1) == ["B"]

@@ -1,4 +1,4 @@
-"""Indexes that grow, and from which rows are removed."""
+"""Indexes that grow, from which rows are removed, and that are compared with what was written."""
 
 import json
 
@@ -6,14 +6,11 @@ import faiss
 import numpy as np
 import pytest
 from conftest import SENTENCES, largest_file
+from small_index import World, flip_byte
 
 from pgra.artifacts import lock_folder, write_json
 from pgra.commands.common import quiet_libraries
-from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import Context
-from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
-from pgra.retrieval import IndexRequest, find_retriever, open_retriever
 from pgra.retrieval.dense import search_kept
 from pgra.retrieval.maintain import add_passages, remove_rows, verify_index
 from pgra.retrieval.shards import find_shards, read_rows
@@ -21,39 +18,24 @@ from pgra.retrieval.shards import find_shards, read_rows
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 
 
-class Home:
-    """A corpus in two files, and arguments that index it."""
+class Home(World):
+    """A corpus in two files, one of which is indexed."""
 
     def __init__(self, root, encoder):
-        self.root, self.encoder = root, encoder
-        self.context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
-        self.one, self.two = root / "one.txt", root / "two.txt"
-        self.one.write_text("".join(f"{text}\n" for text in OLD))
-        self.two.write_text("".join(f"{text}\n" for text in [OLD[2], *NEW]))  # one is there already
+        super().__init__(root, encoder, OLD)
+        self.two = self.write("two.txt", [OLD[2], *NEW])  # one is there already
+        self.index = root / "index"
 
-    def args(self, **changes):
-        return RetrieverArguments(
-            **{"encoder": str(self.encoder), "shard_rows": 3, "num_candidates": 4, **changes}
-        )
-
-    def corpus(self, *names, **rules):
-        sources = [str(name) for name in names or (self.one,)]
-        return open_corpus(CorpusArguments(corpus=sources, **rules), self.context.artifacts)
-
-    def build(self, *names, folder=None, rules=None, **changes):
-        args = self.args(**changes)
-        corpus = self.corpus(*names, **(rules or {}))
-        request = IndexRequest(args=args, corpus=corpus, context=self.context, output_dir=folder)
-        (built,) = find_retriever(args.retriever).prepare(request)
+    def build(self, *files, **changes):
+        changes = {"folder": self.index, "shard_rows": 3, **changes}
+        (built,) = self.prepare(changes.pop("name", "dense"), *files, **changes)
         return built.folder
 
-    def add(self, folder, *names):
-        more = [str(name) for name in names or (self.two,)]
-        return add_passages(folder, more, self.context)
+    def add(self, folder, *files):
+        return add_passages(folder, [str(path) for path in files or (self.two,)], self.context)
 
-    def open(self, folder, *names, **changes):
-        args = self.args(index_dir=None if folder is None else str(folder), **changes)
-        return open_retriever(args, self.corpus(*names), self.context)
+    def open_at(self, folder, *files, name="dense", **changes):
+        return self.open(name, *files, index_dir=str(folder), **changes)
 
 
 @pytest.fixture
@@ -70,7 +52,7 @@ def manifest_of(folder):
 
 
 def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(home):
-    folder = home.build(folder=home.root / "index")
+    folder = home.build()
     before = {name: data for name, data in files(folder).items() if name.startswith("vectors")}
     grown = home.add(folder)
     assert (grown.folder, grown.num_reused) == (folder, 7)
@@ -80,139 +62,124 @@ def test_a_grown_index_keeps_its_shards_and_finds_what_one_built_whole_finds(hom
     assert set(after) - set(before) == {*new, "index-12.faiss", "manifest.json"}
     counts = grown.manifest.counts
     assert (counts["rows"], counts["is_exact"], set(counts["recall"])) == (12, True, {"10", "11"})
-    names = (home.one, home.two)
-    whole = home.build(*names, folder=home.root / "whole")
+    both = (home.one, home.two)
+    whole = home.build(*both, folder=home.root / "whole")
     assert manifest_of(whole)["fingerprint"] == manifest_of(folder)["fingerprint"]  # Flat
-    rows = np.arange(12)
-    vectors = [read_rows(find_shards(one), rows) for one in (folder, whole)]
+    vectors = [read_rows(find_shards(one), np.arange(12)) for one in (folder, whole)]
     np.testing.assert_allclose(*vectors, atol=1e-3)
     queries = ["a warm film", "red apples", NEW[-1]]
-    found, other = (home.open(one, *names).retrieve(queries, 4) for one in (folder, whole))
+    found, other = (home.open_at(one, *both).retrieve(queries, 4) for one in (folder, whole))
     np.testing.assert_array_equal(found.rows, other.rows)
     assert found.rows[2, 0] == 11
     with pytest.raises(ArtifactError, match=r'made with corpus_sha256 ".*this run asks for'):
-        home.open(folder, home.one)  # the old corpus: its candidates are another index's
+        home.open_at(folder)  # the old corpus: its candidates are another index's
 
 
 def test_a_folder_named_by_its_fingerprint_gets_the_name_that_others_look_for(home):
-    folder = home.build()
-    grown = home.add(folder).folder
-    assert grown != folder
+    folder = home.build(folder=None)
+    remove_rows(folder, [3])
+    assert home.build(folder=None) == folder  # still found, and not built again
+    grown = home.add(folder)
+    assert grown.folder != folder
     assert not folder.exists()
-    assert home.build(home.one, home.two) == grown  # found, not built
-    assert home.build() == folder  # the old corpus has an index of its own again
+    assert home.build(home.one, home.two, folder=None) == grown.folder  # found, not built
+    assert grown.manifest.counts["removed"] == 1  # and stays removed
+    found = home.open("dense", home.one, home.two, shard_rows=3).retrieve([OLD[3], NEW[0]], 4)
+    assert 3 not in found.rows
+    assert found.rows[1, 0] == 7
+    assert home.build(folder=None) == folder  # the old corpus has an index of its own again
     with pytest.raises(ConfigError, match="is an index of the grown corpus already: use that"):
         home.add(folder)
 
 
 def test_what_is_there_is_not_added_again(home):
-    grown = home.add(home.build(folder=home.root / "index")).folder
+    grown = home.add(home.build()).folder
     before = files(grown)
     assert home.add(grown).num_reused == 12  # the same command
     assert files(grown) == before
-    third = home.root / "three.txt"
-    third.write_text(f"{OLD[0]}\nquite new\n")
+    third = home.write("three.txt", [OLD[0], "quite new"])
     assert home.add(grown, third).manifest.counts["rows"] == 13
     assert home.corpus(home.one, home.two, third)[12] == "quite new"
     assert verify_index(grown).damage == []
 
 
-def test_a_trained_index_is_not_trained_again_and_says_so(home, tmp_path):
+def test_a_trained_index_is_not_trained_again_and_says_so(home):
     words = ["red", "blue", "warm", "cold", "great", "dull"]
     texts = [f"{word} {letter}" for word in words for letter in "abcdefghijklm"]
-    home.one.write_text("\n".join(texts[:60]) + "\n")
-    home.two.write_text("\n".join(texts[60:]) + "\n")
-    folder = home.build(folder=tmp_path / "index", index_factory="IVF1,SQ8", shard_rows=50)
+    corpora = [home.write("one.txt", texts[:60]), home.write("two.txt", texts[60:])]
+    corpora.append(home.write("three.txt", ["and one more"]))
+    kind = {"index_factory": "IVF1,SQ8", "shard_rows": 50}
+    folder = home.build(**kind)
     was = faiss.read_index(str(folder / "index.faiss"))
-    for number, names in enumerate([(home.two,), (tmp_path / "three.txt",)]):
-        (tmp_path / "three.txt").write_text("and one more\n")
-        grown = home.add(folder, *names)
-        assert grown.manifest.counts["rows"] == 78 + number
-        assert grown.manifest.counts["trained_rows"] == 60
-        assert grown.manifest.fingerprint["trained_rows"] == 60
-        assert grown.manifest.counts["recall"]["10"] > 0.5
+    for num_rows, path in ((78, corpora[1]), (79, corpora[2])):
+        grown = home.add(folder, path).manifest
+        assert (grown.counts["rows"], grown.counts["trained_rows"]) == (num_rows, 60)
+        assert grown.fingerprint["trained_rows"] == 60
+        assert grown.counts["recall"]["10"] > 0.5
     index = faiss.read_index(str(folder / "index-79.faiss"))
     np.testing.assert_array_equal(*(faiss.vector_to_array(i.sq.trained) for i in (was, index)))
-    whole = home.build(home.one, home.two, tmp_path / "three.txt", index_factory="IVF1,SQ8")
+    whole = home.build(*corpora, folder=home.root / "whole", **kind)
     assert "trained_rows" not in manifest_of(whole)["fingerprint"]  # the control
-    assert manifest_of(whole)["fingerprint"] != manifest_of(folder)["fingerprint"]
-    names = (home.one, home.two, tmp_path / "three.txt")
-    opened = home.open(folder, *names, index_factory="IVF1,SQ8")
-    assert opened.fingerprint["trained_rows"] == 60
+    assert home.open_at(folder, *corpora, **kind).fingerprint["trained_rows"] == 60
 
 
 def test_what_cannot_grow_or_lose_rows_is_refused_by_name_and_left_alone(home, tmp_path):
-    folder = home.build(folder=tmp_path / "index")
+    folder, nowhere = home.build(), tmp_path / "nowhere"
     before = files(folder)
-    bm25 = home.build(folder=tmp_path / "bm25", retriever="bm25")
+    bm25 = home.build(folder=tmp_path / "bm25", name="bm25")
     cut = home.build(folder=tmp_path / "cut", rules={"max_passages": 3})
-    for where, more, message in (
-        (bm25, home.two, "is a BM25 index, which weighs words by the whole"),
-        (cut, home.two, r"first 3 passages .*\(max_passages\), and cannot grow"),
-        (tmp_path / "nowhere", home.two, "nowhere does not exist"),
-        (folder, tmp_path / "no.txt", r"no\.txt does not exist"),
+    for job, where, what, message in (
+        (home.add, bm25, home.two, "is a BM25 index, which weighs words by the whole"),
+        (home.add, cut, home.two, r"first 3 passages .*\(max_passages\), and cannot grow"),
+        (home.add, nowhere, home.two, "nowhere does not exist"),
+        (home.add, folder, tmp_path / "no.txt", r"no\.txt does not exist"),
+        (remove_rows, folder, [2, 7], r"row 7 is not in .*index: it has rows 0 to 6"),
+        (remove_rows, folder, range(7), "these are all 7 rows of .*one must stay"),
+        (remove_rows, nowhere, [1], "nowhere does not exist"),
     ):
         with pytest.raises(PgraError, match=message):
-            home.add(where, more)
-    for where, rows, message in (
-        (folder, [2, 7], r"row 7 is not in .*index: it has rows 0 to 6"),
-        (folder, range(7), "these are all 7 rows of .*one must stay"),
-        (tmp_path / "nowhere", [1], "nowhere does not exist"),
-    ):
-        with pytest.raises(PgraError, match=message):
-            remove_rows(where, rows)
+            job(where, what)
     with lock_folder(folder), pytest.raises(ArtifactError, match="in use by another pgra job"):
         home.add(folder)
     assert files(folder) == before
-    assert not (tmp_path / "nowhere").exists()
+    assert not nowhere.exists()
     home.one.write_text(home.one.read_text().replace("warm", "cold"))
     with pytest.raises(ArtifactError, match=r"one\.txt changed since .*its first 7 passages are"):
         home.add(folder)
     manifest = manifest_of(folder)
-    del manifest["counts"]["recipe"]
-    write_json(folder / "manifest.json", manifest)
-    with pytest.raises(ArtifactError, match="does not say what it was made from.*build it again"):
-        home.add(folder)
+    for recipe in (None, {"corpus": {"of": "another version"}}):
+        write_json(
+            folder / "manifest.json",
+            {**manifest, "counts": {**manifest["counts"], "recipe": recipe}},
+        )
+        with pytest.raises(ArtifactError, match="does not say what it was made from.*build it"):
+            home.add(folder)
     (folder / "index.faiss").write_bytes(b"short")
     with pytest.raises(ArtifactError, match=r"index\.faiss is damaged"):
         home.add(folder)
 
 
-@pytest.mark.parametrize("retriever", ["dense", "hybrid"])
-def test_removed_rows_are_never_found_and_k_still_gives_k(home, retriever):
-    folder = home.build(folder=home.root / "index")
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_removed_rows_are_never_found_and_k_still_gives_k(home, name):
+    folder = home.build()
     before = {name: data for name, data in files(folder).items() if name != "manifest.json"}
     queries = [*OLD, "a warm film"]
-    was = home.open(folder, retriever=retriever).retrieve(queries, 4)
-    assert {0, 2, 6} <= set(was.rows[:, 0].tolist())  # the control
-    fields = home.open(folder, retriever=retriever).fingerprint
+    whole = home.open_at(folder, name=name)
+    assert {0, 2, 6} <= set(whole.retrieve(queries, 4).rows[:, 0].tolist())  # the control
     assert remove_rows(folder, [2, 6]).counts["removed"] == 2
     assert remove_rows(folder, [0, 2]).counts["removed"] == 3
-    opened = home.open(folder, retriever=retriever)
+    opened = home.open_at(folder, name=name)
+    assert opened.fingerprint != whole.fingerprint
     for k in (1, 2, 4):
         found = opened.retrieve(queries, k)
         assert not np.isin(found.rows, [0, 2, 6]).any()
         assert (found.rows != -1).all()
-    assert opened.fingerprint != fields
-    if retriever == "dense":
-        assert sorted(opened.retrieve(["a warm film"], 4).rows[0]) == [1, 3, 4, 5]
-        with pytest.raises(ConfigError, match=r"num_candidates \(5\) exceeds the corpus \(4 pass"):
-            opened.retrieve(["x"], 5)
+    with pytest.raises(ConfigError, match=r"num_candidates \(5\) exceeds the corpus \(4 pass"):
+        opened.retrieve(["x"], 5)
     after = files(folder)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 2  # the manifest and one list
     assert verify_index(folder).damage == []
-
-
-def test_removed_rows_stay_removed_when_it_grows(home):
-    folder = home.build()
-    remove_rows(folder, [3])
-    assert home.build() == folder  # still found, and not built again
-    grown = home.add(folder)
-    assert grown.manifest.counts["removed"] == 1
-    found = home.open(None, home.one, home.two).retrieve([OLD[3], NEW[0]], 4)
-    assert 3 not in found.rows
-    assert found.rows[1, 0] == 7
 
 
 class CountingIndex:
@@ -242,14 +209,22 @@ def test_a_search_goes_deeper_until_enough_are_kept(monkeypatch):
         search_kept(index, queries, 3, removed=removed)
 
 
-def test_verify_names_all_that_is_damaged(home):
-    folder = home.build(folder=home.root / "index")
-    assert verify_index(folder).damage == []
-    assert verify_index(folder).num_files == 7
+def test_verify_names_all_that_is_damaged_of_the_index_and_of_its_corpus(home):
+    folder = home.build()
+    assert (verify_index(folder).damage, verify_index(folder).num_files) == ([], 7)
+    corpus = home.corpus().folder / "corpus.arrow"
+    flip_byte(corpus)
+    assert "corpus.arrow is damaged (other content" in verify_index(folder).damage[0]
+    flip_byte(corpus)
+    home.one.write_text("changed\n")
+    changed = f"corpus: {home.one} has changed since the index was made"
+    assert verify_index(folder).damage == [changed]
+    home.one.unlink()
+    verdict = verify_index(folder)
+    assert verdict.damage == []
+    assert "cannot be compared" in verdict.notes[0]
     (folder / "vectors-00001.npy").write_bytes(b"x")
-    raw = bytearray((folder / "index.faiss").read_bytes())
-    raw[-1] ^= 1
-    (folder / "index.faiss").write_bytes(raw)
+    flip_byte(folder / "index.faiss")
     (folder / "vectors-00002.json").unlink()
     (folder / "vectors-00007.npy").write_bytes(b"of a stopped add")
     verdict = verify_index(folder)
@@ -258,42 +233,22 @@ def test_verify_names_all_that_is_damaged(home):
         "vectors-00001.npy is damaged (1 bytes, 224 were written)",
         "vectors-00002.json is missing",
     ]
-    assert verdict.notes == [
-        "1 files are not the index's, as an unfinished 'add' leaves: vectors-00007.npy"
-    ]
-
-
-def test_verify_looks_at_the_corpus_too(home):
-    folder = home.build(folder=home.root / "index")
-    corpus = home.corpus().folder / "corpus.arrow"
-    whole = corpus.read_bytes()
-    corpus.write_bytes(whole[:-1] + b"?")
-    assert "corpus.arrow is damaged (other content" in verify_index(folder).damage[0]
-    corpus.write_bytes(whole)
-    home.one.write_text("changed\n")
-    assert verify_index(folder).damage == [
-        f"corpus: {home.one} has changed since the index was made"
-    ]
-    home.one.unlink()
-    verdict = verify_index(folder)
-    assert verdict.damage == []
-    assert "cannot be compared" in verdict.notes[0]
+    assert "1 files are not the index's" in verdict.notes[0]
 
 
 def test_strict_refuses_passages_longer_than_the_encoder_reads(home):
-    rules = {"strict": True}
+    short, strict = {"folder": None, "max_encoder_tokens": 4}, {"strict": True}
     with pytest.raises(DataError, match="passages are longer than the encoder reads.*--strict"):
-        home.build(rules=rules, max_encoder_tokens=4)
-    folder = home.build(max_encoder_tokens=4)
-    assert manifest_of(folder)["counts"]["cut"] == 7
+        home.build(rules=strict, **short)
+    assert manifest_of(home.build(**short))["counts"]["cut"] == 7
     with pytest.raises(DataError, match="7 passages are longer than the encoder reads"):
-        home.build(rules=rules, max_encoder_tokens=4)  # found finished, and as little liked
-    assert home.build(rules=rules)
+        home.build(rules=strict, **short)  # found finished, and as little liked
+    assert home.build(folder=None, rules=strict)
 
 
 @pytest.mark.parametrize("limit", [200, 600])  # a shard is 224 bytes, the FAISS file 0.8 kB
 def test_a_disk_that_fills_up_leaves_the_old_index_whole(limit, home):
-    folder = home.build(folder=home.root / "index")
+    folder = home.build()
     before = files(folder)
     home.corpus(home.one, home.two)  # is read by now
     quiet_libraries()  # bars are written to a file of pytest's
@@ -302,6 +257,6 @@ def test_a_disk_that_fills_up_leaves_the_old_index_whole(limit, home):
     after = files(folder)
     assert {name: after[name] for name in before} == before
     assert not [name for name in after if "partial" in name]
-    assert home.open(folder).retrieve([OLD[3]], 1).rows[0, 0] == 3
+    assert home.open_at(folder).retrieve([OLD[3]], 1).rows[0, 0] == 3
     assert home.add(folder).num_reused == (7 if limit == 200 else 12)
     assert verify_index(folder).damage == []

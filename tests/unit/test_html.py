@@ -108,23 +108,21 @@ def test_hostile_text_stays_text(page):
     assert Reader(bare).named("img") != []
 
 
-def test_hostile_names_stay_text_too(tmp_path):
+@pytest.mark.parametrize("points", [{}, {HOSTILE: {"k": 1}}])
+def test_hostile_names_stay_text_too(tmp_path, points):
     labels = (HOSTILE, "b")
     example = Example(HOSTILE, {"text": "a"}, HOSTILE)
-    scores = {HOSTILE: 0.5, "b": 0.5}
+    said = Prediction(HOSTILE, HOSTILE, dict.fromkeys(labels, 0.5))
     record = RunRecord("sst2", "test", "accuracy", labels, 0, {}, {}, notes=[HOSTILE])
-    write_results(tmp_path, record, [example], [Prediction(HOSTILE, HOSTILE, scores)], [[]])
+    write_results(tmp_path, record, [example], [said], [[]])
     run = dataclasses.replace(load_run(tmp_path), method=HOSTILE, name=HOSTILE, task=HOSTILE)
-    for points in ({}, {HOSTILE: {"k": 1}}):
-        text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
-        reader = Reader(text)
-        assert reader.named("img") == []
-        assert len(reader.named("script")) == 2
-        assert reader.named("svg")[0]["aria-label"].startswith(HOSTILE)  # quotes are escaped too
-        assert '<th scope="row">&lt;/script&gt;' in text
-        (task,) = json.loads(reader.inside["data"])["tasks"]
-        assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
-        assert task["runs"][0]["name"] == HOSTILE
+    text = render_page(HOSTILE, [compare_runs(Group(HOSTILE, [run], points=points))])
+    reader = Reader(text)
+    assert (reader.named("img"), len(reader.named("script"))) == ([], 2)
+    assert reader.named("svg")[0]["aria-label"].startswith(HOSTILE)  # quotes are escaped too
+    assert '<th scope="row">&lt;/script&gt;' in text
+    (task,) = json.loads(reader.inside["data"])["tasks"]
+    assert (task["name"], task["ids"], task["labels"]) == (HOSTILE, [HOSTILE], [*labels])
 
 
 def test_the_page_asks_for_nothing_outside(page):
@@ -184,27 +182,39 @@ def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group
 
 def test_a_run_in_two_groups_is_shown_once_and_other_test_sets_are_tasks(group, tmp_path):
     other = Group("B", [make_run(tmp_path, "t5", GOLD, texts=("another", *TEXTS[1:]))])
-    first, second = browser_data([group, group, other])["tasks"]
-    assert [first["name"], second["name"]] == ["sst2", "sst2 (2)"]
-    assert (len(first["runs"]), len(second["runs"])) == (4, 1)
+    tasks = browser_data([group, group, other])["tasks"]
+    assert [(t["name"], len(t["runs"])) for t in tasks] == [("sst2", 4), ("sst2 (2)", 1)]
 
 
-def test_half_a_surrogate_pair_does_not_stop_the_page(tmp_path):
+def test_long_evidence_is_cut_attention_is_kept_where_it_is_known(tmp_path):
+    with_it = dataclasses.replace(SHARED, attention=0.123456789)
+    runs = [
+        make_run(tmp_path, "pgra", GOLD, evidence=[with_it]),
+        make_run(tmp_path, "fid", GOLD, evidence=[SHARED] * 5),
+    ]
+    (task,) = browser_data([Group("A", runs)], most_evidence=2)["tasks"]
+    assert [run["attention"] for run in task["runs"]] == [[[0.12346]] * 4, None]
+    assert [len(numbers) for numbers in task["lists"]] == [1 * 4, 2 * 4]
+    assert [run["read"] for run in task["runs"]] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Films are", "Films \\ud83d are"), ('"text": "Films', '"words": "Films')]
+)
+def test_odd_evidence_does_not_stop_the_page_and_damaged_is_named(tmp_path, old, new):
     run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
     path = run.folder / PREDICTIONS_FILE
-    path.write_text(path.read_text().replace("Films are", "Films \\ud83d are"))
-    text = render_page("\ud83d", [compare_runs(Group("A", [load_run(run.folder)]))])
+    path.write_text(path.read_text().replace(old, new))
+    study = compare_runs(Group("A", [load_run(run.folder)]))
+    if "words" in new:
+        with pytest.raises(
+            ArtifactError, match=r"predictions\.jsonl is damaged \(KeyError: 'text'"
+        ):
+            render_page("", [study])
+        return
+    text = render_page("\ud83d", [study])  # half of a surrogate pair, which UTF-8 cannot hold
     assert "<h1>?</h1>" in text
     assert any("are long" in t for t in json.loads(Reader(text).inside["data"])["texts"])
-    text.encode("utf-8")
-
-
-def test_evidence_without_text_is_refused_with_its_file(tmp_path):
-    run = make_run(tmp_path, "fid", GOLD, evidence=[SHARED])
-    path = run.folder / PREDICTIONS_FILE
-    path.write_text(path.read_text().replace('"text": "Films', '"words": "Films'))
-    with pytest.raises(ArtifactError, match=r"predictions\.jsonl is damaged \(KeyError: 'text'\)"):
-        browser_data([Group("A", [load_run(run.folder)])])
 
 
 @pytest.mark.parametrize("axes", [["r.k", "data.task"], ["r.name"]])

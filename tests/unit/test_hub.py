@@ -5,8 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,21 +26,11 @@ OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """What a client said: one answer for each question, and its log."""
 
     answers: list
     log: str
-
-    @property
-    def only(self):
-        assert len(self.answers) == 1
-        return self.answers[0]
-
-    @property
-    def error(self):
-        return self.only["error"]
 
 
 def ask(folder, endpoint, *questions, **environment):
@@ -62,121 +52,96 @@ def ask(folder, endpoint, *questions, **environment):
     return Told(json.loads(called.stdout), called.stderr)
 
 
-def ask_commit(folder, repo, name="some/opt"):
-    hub = LoopbackHub({"models/some/opt": repo})
+BOTS, CLOSED = OPEN_REQUEST[1], {"author": BOT, "status": "closed"}
+REVISIONS = {
+    "refs/pr/7": CONVERTED,
+    "v1.0": {**CONVERTED, "a": b""},
+    "b": {**CONVERTED, "b": b""},
+}
+NO_WEIGHTS = {  # pull requests, and the files of the first
+    "none": ({}, CONVERTED),
+    "closed": ({1: CLOSED}, CONVERTED),
+    "not-the-bots": ({1: {**BOTS, "author": "anyone"}}, CONVERTED),
+    "without-weights": ({1: BOTS}, {**OLD, "README.md": b""}),
+    "weights-elsewhere": ({1: BOTS}, {**OLD, "onnx/model.safetensors": b""}),
+}
+MODELS = {
+    "bots": Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST),
+    "main": Repo({"main": CONVERTED, "refs/pr/1": {**CONVERTED, "more": b""}}, OPEN_REQUEST),
+    "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **REVISIONS}),
+    "gated": Repo({"main": CONVERTED}, is_gated=True),
+    **{
+        name: Repo({"main": OLD, "refs/pr/1": files}, pulls)
+        for name, (pulls, files) in NO_WEIGHTS.items()
+    },
+}
+NO_FOLDER = "ModelError: cannot find model '{name}': it is no folder here"
+FOUND = {
+    "some/bots": CONVERTED,
+    "some/main": CONVERTED,
+    "some/tagged@refs/pr/7": REVISIONS["refs/pr/7"],
+    "some/tagged@v1.0": REVISIONS["v1.0"],
+    f"some/tagged@{commit_of(REVISIONS['b'])}": REVISIONS["b"],
+}
+REFUSED = {
+    "some/bots@main": ("has no safetensors",),  # a revision that was asked for is not replaced
+    **{
+        f"some/{name}": ("has no safetensors, the only", f"{name}@refs/pr/N", "save_pretrained")
+        for name in NO_WEIGHTS
+    },
+    "no/such": (NO_FOLDER, "Repository Not Found for url"),
+    "some/gated": (NO_FOLDER, "Cannot access gated repo"),
+    "some/gated@v9": (NO_FOLDER, "Revision Not Found"),
+    "a/b/c": (NO_FOLDER, "Repo id must be"),
+}
+
+
+def test_weights_are_those_of_the_revision_of_main_or_of_the_bots_pull_request(tmp_path):
+    hub = LoopbackHub({f"models/some/{name}": repo for name, repo in MODELS.items()})
     with hub.serve() as endpoint:
-        return ask(folder, endpoint, ["commit", name]), hub.requests
-
-
-def test_weights_in_the_bots_pull_request_are_found_where_main_has_none(tmp_path):
-    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST)
-    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
-        told = ask(tmp_path, endpoint, ["commit", "some/opt"], ["commit", "some/opt@main"])
-    found, refused = told.answers
-    assert found == commit_of(CONVERTED) != commit_of(OLD)
-    # A revision that was asked for is not replaced.
-    assert "model 'some/opt@main' has no safetensors" in refused["error"]
+        told = ask(tmp_path, endpoint, *(["commit", name] for name in [*FOUND, *REFUSED]))
+    answers = dict(zip([*FOUND, *REFUSED], told.answers, strict=True))
+    assert {name: answers[name] for name in FOUND} == {n: commit_of(f) for n, f in FOUND.items()}
+    for name, parts in REFUSED.items():
+        error = answers[name]["error"]
+        assert all(part.format(name=name) in error for part in parts)
+        assert error.startswith("ModelError: ")
+        assert "\n" not in error
     assert "its main branch has no safetensors; those of the hub's bot are loaded" in told.log
     assert "(refs/pr/1)" in told.log
-
-
-def test_main_is_taken_where_it_has_safetensors_and_costs_one_request_when_cached(tmp_path):
-    repo = Repo({"main": CONVERTED, "refs/pr/1": {**CONVERTED, "more": b""}}, OPEN_REQUEST)
-    told, _ = ask_commit(tmp_path, repo)
-    assert told.only == commit_of(CONVERTED)
-    again, requests = ask_commit(tmp_path, repo)
-    assert again.only == told.only
-    assert requests == ["GET /api/models/some/opt/revision/main"]
-
-
-def test_no_safetensors_anywhere_names_the_ways_out(tmp_path):
-    bots, closed = OPEN_REQUEST[1], {"author": BOT, "status": "closed"}
-    repos = {
-        "none": ({}, CONVERTED),
-        "closed": ({1: closed}, CONVERTED),
-        "not-the-bots": ({1: {**bots, "author": "anyone"}}, CONVERTED),
-        "without-weights": ({1: bots}, {**OLD, "README.md": b""}),
-        "weights-elsewhere": ({1: bots}, {**OLD, "onnx/model.safetensors": b""}),
-        "the-bots": ({1: bots}, CONVERTED),  # the control
-    }
-    hub = LoopbackHub(
-        {
-            f"models/some/{name}": Repo({"main": OLD, "refs/pr/1": files}, pulls)
-            for name, (pulls, files) in repos.items()
-        }
-    )
-    with hub.serve() as endpoint:
-        told = ask(tmp_path, endpoint, *(["commit", f"some/{name}"] for name in repos))
-    *refused, found = told.answers
-    assert found == commit_of(CONVERTED)
-    for name, answer in zip(repos, refused, strict=False):
-        error = answer["error"]
-        assert error.startswith(
-            f"ModelError: model 'some/{name}' has no safetensors, the only kind"
-        )
-        assert f"some/{name}@refs/pr/N" in error
-        assert "save_pretrained" in error
-        assert "\n" not in error
-
-
-def test_a_revision_is_taken_as_it_is(tmp_path):
-    revisions = {
-        "refs/pr/7": CONVERTED,
-        "v1.0": {**CONVERTED, "a": b""},
-        "b": {**CONVERTED, "b": b""},
-    }
-    repo = Repo({"main": {**CONVERTED, "README.md": b""}, **revisions})
-    names = ["refs/pr/7", "v1.0", commit_of(revisions["b"])]
-    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
-        told = ask(tmp_path, endpoint, *(["commit", f"some/opt@{name}"] for name in names))
-    assert told.answers == [commit_of(files) for files in revisions.values()]
-
-
-def test_a_model_that_is_not_ours_to_read_is_refused_in_one_line(tmp_path):
-    gated = Repo({"main": CONVERTED}, is_gated=True)
-    with LoopbackHub({"models/some/gated": gated}).serve() as endpoint:
-        names = ["no/such", "some/gated", "some/gated@v9", "a/b/c"]
-        told = ask(tmp_path, endpoint, *(["commit", name] for name in names))
-    errors = [answer["error"] for answer in told.answers]
-    reasons = ["Repository Not Found for url", "Cannot access gated repo", "Revision Not Found"]
-    for name, reason, error in zip(names, [*reasons, "Repo id must be"], errors, strict=True):
-        assert error.startswith(f"ModelError: cannot find model '{name}': it is no folder here")
-        assert reason in error
-        assert "\n" not in error
+    hub = LoopbackHub({"models/some/main": MODELS["main"]})
+    with hub.serve() as endpoint:  # when cached it costs one request
+        assert ask(tmp_path, endpoint, ["commit", "some/main"]).answers == [answers["some/main"]]
+    assert hub.requests == ["GET /api/models/some/main/revision/main"]
 
 
 @pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
 def test_nothing_cached_and_no_connection_names_the_ways_out(tmp_path, environment):
     told = ask(tmp_path, NOWHERE, ["commit", "some/opt"], **environment)
-    assert "cannot find model 'some/opt'" in told.error
-    assert "bundled: name" in told.error
-    assert ("offline mode" if environment else "refused") in told.error
+    error = told.answers[0]["error"]
+    assert "cannot find model 'some/opt'" in error
+    assert "bundled: name" in error
+    assert ("offline mode" if environment else "refused") in error
 
 
 def test_offline_the_cache_is_read_as_the_hub_was_last_seen(tmp_path):
     first, second, third = ({**CONVERTED, "README.md": text} for text in (b"1", b"2", b"3"))
-    for files in (first, second):  # the main branch moves on
-        with LoopbackHub({"models/some/opt": Repo({"main": files})}).serve() as endpoint:
-            ask(tmp_path, endpoint, ["weights", "some/opt"])
-    repo = Repo({"main": second, "refs/pr/3": third})
-    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
-        ask(tmp_path, endpoint, ["weights", "some/opt@refs/pr/3"])
+    with LoopbackHub({"models/some/opt": Repo({"main": first})}).serve() as endpoint:
+        ask(tmp_path, endpoint, ["weights", "some/opt"])
+    bots = Repo({**MODELS["bots"].revisions, "branch": third}, OPEN_REQUEST)
+    moved = Repo({"main": second, "refs/pr/3": third})  # the main branch has moved on
+    later = f"some/bots@{commit_of(third)}"
+    names = ["some/opt", "some/opt@refs/pr/3", "some/bots", later]
+    with LoopbackHub({"models/some/opt": moved, "models/some/bots": bots}).serve() as endpoint:
+        ask(tmp_path, endpoint, *(["weights", name] for name in names))
     old = commit_of(first)
-    names = ["some/opt", "some/opt@refs/pr/3", f"some/opt@{old}", f"some/opt@{old[:8]}"]
-    questions = [["commit", name] for name in [*names, "some/opt@v9", "other/opt"]]
+    names += [f"some/opt@{old}", f"some/opt@{old[:8]}", "some/opt@v9", "other/opt"]
+    questions = (["commit", name] for name in names)
     told = ask(tmp_path, NOWHERE, *questions, HF_HUB_OFFLINE="1")
-    assert told.answers[:4] == [commit_of(second), commit_of(third), old, old]
-    assert all("cannot find model" in answer["error"] for answer in told.answers[4:])
-
-
-def test_offline_the_bots_pull_request_is_preferred_to_a_later_commit(tmp_path):
-    other = {**CONVERTED, "README.md": b"another"}
-    repo = Repo({"main": OLD, "refs/pr/1": CONVERTED, "branch": other}, OPEN_REQUEST)
-    with LoopbackHub({"models/some/opt": repo}).serve() as endpoint:
-        later = f"some/opt@{commit_of(other)}"
-        online = ask(tmp_path, endpoint, ["weights", "some/opt"], ["weights", later])
-    offline = ask(tmp_path, NOWHERE, ["commit", "some/opt"], ["commit", later], HF_HUB_OFFLINE="1")
-    assert offline.answers == online.answers == [commit_of(CONVERTED), commit_of(other)]
+    # The bot's pull request is preferred to a later commit.
+    expected = [commit_of(files) for files in (second, third, CONVERTED, third)]
+    assert told.answers[:6] == [*expected, old, old]
+    assert all("cannot find model" in answer["error"] for answer in told.answers[6:])
 
 
 def convertible(folder):
@@ -283,87 +248,64 @@ def test_corpora_and_task_data_come_from_the_hub(online):
 
 
 @pytest.mark.slow
-def test_all_that_was_loaded_once_loads_offline(online):
+@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
+def test_all_that_was_loaded_once_loads_without_the_hub(online, environment):
     folder, before = online
-    after = ask(folder, NOWHERE, *EVERYTHING[:7], HF_HUB_OFFLINE="1")
-    assert after.answers == before.answers[:7]
-    assert "from the cache" in after.log
+    # Data sets ask the hub that is down for what they have; they are read where it is told so.
+    count = 7 if environment else 5
+    after = ask(folder, NOWHERE, *EVERYTHING[:count], ["bars", ""], **environment)
+    assert after.answers[:count] == before.answers[:count]
+    assert after.answers[count] == {"download": True, "read": False}
+    assert ("from the cache" if environment else "WARNING pgra.lm.load: model") in after.log
+    assert "--pooling" not in after.log  # that a model has no pooling of its own is known
 
 
-def make_data_set():
-    """Two configurations, one of them in two files and two splits."""
-
-    def rows(*texts):
-        buffer = io.BytesIO()
-        pq.write_table(pa.table({"text": texts}), buffer)
-        return buffer.getvalue()
-
-    card = """---
+CARD = b"""---
 configs:
 - {config_name: old, data_files: [{split: train, path: old/*}]}
 - config_name: new
   data_files: [{split: train, path: new/train*}, {split: test, path: new/test*}]
 ---
 """
+
+
+def rows(*texts):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub_is_a_corpus_and_stays_one_offline(tmp_path):
+    """Two configurations, one of them in two files and two splits; or a script, never run."""
     files = {
-        "README.md": card.encode(),
+        "README.md": CARD,
         "old/train.parquet": rows("old"),
         "new/train-00000-of-00002.parquet": rows("one", "two"),
         "new/train-00001-of-00002.parquet": rows("three", "one"),
         "new/test.parquet": rows("test"),
     }
-    return Repo({"main": files})
-
-
-@pytest.mark.slow
-def test_a_data_set_of_the_hub_is_a_corpus_and_stays_one_offline(tmp_path):
-    names = ["some/wiki:new", "some/wiki:new:test", "some/wiki:old"]
-    wrong = ["some/wiki:new:dev", "some/wiki:none", "some/none"]
-    with LoopbackHub({"datasets/some/wiki": make_data_set()}).serve() as endpoint:
-        told = ask(tmp_path, endpoint, *(["corpus", name] for name in [*names, *wrong]))
-    assert told.answers[:3] == [["one", "two", "three"], ["test"], ["old"]]
-    errors = [answer["error"] for answer in told.answers[3:]]
-    assert "has no split 'dev' (it has train, test): name one" in errors[0]
-    assert "cannot find corpus 'some/wiki:none'" in errors[1]
-    assert "cannot find corpus 'some/none'" in errors[2]
-    assert not any("\n" in error for error in errors)
-    made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
-    again = ask(tmp_path, NOWHERE, *(["corpus", name] for name in names), HF_HUB_OFFLINE="1")
-    assert again.answers == told.answers[:3]
-    assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made
-
-
-@pytest.mark.slow
-def test_a_data_set_whose_main_branch_is_a_script_is_read_from_the_hub_s_own_copy(tmp_path):
-    parquet = {"default/train/0000.parquet": make_data_set().revisions["main"]["old/train.parquet"]}
+    parquet = {"default/train/0000.parquet": rows("script")}
     scripted = {"old_set.py": SCRIPT, "README.md": b""}
     hub = LoopbackHub(
         {
+            "datasets/some/wiki": Repo({"main": files}),
             "datasets/some/old_set": Repo({"main": scripted, "refs/convert/parquet": parquet}),
             "datasets/none/old_set": Repo({"main": scripted}),
         }
     )
+    names = ["some/wiki:new", "some/wiki:new:test", "some/wiki:old", "some/old_set"]
+    wrong = ["some/wiki:new:dev", "some/wiki:none", "some/none", "none/old_set"]
     with hub.serve() as endpoint:
-        told = ask(tmp_path, endpoint, ["corpus", "some/old_set"], ["corpus", "none/old_set"])
-    assert told.answers[0] == ["old"]
+        told = ask(tmp_path, endpoint, *(["corpus", name] for name in [*names, *wrong]))
+    assert told.answers[:4] == [["one", "two", "three"], ["test"], ["old"], ["script"]]
     assert "read from refs/convert/parquet" in told.log
-    again = ask(tmp_path, NOWHERE, ["corpus", "some/old_set"], HF_HUB_OFFLINE="1")
-    assert again.only == ["old"]
-    assert "cannot find corpus 'none/old_set'" in told.answers[1]["error"]
-
-
-@pytest.mark.slow
-def test_models_and_corpora_that_were_loaded_once_load_while_the_hub_is_down(online):
-    folder, before = online
-    after = ask(folder, NOWHERE, *EVERYTHING[:5], ["bars", ""])
-    assert after.answers[:5] == before.answers[:5]
-    assert "WARNING pgra.lm.load: model facebook/opt-tiny: commit" in after.log
-    assert "--pooling" not in after.log  # that a model has no pooling of its own is known
-    assert after.answers[5] == {"download": True, "read": False}
-
-
-@pytest.mark.slow
-def test_a_user_who_hides_download_bars_sees_none(tmp_path):
-    told = ask(tmp_path, NOWHERE, ["bars", ""], HF_HUB_DISABLE_PROGRESS_BARS="1")
-    assert told.only == {"download": False, "read": False}
-    assert "Warning" not in told.log
+    errors = [answer["error"] for answer in told.answers[4:]]
+    assert "has no split 'dev' (it has train, test): name one" in errors[0]
+    for name, error in zip(wrong[1:], errors[1:], strict=True):
+        assert f"cannot find corpus '{name}'" in error
+        assert "\n" not in error
+    made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
+    again = ask(tmp_path, NOWHERE, *(["corpus", name] for name in names), HF_HUB_OFFLINE="1")
+    assert again.answers == told.answers[:4]
+    assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made

@@ -9,6 +9,7 @@ import faiss
 import numpy as np
 import pytest
 from conftest import largest_file
+from small_index import flip_byte
 
 from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context, Worker
@@ -63,12 +64,6 @@ def contents(folder):
     return files, manifest
 
 
-def flip_a_byte(path):
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-
-
 def test_a_built_index_holds_all_vectors_however_the_shards_are_cut(corpus, encoder, tmp_path):
     expected = encoder.encode(TEXTS[:40])
     rows = np.array([0, 9, 10, 31, 39])
@@ -100,7 +95,7 @@ def test_a_build_gone_on_with_is_the_unbroken_one(damage, corpus, encoder, tmp_p
     (folder / ".12345678.partial.npy").write_bytes(b"half")
     record = shard.with_suffix(".json")
     if damage == "byte":
-        flip_a_byte(shard)
+        flip_byte(shard)
     elif damage == "foreign":
         record.write_text(record.read_text().replace('"made_of": "', '"made_of": "0'))
     elif damage != "other sizes":
@@ -120,7 +115,7 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(
 ):
     home = tmp_path / "indexes"
     build(corpus, encoder, home / "flat")
-    flip_a_byte(home / "flat" / "vectors-00002.npy")
+    flip_byte(home / "flat" / "vectors-00002.npy")
     lender = contents(home / "flat")
     with caplog.at_level("INFO"):
         taken = build(corpus, encoder, home / "sq", index_factory="SQfp16")
@@ -231,8 +226,7 @@ def test_vectors_too_large_for_float16_are_refused(corpus, encoder_dir, tmp_path
 def test_a_full_disk_leaves_nothing_half_written(corpus, encoder, tmp_path):
     for limit, num_reused in ((400, 0), (1000, 40)):  # a shard is 448 bytes, index.faiss 2.6 kB
         folder = tmp_path / str(limit)
-        with largest_file(limit), pytest.raises(OSError, match=r"\[Errno"):
+        with largest_file(limit), pytest.raises(OSError, match=f"{folder}"):
             build(corpus, encoder, folder)
-        left = {path.name.partition("-")[0] for path in folder.iterdir()}
-        assert left <= {".lock", "vectors"}
+        assert {path.name.partition("-")[0] for path in folder.glob("*")} <= {"vectors"}
         assert build(corpus, encoder, folder).num_reused == num_reused

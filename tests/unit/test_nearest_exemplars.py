@@ -83,27 +83,6 @@ def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
     assert all(query.id not in {e.id for e in exemplars.of(query)} for query in TRAIN)
 
 
-def test_neighbors_do_not_depend_on_who_asks_beside(neighbors):
-    queries = [*NEW, *TRAIN]
-    together, alone = exemplars_of(neighbors), exemplars_of(neighbors)
-    together.look_up(queries)
-    for query in reversed(queries):
-        alone.look_up([query])
-    assert [together.of(q) for q in queries] == [alone.of(q) for q in queries]
-    shown = {tuple(e.id for e in together.of(query)) for query in queries}
-    assert len(shown) > 3  # the control: prefixes differ
-
-
-def test_vectors_are_encoded_once(neighbors, encoder_dir, tmp_path, monkeypatch):
-    first = neighbors.vectors()
-    monkeypatch.setattr(Neighbors, "encode", lambda *_: pytest.fail("encoded again"))
-    again = Neighbors(partial(Encoder.from_name, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
-    np.testing.assert_array_equal(again.vectors(), first)
-    other = Neighbors(again._open, TRAIN[1:], tmp_path)
-    with pytest.raises(pytest.fail.Exception, match="encoded again"):  # the control
-        other.vectors()
-
-
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
     exemplars = exemplars_of(neighbors, count=5)
     exemplars.look_up(NEW)

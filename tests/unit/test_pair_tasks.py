@@ -4,7 +4,6 @@ The rule: stage 1 searches with both fields side by side, in the order of `input
 the first input and leaves the other empty, so that it has one state for all queries.
 """
 
-import json
 import re
 from dataclasses import replace
 
@@ -13,16 +12,14 @@ import pytest
 from conftest import SENTENCES, with_rerank, write_jsonl
 
 from pgra.config import DataArguments, config_root, read_yaml
-from pgra.core import ALONE, Context, Prediction
+from pgra.core import ALONE, Context
 from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.pgra import reader_template
 from pgra.methods.stages import Stages, prompt_template
-from pgra.prompts.template import PromptTemplate
-from pgra.report.results import RunRecord, write_results
 from pgra.retrieval import open_retriever
 
 PAIRS = ("mrpc", "qnli", "rte")
@@ -63,31 +60,6 @@ def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
     assert template.render_query(passage, after_prefix=True) == (
         f"\n\n{question}\n{PASSAGE}\nThe answer is"
     )
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_pairs_words_are_offered_and_its_source_is_named(name):
-    task = load_task(name)
-    assert all(f'"{word}"' in task.prompt for word in task.prompt_words.values())
-    assert set(task.verbalizer.values()) == {"No", "Yes"}
-    assert task.hub.id == "nyu-mll/glue"
-    assert task.hub.config == name
-    assert task.hub.splits == {"train": "train", "test": "validation"}
-    assert set(task.hub.labels) == set(task.labels)
-
-
-def test_the_sentence_of_a_question_is_what_a_passage_stands_for():
-    assert load_task("qnli").inputs == ("sentence", "question")
-
-
-def test_an_empty_field_leaves_no_blank_line_wherever_it_stands():
-    """A blank line is the border between exemplars."""
-    for body in ("{b}\nWhich?\n{a}", "Which?\n{b}\n{a}", "Which?\n{a}\n{b}\n{c}"):
-        template = PromptTemplate(body, inputs=("a", "b", "c"))
-        shown = template.render_query(template.passage_fields("x"), after_prefix=False)
-        assert shown == "Which?\nx\nThe answer is"
-    whole = PromptTemplate("Which?\n{a}\n{b}", inputs=("a", "b"))
-    assert whole.render({"a": "x", "b": "y"}) == "Which?\nx\ny"  # the control
 
 
 def pair_rows(count):
@@ -152,18 +124,6 @@ def test_stage_2_compares_the_pair_with_each_passage_alone(pair_args):
     assert np.abs(other - expected).max() > 1e-3  # the control: the second field counts
 
 
-def test_predictions_of_a_pair_keep_its_fields(tmp_path):
-    task = load_task("rte")
-    rows = write_jsonl(tmp_path / "rte.jsonl", pair_rows(6))
-    splits = load_splits(task, DataArguments(train_file=str(rows), test_file=str(rows)))
-    said = [Prediction(e.id, "entailment", {"entailment": 1.0}) for e in splits.test]
-    record = RunRecord("rte", "test", "accuracy", task.labels, 0, {}, {})
-    write_results(tmp_path / "run", record, splits.test, said, [[] for _ in said])
-    lines = [json.loads(x) for x in (tmp_path / "run/predictions.jsonl").read_text().splitlines()]
-    assert [line["fields"] for line in lines] == [dict(e.fields) for e in splits.test]
-    assert lines[0]["text"] == " ".join(lines[0]["fields"].values())
-
-
 CLAIMS = [
     {"id": 1, "claim": "The Main flows through Frankfurt.", "label": "SUPPORTS", "evidence": [[1]]},
     {"id": 2, "claim": "Apples are blue.", "label": "REFUTES", "evidence": [[2]]},
@@ -186,40 +146,3 @@ def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path,
     assert len(splits.train) + len(splits.dev) == 15
     assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}
     assert "1 rows labelled NOT ENOUGH INFO were left out" in caplog.text
-
-
-def test_fever_is_sampled_as_the_paper_says(tmp_path):
-    train = write_jsonl(tmp_path / "train.jsonl", CLAIMS * 40)
-    args = DataArguments(
-        train_file=str(train), test_file=str(train), max_train_samples=50, max_test_samples=10
-    )
-    splits = load_splits(load_task("fever"), args)
-    assert (len(splits.train), len(splits.test)) == (50, 10)
-    assert load_splits(load_task("fever"), args).test == splits.test
-    other = load_splits(load_task("fever"), replace(args, split_seed=1))
-    assert other.test != splits.test
-
-
-def test_a_file_of_nothing_but_ignored_labels_is_refused(tmp_path):
-    train = write_jsonl(tmp_path / "train.jsonl", CLAIMS[2:3])
-    with pytest.raises(DataError, match="1 with a label that the task does without"):
-        load_splits(load_task("fever"), DataArguments(train_file=str(train), test_file=str(train)))
-
-
-def test_an_unknown_label_is_still_refused(tmp_path):
-    rows = [*CLAIMS, {"claim": "x", "label": "MAYBE"}]
-    path = write_jsonl(tmp_path / "train.jsonl", rows)
-    with pytest.raises(DataError, match="unknown label 'MAYBE'"):
-        load_splits(load_task("fever"), DataArguments(train_file=str(path), test_file=str(path)))
-
-
-def test_columns_of_files_are_named_by_the_task(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "labels: [a, b]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {a: x, b: z}\n"
-        "local: {splits: {train: train, test: test}, columns: {text: claim}}\n"
-    )
-    tsv = tmp_path / "train.tsv"
-    tsv.write_text('claim\tlabel\n"He said ""no""."\ta\n')
-    with pytest.raises(DataError, match="'claim' is quoted"):
-        load_splits(load_task(str(path)), DataArguments(train_file=str(tsv), test_file=str(tsv)))

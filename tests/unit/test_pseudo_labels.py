@@ -1,8 +1,9 @@
 """Label consistency from folders: a tiny plain reader labels the evidence of written runs."""
 
 import json
+import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from conftest import with_rerank, with_retriever
 
 from pgra.commands.consistency import main
-from pgra.commands.evidence import main as show_evidence
+from pgra.config import CorpusArguments
 from pgra.core import ALONE, Example, Prediction
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.experiments.consistency import (
+    PseudoLabels,
     compare_evidence,
     label_texts,
     open_labeler,
@@ -27,7 +29,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
-from pgra.report.results import EvidenceLine, RunRecord, write_results
+from pgra.report.results import EvidenceLine, RunRecord, load_run, write_results
 from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
@@ -51,30 +53,22 @@ RECORD = ReaderRecord(
 TEXTS = ["the red sea", "a film", "an old house", "apples in the garden", "plot", "a warm cast"]
 
 
-def random_reader(t5_dir, seed):
-    reader = FusionReader.from_name(str(t5_dir))
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in reader.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
-    return reader.eval()
-
-
-def save_labeler(t5_dir, folder):
-    """Write the first reader of random weights that does not say one label of all texts."""
+@pytest.fixture(scope="module")
+def labeler(t5_dir, tmp_path_factory):
+    """The first reader of random weights that does not say one label of all texts."""
+    folder = tmp_path_factory.mktemp("runs") / "plain"
     tokenizer = load_tokenizer(find_model(str(t5_dir)))
     for seed in range(100):
-        model = random_reader(t5_dir, seed)
+        model = FusionReader.from_name(str(t5_dir)).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.data += torch.randn(parameter.shape, generator=generator) * 0.4
         said = [one.label for one in Reader(RECORD, model, tokenizer).predict(TEXTS)]
         if 2 <= said.count("positive") <= 4:
             break
     T5Classifier(model, tokenizer, RECORD.verbalizer).save(folder / "reader")
     write_record(folder / "reader", RECORD)
     return folder
-
-
-@pytest.fixture(scope="module")
-def labeler(t5_dir, tmp_path_factory):
-    return save_labeler(t5_dir, tmp_path_factory.mktemp("runs") / "plain")
 
 
 def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, monkeypatch):
@@ -129,15 +123,11 @@ QUIET = {"device": "cpu", "plots": False, "centre": False}
 QUERIES = ["query one", "query two", "query three"]
 
 
-def write_two_runs(folder):
-    pgra = write_run(folder / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
-    fid = write_run(folder / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
-    return [pgra, fid]
-
-
 @pytest.fixture
 def runs(tmp_path):
-    return write_two_runs(tmp_path)
+    pgra = write_run(tmp_path / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
+    fid = write_run(tmp_path / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
+    return [pgra, fid]
 
 
 @pytest.fixture
@@ -174,9 +164,7 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs,
     said = {text: reader.predict([text])[0].label for text in TEXTS}
     assert set(said.values()) == set(LABELS)  # else nothing could be told
     for name, run in zip(("fid", "pgra"), report.runs, strict=True):
-        lines = [
-            json.loads(x) for x in (tmp_path / name / "predictions.jsonl").read_text().splitlines()
-        ]
+        lines = load_run(tmp_path / name).predictions
         shares = [
             sum(said[seen["text"]] == line["label"] for seen in line["evidence"]) / 3
             for line in lines
@@ -222,21 +210,18 @@ def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
 
 def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_path):
     grid, points = tmp_path / "grid", []
-    evidence = {"T5": [], "FiD": TEXTS[:2], "PGRA": TEXTS[2:4]}
-    for name, method in (("T5", "plain"), ("FiD", "fid"), ("PGRA", "pgra")):
-        folders = {str(seed): f"{name}/seed-{seed}" for seed in (0, 1)}
+    evidence = {"plain": [], "fid": TEXTS[:2], "pgra": TEXTS[2:4]}
+    for method, texts in evidence.items():
+        name, folders = method.upper(), {str(seed): f"{method}/seed-{seed}" for seed in (0, 1)}
         points.append({"name": name, "values": {"method": method}, "seeds": folders})
-        for seed in (0, 1)[: 1 if name == "PGRA" else 2]:
-            run = write_run(grid / folders[str(seed)], QUERIES, [evidence[name]] * 3, seed=seed)
-            values = json.loads((run / "metrics.json").read_text())
-            (run / "metrics.json").write_text(json.dumps({**values, "method": method}))
-    shutil.copytree(labeler / "reader", grid / "T5" / "seed-0" / "reader")
-    told_of = {"name": "mine", "title": "Mine", "axes": ["method"], "seeds": [0, 1]}
-    rows = {"labels": {}, "reference": None, "baseline": {"method": "fid"}, "points": points}
-    (grid / "grid.json").write_text(json.dumps({**told_of, **rows}))
+        for seed in (0,) if method == "pgra" else (0, 1):
+            write_run(grid / folders[str(seed)], QUERIES, [texts] * 3, seed=seed, method=method)
+    shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
+    values = {"name": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
+    (grid / "grid.json").write_text(json.dumps(values))
     report = report_consistency([grid], tmp_path / "out", **QUIET)
-    assert [(run.name, run.seeds) for run in report.runs] == [("FiD", 2), ("PGRA", 1)]
-    assert "difference to FiD" in report.tables[0].columns
+    assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]
+    assert "difference to FID" in report.tables[0].columns
     assert "Missing: PGRA (seed 1)." in told(report)
 
 
@@ -259,37 +244,32 @@ def told(report):
     return " ".join(note for table in report.tables for note in table.notes)
 
 
-def test_runs_that_cannot_be_used_are_named(labeler, runs, tmp_path):
-    other = write_run(tmp_path / "other", ["else", *QUERIES[1:]], [TEXTS[:2]] * 3)
-    task = write_run(tmp_path / "task", QUERIES, [TEXTS[:2]] * 3, task="trec")
-    labels = write_run(tmp_path / "labels", QUERIES, [TEXTS[:2]] * 3, labels=("no", "yes"))
-    plain = write_run(tmp_path / "plain", QUERIES, [[], [], []])
-    out = tmp_path / "out"
-    how = {"labelers": [labeler], **QUIET}
-    with pytest.raises(ArtifactError, match="pgra and .*other cannot stand in one table.*test set"):
-        report_consistency([*runs, other], out, **how)
-    with pytest.raises(ConfigError, match="no labeler is of task 'trec': give a finished run of"):
-        report_consistency([*runs, task], out, **how)
-    with pytest.raises(
-        DataError, match="labels has the labels no, yes, its labeler .*negative, po"
+def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path):
+    out, read = tmp_path / "out", {"labelers": [labeler], **QUIET}
+
+    def other(name, *evidence, **how):
+        return write_run(tmp_path / name, QUERIES, [evidence] * 3, **how)
+
+    for named, error, message in (
+        (
+            [*runs, other("task", *TEXTS[:2], task="trec")],
+            ConfigError,
+            "no labeler is of task 'trec'",
+        ),
+        ([other("odd", *TEXTS[:2], labels=("no", "yes"))], DataError, "odd has the labels no, yes"),
+        ([other("plain")], DataError, "no run has evidence to be consistent with"),
     ):
-        report_consistency([labels], out, **how)
-    with pytest.raises(DataError, match="no run has evidence to be consistent with"):
-        report_consistency([plain], out, **how)
+        with pytest.raises(error, match=message):
+            report_consistency(named, out, **read)
     with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
-        report_consistency(runs, out, baseline="fud", **how)
-    assert not out.exists()
-
-
-def test_a_labeler_that_reads_evidence_is_refused(labeler, runs, tmp_path):
+        report_consistency(runs, out, baseline="fud", **read)
+    with pytest.raises(ConfigError, match="two labelers are of the same task"):
+        report_consistency(runs, out, labelers=[labeler] * 2, **QUIET)
     reads = shutil.copytree(labeler, tmp_path / "reads")
     write_record(reads / "reader", replace(RECORD, num_evidence=2))
     with pytest.raises(ConfigError, match="reads 2 evidence texts a query.*--num_evidence 0"):
         open_labeler(reads)
-    with pytest.raises(ConfigError, match="two labelers are of the same task"):
-        report_consistency(runs, tmp_path / "out", labelers=[labeler] * 2, **QUIET)
-    with pytest.raises(ArtifactError, match="does not exist"):
-        open_labeler(tmp_path / "none")
+    assert not out.exists()
 
 
 def test_damaged_labels_are_refused(labeler, tmp_path):
@@ -348,7 +328,93 @@ def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
             compare_evidence(change, labeler, tmp_path)
     with pytest.raises(ConfigError, match="depth is 4: it must lie between 1 and num_evidence, 3"):
         compare_evidence(args, labeler, tmp_path, depths=[4])
-    with pytest.raises(ConfigError, match="--labeler is missing"):
-        show_evidence(["--output_dir", str(tmp_path)])
-    with pytest.raises(ConfigError, match="--output_dir is missing"):
-        show_evidence(["--labeler", str(labeler)])
+
+
+# A labeler centred at its corpus.
+
+
+def scored(*chances):
+    """Labels of texts "0", "1", ... that a labeler gives these chances of "pos" (or of each)."""
+    names = ("neg", "pos") if isinstance(chances[0], float) else ("a", "b", "c")
+    both = [(1 - c, c) if isinstance(c, float) else c for c in chances]
+    return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(both)}
+
+
+def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
+    scores = scored(0.6, 0.7, 0.8, 0.9, 0.95)  # all "pos", as nearly all of Wikipedia is
+    texts, sample = ["0", "3"], list(scores)
+    centred, plain = PseudoLabels(scores, 5, sample), PseudoLabels(scores, 5)
+    # The median's own text ties, and goes to the first label.
+    assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
+    assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
+    assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
+    told = centred.describe(texts)
+    assert told["corpus_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
+    assert told["corpus_labels"] == {"neg": 0.6, "pos": 0.4}
+    assert told["evidence_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
+    assert told["evidence_labels"] == {"neg": 0.5, "pos": 0.5}
+    assert "pos 100.0 % before, neg 60.0 %, pos 40.0 % after" in centred.note("t", texts)
+    told = plain.describe(texts)
+    assert (told["is_centred"], "corpus_labels" in told) == (False, False)
+
+
+def test_of_more_labels_each_is_measured_by_its_own_median():
+    scores = scored((0.5, 0.3, 0.2), (0.6, 0.1, 0.3), (0.7, 0.2, 0.1))
+    centred = PseudoLabels(scores, 3, list(scores))
+    # Medians 0.6, 0.2, 0.2; ratios to them: 5/6, 3/2, 1; 1, 1/2, 3/2; 7/6, 1, 1/2.
+    assert list(centred.labels.values()) == ["b", "c", "a"]
+    assert set(PseudoLabels(scores, 3).labels.values()) == {"a"}  # the control
+    zero = scored((1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # of float32; no logarithm of it
+    assert set(PseudoLabels(zero, 2, ["0", "1"]).labels.values()) == {"a"}
+
+
+def with_corpus(folder, path, **changes):
+    """Have a written run say which corpus its evidence is of, as train.py does."""
+    asked = {**asdict(CorpusArguments(corpus=str(path))), **changes}
+    runtime = {"artifacts_dir": str(path.parent / "artifacts")}
+    (folder / "arguments.json").write_text(json.dumps({"corpus": asked, "runtime": runtime}))
+    return folder
+
+
+def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
+    labeler, runs, tmp_path, corpus_file
+):
+    for run in runs:
+        with_corpus(run, corpus_file)
+    how = {**QUIET, "labelers": [labeler], "centre": True}
+    centred = report_consistency(runs, tmp_path / "out", **how)
+    plain = report_consistency(runs, tmp_path / "out", **{**how, "centre": False})
+    passages = list(dict.fromkeys(corpus_file.read_text().splitlines()))
+    reader = Reader.load(labeler, device="cpu")
+    chance = {t: reader.predict([t])[0].scores["positive"] for t in (*passages, *TEXTS)}
+    middle = np.median([chance[text] for text in passages])
+    for run, other in zip(centred.runs, plain.runs, strict=True):
+        lines = load_run(tmp_path / run.name).predictions
+        for measured, threshold in ((run, middle), (other, 0.5)):
+            shares = []
+            for line in lines:
+                is_positive = line["label"] == "positive"
+                said = [chance[seen["text"]] > threshold for seen in line["evidence"]]
+                shares.append(said.count(is_positive) / len(said))
+            assert measured.shares.tolist() == pytest.approx(shares)
+    assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
+    report_consistency(runs, tmp_path / "out", **how)
+    written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
+    assert (written["is_centred"], written["corpus_texts"]) == (True, len(passages))
+    before, after = written["corpus_labels_uncentred"], written["corpus_labels"]
+    assert before["positive"] == pytest.approx(np.mean([chance[t] > 0.5 for t in passages]))
+    assert (
+        abs(after["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9 < abs(before["positive"] - 0.5)
+    )
+    assert "the labeler is centred at its medians" in told(centred)
+    assert "the labeler is not centred (the paper's way)" in told(plain)
+
+
+def test_without_its_corpus_a_labeler_is_not_centred_in_silence(labeler, runs, tmp_path):
+    how = {**QUIET, "labelers": [labeler], "centre": True}
+    with pytest.raises(DataError, match=r"fid does not say which corpus.*give --no_centre"):
+        report_consistency(runs, tmp_path / "out", **how)
+    for run in runs:
+        with_corpus(run, tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"gone\.txt.*put it there, or give --no_centre"):
+        report_consistency(runs, tmp_path / "out", **how)

@@ -160,24 +160,6 @@ def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs
     assert unused == []  # as several processes need it
 
 
-def test_the_evidence_is_the_query_encoders_best_of_the_candidates(t5_dir, encoder, inputs):
-    reader = open_reader(t5_dir, encoder, 3)
-    _, evidence = choose_evidence(reader, inputs)
-    asked = encoder.encode([QUERIES[0].text])[0]
-    order = sorted(
-        CANDIDATES[0].tolist(), key=lambda row: -(encoder.encode([SENTENCES[row]])[0] @ asked)
-    )
-    assert evidence.rows[0].tolist() == order[:3]
-    assert np.exp(evidence.scores[0]).sum() == pytest.approx(1, rel=1e-5)
-    assert set(evidence.rows[1].tolist()) == {4, 9, -1}
-    assert evidence.scores[1, 2] == -np.inf
-    with torch.no_grad():
-        for parameter in reader.query_encoder.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    _, moved = choose_evidence(reader, inputs)  # the control
-    assert abs(moved.scores[0] - evidence.scores[0]).max() > 1e-3
-
-
 def test_a_query_without_candidates_is_read_alone(t5_dir, encoder, tokenizer, inputs):
     lost = replace(inputs, pools=np.full_like(inputs.pools, -1))
     reader = open_reader(t5_dir, encoder, 2)

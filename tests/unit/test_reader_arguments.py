@@ -1,6 +1,5 @@
 import copy
 import re
-import sys
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 
@@ -12,15 +11,12 @@ from pgra.artifacts import canonical_json
 from pgra.config import ReaderArguments, parse_arguments
 from pgra.errors import ConfigError
 from pgra.lm.load import choose_device
-from pgra.memory.lessons import FinetuneArguments
-from pgra.memory.train import training_arguments
 from pgra.methods.pgra import training_identity
 from pgra.reader.arguments import (
     REFUSED,
     ReaderTrainingArguments,
     check_trackers,
     check_trainer,
-    finish_trackers,
 )
 from pgra.reader.fields import NOT_DECIDING
 
@@ -121,36 +117,6 @@ def test_all_of_the_trainers_arguments_decide_a_run_but_the_declared(name):
     assert (identity(before) == identity(after)) == (name in NOT_DECIDING)
 
 
-def test_an_argument_of_a_later_trainer_decides_and_what_is_declared_exists():
-    assert set(FIELDS) >= NOT_DECIDING
-
-    @dataclass
-    class Later(ReaderTrainingArguments):
-        brand_new: int = 0
-
-    assert identity(Later(use_cpu=True)) != identity(Later(use_cpu=True, brand_new=1))
-
-
-@pytest.mark.parametrize(
-    ("given", "resolved"),
-    [
-        ({}, {"warmup_steps": 0.0, "num_train_epochs": 3, "eval_delay": 0.0}),
-        ({}, {"eval_steps": 500.0, "optim": "adamw_torch_fused", "accelerator_config": {}}),
-        ({}, {"metric_for_best_model": "accuracy", "greater_is_better": True}),
-        ({"max_steps": 40}, {"max_steps": 40, "eval_steps": 40}),
-        (
-            {"torch_compile": True, "torch_compile_backend": "eager"},
-            {"torch_compile_backend": "eager"},
-        ),
-        ({"lr_scheduler_kwargs": '{"power": 2}'}, {"lr_scheduler_kwargs": {"power": 2.0}}),
-    ],
-    ids=str,
-)
-def test_a_value_is_what_it_resolves_to(given, resolved):
-    one, other = (ReaderTrainingArguments(use_cpu=True, **values) for values in (given, resolved))
-    assert identity(one) == identity(other)
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_reader_cannot_do_is_refused_with_its_value(name):
     ReaderTrainingArguments(use_cpu=True)  # the control
@@ -161,54 +127,33 @@ def test_what_the_reader_cannot_do_is_refused_with_its_value(name):
     assert "eave it out" in str(caught.value) or "--" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize(
-    "name", [one for one in FIELDS if isinstance(other_value(one), float) and one not in REFUSED]
-)
-def test_no_number_is_endless_or_none(name, value):
-    with pytest.raises(ConfigError, match=f"^{name} is {value}: it must be"):
-        ReaderTrainingArguments(use_cpu=True, **{name: value})
-
-
 @pytest.mark.parametrize(
     "values",
     [
         {"train_sampling_strategy": "group_by_length"},
         {"optim": "galore_adamw"},
-        {"optim": "schedule_free_adamw"},
         {"optim": "adamw_torch_xla"},
         {"optim_args": "no_pair"},
         {"adam_beta1": 1.5},
-        {"adam_epsilon": -1.0},
         {"weight_decay": -1.0},
-        {"max_grad_norm": -1.0},
+        {"learning_rate": float("nan")},
         {"lr_scheduler_type": "cosine_with_min_lr"},
-        {"lr_scheduler_type": "warmup_stable_decay"},
-        {"lr_scheduler_kwargs": "text"},
         {"lr_scheduler_kwargs": "{"},
         {"lr_scheduler_kwargs": '{"unknown": 1}'},
         {"lr_scheduler_kwargs": '{"min_lr": NaN}'},
-        {"accelerator_config": '{"unknown": 1}'},
         {"accelerator_config": "/nowhere.json"},
         {"accelerator_config": '{"gradient_accumulation_kwargs": {"num_steps": 2}}'},
         {"accelerator_config": '{"dispatch_batches": true}'},
-        {"accelerator_config": {"use_seedable_sampler": False}},
-        {"accelerator_config": "[1]"},
         {"activation_checkpointing_kwargs": '{"unknown": 1}'},
-        {"dataloader_num_workers": -1},
-        {"dataloader_multiprocessing_context": "spawn"},
         {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": "unknown"},
         {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 0},
         {"torch_compile_backend": "unknown"},
-        {"torch_compile_mode": "unknown"},
-        {"include_num_input_tokens_seen": "unknown"},
         {"log_level": "unknown"},
-        {"eval_steps": -5},
         {"eval_steps": 0},
         {"greater_is_better": False},
-        {"early_stopping_patience": 0},
         {"load_best_model_at_end": False, "early_stopping_patience": 2},
         {"eval_steps": 20, "save_steps": 500},
+        {"report_to": "tensorbord"},
     ],
     ids=str,
 )
@@ -217,9 +162,9 @@ def test_a_value_that_cannot_be_used_is_refused_before_the_training(values):
     with pytest.raises(ConfigError) as caught:
         check_trainer(ReaderTrainingArguments(use_cpu=True, **values))
     (name, value), *_ = reversed(values.items())
-    assert name in str(caught.value)
+    assert name in str(caught.value) or name == "report_to"
     message = str(caught.value).lower()
-    if name != "early_stopping_patience" or value == 0:
+    if name != "early_stopping_patience":
         assert all(word.lower() in message for word in re.findall(r"\w+", str(value)))
 
 
@@ -241,84 +186,43 @@ def test_a_precision_that_accelerate_sets_is_said_by_the_argument(monkeypatch):
         ReaderTrainingArguments(use_cpu=True)
 
 
-@pytest.fixture
-def cudnn_on():
-    """cuDNN's attention as torch has it at the start; it gives a T5's position bias no gradient."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(True)
+def test_a_declared_argument_exists_and_one_of_a_later_trainer_decides():
+    assert set(FIELDS) >= NOT_DECIDING
+
+    @dataclass
+    class Later(ReaderTrainingArguments):
+        brand_new: int = 0
+
+    assert identity(Later(use_cpu=True)) != identity(Later(use_cpu=True, brand_new=1))
+    mapped = [{"power": 2.0}, '{"power": 2}']
+    one, other = (ReaderTrainingArguments(use_cpu=True, lr_scheduler_kwargs=m) for m in mapped)
+    assert identity(one) == identity(other)  # a value is what it resolves to
 
 
-@pytest.fixture
-def seen_gpu(monkeypatch, cudnn_on):
-    """A GPU that is seen and never used."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+def test_whoever_takes_a_gpu_goes_without_cudnns_attention(monkeypatch):
+    """It gives a T5's position bias no gradient; on a CPU torch is left as it is."""
+    for is_there in (False, True):
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        if is_there:  # a GPU that is seen and never used
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+            monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+            monkeypatch.setattr(TrainingArguments, "device", torch.device("cuda", 0))
+        for take in (
+            lambda: choose_device("auto"),
+            lambda: ReaderTrainingArguments(use_cpu=True),
+        ):
+            take()
+            assert torch.backends.cuda.cudnn_sdp_enabled() != is_there
+            torch.backends.cuda.enable_cudnn_sdp(True)
 
 
-WAYS_TO_A_DEVICE = {
-    "choose_device": lambda: choose_device("auto"),
-    "the Trainer": lambda: ReaderTrainingArguments(use_cpu=True),
-    "the LM's Trainer": lambda: training_arguments(FinetuneArguments(device="cpu")),
-}
-
-
-@pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
-def test_whoever_takes_a_gpu_goes_without_cudnns_attention(way, seen_gpu):
-    WAYS_TO_A_DEVICE[way]()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled()
-
-
-@pytest.mark.parametrize("way", WAYS_TO_A_DEVICE)
-def test_on_a_cpu_torchs_attention_is_left_as_it_is(way, cudnn_on):
-    WAYS_TO_A_DEVICE[way]()
-    choose_device("cpu")
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Say which trackers are installed."""
-
-    def run(*names):
-        where = "transformers.integrations.get_available_reporting_integrations"
-        monkeypatch.setattr(where, lambda: list(names))
-
-    return run
-
-
-def test_nothing_is_reported_unless_asked_for(installed):
-    installed("tensorboard", "wandb")
-    for nothing in ({}, {"report_to": "none"}):
-        assert ReaderTrainingArguments(use_cpu=True, **nothing).report_to == []
+def test_what_is_reported_to_is_asked_for_and_installed(monkeypatch):
+    where = "transformers.integrations.get_available_reporting_integrations"
+    monkeypatch.setattr(where, lambda: ["tensorboard", "wandb"])
+    assert ReaderTrainingArguments(use_cpu=True).report_to == []
     assert TrainingArguments(use_cpu=True).report_to == []  # the Trainer's default is ours
-    both = ["tensorboard", "wandb"]
-    for words in (both, "tensorboard,wandb", "all"):
-        assert check_trackers(words) == both
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["tensorbord"], "unknown tracker 'tensorbord'. Did you mean 'tensorb"),
-        (["tensorboard", "all"], "unknown tracker 'all'"),
-        (["wandb"], "report_to wandb needs .*pip install wandb, or"),
-        (["tensorboard"], "report_to tensorboard needs .*pip install tensorboardX, or"),
-    ],
-)
-def test_a_tracker_that_is_unknown_or_missing_is_refused(installed, names, message):
-    installed(*(["tensorboard"] if "all" in names else []))
-    with pytest.raises(ConfigError, match=message):
-        ReaderTrainingArguments(use_cpu=True, report_to=names)
-
-
-def test_wandb_is_closed_after_a_training_and_nothing_else_is_touched(monkeypatch):
-    closed = []
-    wandb = SimpleNamespace(finish=lambda: closed.append("wandb"))
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    finish_trackers(["tensorboard"])
-    assert closed == []
-    finish_trackers(["wandb"])
-    assert closed == ["wandb"]
+    for words in (["tensorboard", "wandb"], "tensorboard,wandb", "all"):
+        assert check_trackers(words) == ["tensorboard", "wandb"]
+    monkeypatch.setattr(where, list)
+    with pytest.raises(ConfigError, match="report_to tensorboard needs .*pip install tensorboardX"):
+        ReaderTrainingArguments(use_cpu=True, report_to=["tensorboard"])

@@ -1,17 +1,13 @@
 """The Trainer's features, through the fused reader."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
-from small_training import make_arguments, make_inputs, script, tokens, train
+from small_training import make_arguments, make_inputs, script, train
 
-from pgra.lm.batching import GroupCost
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import collate
-from pgra.reader.train import compiled_blocks, read_losses
+from pgra.reader.train import read_losses
 
 EVIDENCE = ("the sea", "a town on a hill", "her second album")
 
@@ -81,45 +77,3 @@ def test_a_compiled_reader_trains_alike_and_is_saved_plain(t5_dir, tmp_path):
     )
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight)
-
-
-@torch.no_grad()
-def test_compiling_takes_each_block_of_the_encoder_and_gives_it_back(t5_dir, tmp_path):
-    reader = FusionReader.from_name(str(t5_dir))
-    compiled, seen = [], SimpleNamespace(state=SimpleNamespace(dynamo_plugin=SimpleNamespace()))
-    plain = SimpleNamespace(torch_compile=False)
-    asked = SimpleNamespace(
-        torch_compile=True,
-        torch_compile_backend=lambda graph, _: compiled.append(graph) or graph.forward,
-        torch_compile_mode=None,
-    )
-    ids = torch.arange(3, 27).view(3, 8)
-    expected = reader.model.get_encoder()(input_ids=ids).last_hidden_state
-    for arguments, is_compiled in ((plain, False), (asked, True)):
-        with compiled_blocks(reader, arguments, seen):
-            found = reader.model.get_encoder()(input_ids=ids).last_hidden_state
-        assert bool(compiled) == is_compiled
-        torch.testing.assert_close(found, expected)
-    assert seen.state.dynamo_plugin.backend == "NO"
-    count = len(compiled)
-    reader.model.get_encoder()(input_ids=ids[:, :5])
-    assert len(compiled) == count
-
-
-def test_without_dropout_a_batch_has_one_loss(t5_dir):
-    tokenizer = load_tokenizer(find_model(str(t5_dir)))
-    reader = FusionReader.from_name(str(t5_dir)).train()
-    rows = tokens(t5_dir, make_inputs(4, extra=EVIDENCE))
-    cost = GroupCost.on(reader.device)
-    batch = collate([rows[i] for i in range(4)], pad_token_id=tokenizer.pad_token_id, cost=cost)
-    del batch["example_ids"]
-
-    def loss():
-        return float(reader(**batch).loss.detach())
-
-    assert loss() != loss()
-    reader.set_dropout(0.0)
-    assert loss() == loss()
-    assert reader.model.config.dropout_rate == 0
-    reader.set_dropout(0.3)
-    assert loss() != loss()

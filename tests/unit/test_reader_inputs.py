@@ -106,12 +106,6 @@ def test_evidence_is_cut_first_then_the_query_and_its_slot_never(
         assert fits or not query_fits or len(ids) == limit  # no room is left
 
 
-def test_what_was_cut_is_said(build, caplog):
-    caplog.set_level("INFO")
-    build([example()], [[LONG, "the sea"]], max_tokens=60)
-    assert "cut to 60 tokens: 0 of 1 queries, 1 of 2 evidence texts" in caplog.text
-
-
 def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     pair = Example("test-0", {"premise": LONG, "claim": "The sea is blue."}, "negative")
     template = "{premise} ? <extra_id_0> , {claim}"
@@ -122,19 +116,6 @@ def test_the_longest_field_is_cut_and_then_the_next(tokenizer, build):
     assert text.startswith("?<extra_id_0>,T")
     assert not text.endswith("blue.")
     assert len(item.segments[0]) <= 12
-
-
-def test_each_text_is_tokenised_once(tokenizer, build, monkeypatch):
-    texts = []
-    plain = type(tokenizer).__call__
-
-    def spy(self, given_, **kwargs):
-        texts.extend(given_)
-        return plain(self, given_, **kwargs)
-
-    monkeypatch.setattr(type(tokenizer), "__call__", spy)
-    build([example("Warm", "a"), example("Dull", "b")], [["Sea.", "Town."], ["Town.", "Sea."]])
-    assert sorted(t for t in texts if t.startswith(" ")) == [" Sea.", " Town."]
 
 
 def test_what_cannot_be_built_is_refused(build):
@@ -271,12 +252,6 @@ def test_packed_segments_hold_every_token_once_where_its_example_says(examples, 
     assert len(packed.input_ids) == sum(rows * length for rows, length, _ in packed.groups)
     assert all(rows * length <= max(most, length) for rows, length, _ in packed.groups)
     assert sum(tokens for _, _, tokens in packed.groups) == len(everywhere)
-
-
-def test_an_example_without_tokens_is_refused():
-    for examples in ([[]], [[np.array([], np.int32)]]):
-        with pytest.raises(ValueError, match="no segment, or a segment no token"):
-            pack_segments(examples, pad_token_id=0, cost=GroupCost(1, 1))
 
 
 def test_a_batch_has_padded_targets_and_its_examples_names(tokenizer):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 import signal
 
 import pytest
@@ -17,7 +16,6 @@ from small_training import (
     train_long,
 )
 
-from pgra.cli import run
 from pgra.errors import Stopped
 from pgra.reader.fid import FusionReader
 from pgra.reader.resume import last_checkpoint
@@ -39,12 +37,6 @@ def whole(t5_dir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     _, result = train_long(t5_dir, folder)
     return folder, result
-
-
-def test_another_seed_is_another_run(whole, t5_dir, tmp_path):
-    train_long(t5_dir, tmp_path, seed=43)
-    one, other = run_files(whole[0]), run_files(tmp_path)
-    assert [name for name in one if one[name] == other[name]] == []
 
 
 @pytest.mark.parametrize(
@@ -86,16 +78,6 @@ def test_a_signal_saves_the_step_it_came_in(whole, t5_dir, tmp_path, number, cod
     _, result = train_long(t5_dir, tmp_path)
     assert run_files(tmp_path) == run_files(whole[0])
     assert log_lines(result) == log_lines(whole[1])
-
-
-@pytest.mark.slow
-def test_time_that_is_up_saves_and_leaves_again_and_again(whole, t5_dir, tmp_path):
-    for step in (1, 2, 3):
-        with pytest.raises(Stopped, match=f"time is up. after step {step} of 17; the same") as stop:
-            train_long(t5_dir, tmp_path, max_train_minutes=1e-9)
-        assert stop.value.code == 124
-    train_long(t5_dir, tmp_path, max_train_minutes=60)
-    assert run_files(tmp_path) == run_files(whole[0])
 
 
 def test_stopped_after_its_last_step_it_does_no_more(whole, t5_dir, tmp_path):
@@ -153,53 +135,9 @@ def test_early_stopping_counts_on_after_a_stop(t5_dir, tmp_path):
     _, result = train(t5_dir, again, measure=measure)
     assert (result.steps, result.best_step) == (8, 4)
     assert run_files(tmp_path / "two") == run_files(tmp_path / "whole")
-    _, patient = train(
-        t5_dir,
-        make_arguments(
-            tmp_path / "3", **{**changes, "early_stopping_patience": 3, "max_steps": 10}
-        ),
-        measure=once(),
-    )
-    assert (patient.steps, patient.best_metric) == (10, 0.9)
     strict = {**changes, "early_stopping_patience": 1, "early_stopping_threshold": 0.11}
     _, result = train(t5_dir, make_arguments(tmp_path / "4", **strict), measure=once())
     assert result.steps == 4  # 0.6 is no progress over 0.5
-
-
-@pytest.mark.slow
-def test_a_full_disk_keeps_the_checkpoint_before(whole, t5_dir, tmp_path, capsys):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-
-    def main(argv):
-        train_long(t5_dir, tmp_path)
-        return 0
-
-    try:
-        with at_batch(15, fill):  # after the checkpoint of step 5, before that of step 10
-            assert run(main, []) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "pgra: error: cannot read or write" in capsys.readouterr().err
-    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-5"
-    train_long(t5_dir, tmp_path)
-    assert run_files(tmp_path) == run_files(whole[0])
-
-
-@pytest.mark.slow
-def test_killed_thrice_for_good(t5_dir, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_long(t5_dir, whole, max_steps=24)
-    # Of 45 batches; counted from where the run goes on.
-    for batch in random.Random(1).sample(range(11, 16), 3):
-        told = {"max_steps": 24, "signal": int(signal.SIGKILL), "batch": batch}
-        assert script(t5_dir, broken, json.dumps(told)).returncode == -signal.SIGKILL
-        assert not (broken / "reader").exists()
-    assert last_checkpoint(broken) is not None
-    train_long(t5_dir, broken, max_steps=24)
-    assert run_files(broken) == run_files(whole)
 
 
 @pytest.mark.slow

@@ -53,12 +53,6 @@ def test_a_grid_names_the_papers_table_by_itself(tmp_path, capsys):
     assert "(paper)" not in capsys.readouterr().out
 
 
-def test_a_figure_is_drawn_too(runs, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["report", str(runs), "--figure", str(tmp_path / "a.svg")]) == 0
-    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-
-
 def test_what_is_not_finished_is_told(tmp_path, capfd):
     plant(tmp_path / "a")
     plant_grid(tmp_path / "g", {"k=8": {"value": 8, "seeds": {0: None}}})
@@ -79,8 +73,6 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no runs are named"),
-        (["{runs}", "--format", "html5"], "unknown format 'html5'"),
         (
             ["{runs}", "--output", "a.doc"],
             "in .md, .tex, .csv, .txt, or give --format",
@@ -89,8 +81,6 @@ def folder(tmp_path, monkeypatch):
         (["{runs}", "--baseline", "fed"], "unknown baseline 'fed'. Did you mean 'fid'?"),
         (["{runs}", "--reference", "T3"], "unknown reference 'T3'"),
         (["{runs}", "--reference", "T10"], "holds label consistency, not the tasks' metrics"),
-        (["{runs}/nowhere"], "nowhere is no folder"),
-        (["{runs}", "--sort", "x"], "unknown argument '--sort'"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(runs, words, message, folder, capsys):

@@ -1,22 +1,22 @@
 """What every retriever promises, one from outside the tree too."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Thread
 
 import numpy as np
 import pytest
 from conftest import SENTENCES
+from small_index import World, flip_byte
 
 from pgra.artifacts import lock_folder
 from pgra.cli import main as pgra
 from pgra.config import RETRIEVERS as NAMED
-from pgra.config import Arguments, CorpusArguments, RetrieverArguments, arg
-from pgra.core import Candidates, Context
-from pgra.data.corpus import open_corpus
+from pgra.config import Arguments, arg
+from pgra.core import Candidates
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
-from pgra.retrieval import RETRIEVERS, IndexRequest, Retriever, find_retriever, open_retriever
+from pgra.retrieval import RETRIEVERS, Retriever, find_retriever, open_retriever
 from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.random import RandomRetriever
 
@@ -58,31 +58,6 @@ INDEXED = ["bm25", "dense", "hybrid"]
 @pytest.fixture
 def world(tmp_path, encoder_dir):
     return World(tmp_path, encoder_dir)
-
-
-class World:
-    """A corpus, and how to search it."""
-
-    def __init__(self, root, encoder):
-        self.root, self.encoder = root, encoder
-        self.context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
-        self.corpus = self.read(SENTENCES)
-
-    def read(self, texts):
-        path = self.root / f"{len(texts)}.txt"
-        path.write_text("\n".join(texts) + "\n")
-        rules = CorpusArguments(corpus=str(path), drop_duplicates=False)
-        return open_corpus(rules, self.context.artifacts)
-
-    def args(self, name="dense", **changes):
-        given = {"encoder": str(self.encoder), "num_candidates": 5, "shard_rows": 4, **changes}
-        return RetrieverArguments(retriever=name, **given)
-
-    def open(self, name="dense", **changes):
-        return open_retriever(self.args(name, **changes), self.corpus, self.context)
-
-    def indexes(self):
-        return sorted(p for p in (self.context.artifacts / "indexes").iterdir() if p.is_dir())
 
 
 def test_the_table_and_the_names_that_are_documented_are_the_same():
@@ -128,7 +103,9 @@ def test_a_passage_finds_itself(name, world):
 
 @pytest.mark.parametrize("name", ["bm25", OWN])
 def test_by_words_ties_go_by_row_and_what_shares_none_is_missing(name, world):
-    world.corpus = world.read([*SENTENCES, SENTENCES[2], SENTENCES[5], "apples"])
+    # A comma makes another text of the same words.
+    copies = [SENTENCES[2].replace(" ", " , ", 1), SENTENCES[5].replace(" ", " , ", 1)]
+    world.one = world.write("more.txt", [*SENTENCES, *copies, "apples"])
     retriever = world.open(name)
     assert retriever.retrieve([SENTENCES[2], SENTENCES[5]], 2).rows.tolist() == [[2, 12], [5, 13]]
     found = retriever.retrieve(["xylophone", "", "apples"], 3).rows
@@ -146,22 +123,19 @@ def test_more_candidates_than_passages_are_refused(name, world):
 
 
 def test_the_arguments_of_a_retriever_are_its_own(world):
-    few = open_retriever(
-        world.args(OWN), world.corpus, world.context, options=CommonWords.Arguments(least_words=3)
-    )
+    options = CommonWords.Arguments(least_words=3)
+    few = open_retriever(world.args(OWN), world.corpus(), world.context, options=options)
     default = world.open(OWN)
     assert few.fingerprint != default.fingerprint
-    assert (few.retrieve(QUERIES[:1], 12).rows >= 0).sum() < (
-        default.retrieve(QUERIES[:1], 12).rows >= 0
-    ).sum()
+    counts = [(one.retrieve(QUERIES[:1], 12).rows >= 0).sum() for one in (few, default)]
+    assert counts[0] < counts[1]
     for name in ("random", OWN):
         with pytest.raises(ConfigError, match=f"'{name}' has no index: there is nothing to build"):
-            prepare(world, name)
+            world.prepare(name)
 
 
 def test_one_from_outside_serves_a_command(world, capsys):
-    corpus = world.root / "12.txt"
-    words = ["search", "old town", "--corpus", corpus, "--retriever", OWN, "--device", "cpu"]
+    words = ["search", "old town", "--corpus", world.one, "--retriever", OWN, "--device", "cpu"]
     words += ["--artifacts_dir", world.context.artifacts, "--num_candidates", 2]
     assert pgra([str(word) for word in words]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -170,28 +144,25 @@ def test_one_from_outside_serves_a_command(world, capsys):
     ]
 
 
-def flip_byte(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-def prepare(world, name, **changes):
-    request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
-    return find_retriever(name).prepare(replace(request, **changes))
+@pytest.mark.parametrize("name", [*INDEXED, "random"])
+def test_what_is_opened_was_named_before_it_was_built(name, world):
+    request = world.request(name)
+    before = find_retriever(name).identify(request)
+    assert not (world.context.artifacts / "indexes").exists()
+    assert dict(world.open(name).fingerprint) == dict(before.fingerprint)
+    assert find_retriever(name).identify(request) == before
 
 
 @pytest.mark.parametrize("name", INDEXED)
 def test_an_index_is_built_once_and_found_where_it_was_foretold(name, world):
-    request = IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
-    foretold = find_retriever(name).folders(request)
+    foretold = find_retriever(name).folders(world.request(name))
     assert not (world.context.artifacts / "indexes").exists()
-    built = prepare(world, name)
-    assert [one.folder for one in built] == foretold
+    built = world.prepare(name)
+    assert [index.folder for index in built] == foretold
     assert sorted(foretold) == world.indexes()
-    assert {one.num_reused for one in built} == {0}
+    assert {index.num_reused for index in built} == {0}
     before = {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()}
-    assert {one.num_reused for one in prepare(world, name)} == {12}
+    assert {index.num_reused for index in world.prepare(name)} == {12}
     assert {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()} == before
 
 
@@ -222,11 +193,9 @@ def test_a_stopped_build_goes_on_to_the_unbroken_index(name, world):
 
 @pytest.mark.parametrize("name", ["bm25", "dense"])
 def test_a_second_job_waits_for_the_first_and_takes_what_it_made(name, world):
-    (folder,) = find_retriever(name).folders(
-        IndexRequest(args=world.args(name), corpus=world.corpus, context=world.context)
-    )
+    (folder,) = find_retriever(name).folders(world.request(name))
     built = []
-    jobs = [Thread(target=lambda: built.extend(prepare(world, name))) for _ in range(2)]
+    jobs = [Thread(target=lambda: built.extend(world.prepare(name))) for _ in range(2)]
     if name == "dense":
         load_encoder(world.args(name), "cpu")  # what two threads would import at once
         with lock_folder(folder):  # a job that is at work, and dies
@@ -254,10 +223,8 @@ def test_an_index_of_something_else_damaged_or_missing_is_refused(name, world):
     with pytest.raises(ArtifactError, match="none does not exist: "):
         world.open(name, index_dir=str(world.root / "none"))
     assert not (world.root / "none").exists()
-    kept, world.corpus = world.corpus, world.read(SENTENCES[1:])
     with pytest.raises(ArtifactError, match='corpus_sha256 "[0-9a-f]+", this run asks for "'):
-        world.open(name, **given)
-    world.corpus = kept
+        world.open(name, world.write("other.txt", SENTENCES[1:]), **given)
     data = next(p for p in sorted(folder.iterdir()) if p.suffix in (".npy", ".faiss"))
     flip_byte(data)
     for flags in ({}, given):

@@ -161,24 +161,6 @@ def test_neighbors_are_stored_and_serve_other_numbers_of_exemplars(tmp_path):
     assert line.searches == 2
 
 
-def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
-    line = OnALine(np.append(PLACES, [0]))
-    for label, expected in (("x", [0, 1]), ("y", [0, 10])):  # a copy, and none
-        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
-        for _ in range(2):
-            values = {"num_exemplars": 2, "similarity": line, "root": tmp_path}
-            assert rows_of(NEW[:1], pool, **values) == [expected]
-    assert line.searches == 2  # the same rows are searched once
-
-
-def test_one_draw_serves_all_and_a_redraw_each():
-    one = select(NEW, exemplars="random")
-    assert len({tuple(line) for line in one.rows.tolist()}) == 1
-    assert np.isnan(one.similarity).all()
-    each = rows_of(NEW, exemplars="random", redraw=True)
-    assert len({tuple(line) for line in each}) == len(NEW)
-
-
 @pytest.mark.parametrize("redraw", [False, True])
 def test_balanced_takes_the_labels_in_turn(redraw):
     own = [Example("test-0", {"text": text}) for text in TEXTS]  # what is left out is replaced
@@ -246,22 +228,21 @@ def test_an_order_keeps_the_rows_and_reversing_reverses(rows, order, query, seed
     assert nearest_last[::-1] == arrange(rows, "nearest-first", query=query) == rows
 
 
-def test_a_random_order_is_each_querys_own():
-    orders = {tuple(arrange([5, 3, 9, 1], "random", query=text, seed=2)) for text in "abcdefgh"}
-    assert len(orders) > 3
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+def test_contradictions_are_refused():
+    for values, message in (
         ({"exemplars": "nearest"}, "unknown exemplars 'nearest'"),
         ({"exemplars": "random", "farthest": True}, "farthest is True, and exemplars is random"),
-        ({"redraw": True}, "redraw is True, and exemplars is knn"),
-        ({"exemplar_file": "x"}, "exemplar_file is x, and exemplars is knn"),
-        ({"mmr_lambda": 1.5}, "mmr_lambda is 1.5"),
         ({"exemplars": "knn-mmr", "mmr_candidates": 4}, "mmr_candidates is 4, and 8 exemplars"),
-    ],
-)
-def test_contradictions_are_refused(values, message):
-    with pytest.raises(ConfigError, match=message):
-        SelectionArguments(**values)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            SelectionArguments(**values)
+
+
+def test_neighbors_that_were_found_among_other_rows_are_not_taken(tmp_path):
+    line = OnALine(np.append(PLACES, [0]))
+    for label, expected in (("x", [0, 1]), ("y", [0, 10])):  # a copy, and none
+        pool = [*POOL, Example("train-10", {"text": TEXTS[0]}, label)]
+        for _ in range(2):
+            values = {"num_exemplars": 2, "similarity": line, "root": tmp_path}
+            assert rows_of(NEW[:1], pool, **values) == [expected]
+    assert line.searches == 2  # the same rows are searched once

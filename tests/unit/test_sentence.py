@@ -9,14 +9,12 @@ import torch
 from conftest import SENTENCES
 from safetensors.torch import save_file
 
-from pgra.config import CorpusArguments, RetrieverArguments, find_class
-from pgra.core import Context, Example
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
-from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
-from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
 from pgra.retrieval import open_retriever
-from pgra.retrieval.neighbors import Neighbors
 
 PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
 PROMPTS = {"query": "the town: ", "document": "a film: "}
@@ -72,14 +70,6 @@ def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path):
     assert encoder.fingerprint["normalize"] is True  # its own part, whatever is asked for
 
 
-def test_without_parts_behind_the_pooling_the_user_decides_on_length(encoder_dir, tmp_path):
-    folder = sentence_dir(encoder_dir, tmp_path / "p")
-    unit = make(folder).encode(SENTENCES)
-    raw = make(folder, normalize=False).encode(SENTENCES)
-    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-5)
-    assert not np.allclose(np.linalg.norm(raw, axis=1), 1, atol=1e-2)
-
-
 @pytest.mark.parametrize("pooling", ["cls", "max", "pooler"])
 def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path, pooling):
     folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
@@ -95,30 +85,6 @@ def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path
     assert unit.fingerprint["normalize"] is True
 
 
-def test_distance_under_another_pooling_is_no_cosine(encoder_dir, tmp_path):
-    folder = str(sentence_dir(encoder_dir, tmp_path / "n", "Normalize"))
-    pool = [Example(f"train-{i}", {"text": text}) for i, text in enumerate(SENTENCES)]
-    queries = [Example("q0", {"text": "A dull film"}), Example("q1", {"text": "The blue sea"})]
-    rows = np.arange(len(pool))
-
-    def orders(pooling):
-        args = SelectionArguments(encoder=folder, pooling=pooling).encoder_arguments()
-        near = Neighbors(lambda: load_encoder(args, "cpu"), pool, tmp_path / "neighbors")
-        compared = {m: find_class("similarity", m, SIMILARITIES)(near) for m in METRICS}
-        return {m: one.nearest(queries, rows, len(rows)).rows for m, one in compared.items()}
-
-    states = make(encoder_dir, pooling="max", normalize=False, max_tokens=64)
-    a, b = (states.encode([one.text for one in some]) for some in (queries, pool))
-    distances = np.linalg.norm(a[:, None] - b[None], axis=2)
-    products = a @ b.T / np.linalg.norm(b, axis=1)
-    other = orders("max")
-    np.testing.assert_array_equal(other["euclidean"], np.argsort(distances))
-    np.testing.assert_array_equal(other["cosine"], np.argsort(-products))
-    assert (other["euclidean"] != other["cosine"]).any()
-    own = orders("auto")  # the control: at unit length all metrics are one
-    np.testing.assert_array_equal(own["euclidean"], own["cosine"])
-
-
 @pytest.mark.parametrize(
     ("own", "asked"),
     [("mean_tokens", "mean"), ("cls_token", "cls"), ("cls_token", "cls_before_pooler")],
@@ -131,15 +97,6 @@ def test_a_models_own_pooling_by_name_keeps_its_parts(encoder_dir, tmp_path, own
     np.testing.assert_allclose(np.linalg.norm(told.encode(SENTENCES), axis=1), 1, atol=1e-5)
 
 
-def test_a_pooling_beside_one_that_is_not_known_here_stands_alone(encoder_dir, tmp_path):
-    folder = sentence_dir(
-        *(encoder_dir, tmp_path / "d", "Normalize"), pooling={"pooling_mode_max_tokens": True}
-    )  # mean and max, side by side
-    mean = make(folder, pooling="mean", normalize=False).encode(SENTENCES)
-    plain = make(encoder_dir, pooling="mean", normalize=False, max_tokens=64).encode(SENTENCES)
-    np.testing.assert_allclose(mean, plain, atol=1e-6)
-
-
 def test_the_weights_behind_the_pooling_are_part_of_the_fingerprint(encoder_dir, tmp_path):
     first = make(sentence_dir(encoder_dir, tmp_path / "a", "Dense")).fingerprint
     changed = sentence_dir(encoder_dir, tmp_path / "b", "Dense")
@@ -147,13 +104,6 @@ def test_the_weights_behind_the_pooling_are_part_of_the_fingerprint(encoder_dir,
     weights = {"linear.weight": torch.ones(WIDE, 16), "linear.bias": torch.zeros(WIDE)}
     save_file(weights, changed / "2_Dense" / "model.safetensors")
     assert make(changed).fingerprint != first
-
-
-def test_a_plain_encoder_has_the_fingerprint_it_always_had(encoder_dir):
-    fields = {"encoder", "pooling", "normalize", "max_tokens", "dtype"}
-    assert set(make(encoder_dir).fingerprint) == fields
-    assert make(encoder_dir).fingerprint["max_tokens"] == 128
-    assert make(encoder_dir).query_fingerprint == make(encoder_dir).fingerprint
 
 
 def test_its_own_longest_text_holds_unless_another_is_asked_for(encoder_dir, tmp_path):
@@ -176,18 +126,12 @@ def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
         by_hand = plain.encode([prompt + text for text in SENTENCES], is_query=is_query)
         np.testing.assert_allclose(vectors, by_hand, atol=1e-6)
         assert not np.allclose(vectors, plain.encode(SENTENCES), atol=1e-2)
+    assert told.fingerprint == {**plain.fingerprint, "passage_prompt": PROMPTS["document"]}
+    assert told.query_fingerprint == {**told.fingerprint, "query_prompt": PROMPTS["query"]}
     asked = make(encoder_dir, query_prompt=PROMPTS["query"], max_tokens=64)
     np.testing.assert_allclose(
         asked.encode(SENTENCES, is_query=True), told.encode(SENTENCES, is_query=True), atol=1e-6
     )
-
-
-def test_a_prompt_is_in_the_fingerprint_of_what_depends_on_it(encoder_dir):
-    plain = make(encoder_dir)
-    asking, telling = make(encoder_dir, query_prompt="q: "), make(encoder_dir, passage_prompt="p: ")
-    assert asking.fingerprint == plain.fingerprint  # passages' vectors are the same
-    assert asking.query_fingerprint != plain.query_fingerprint
-    assert telling.fingerprint == {**plain.fingerprint, "passage_prompt": "p: "}
 
 
 def test_another_query_prompt_finds_others_in_the_same_index(encoder_dir, tmp_path):
@@ -203,25 +147,6 @@ def test_another_query_prompt_finds_others_in_the_same_index(encoder_dir, tmp_pa
     assert asked.fingerprint == {**plain.fingerprint, "query_prompt": "the river of the town: "}
     scores = [found.retrieve(["red apples"], 5).scores for found in (plain, asked)]
     assert not np.allclose(*scores, atol=1e-3)
-
-
-def test_the_arguments_reach_the_encoder(encoder_dir):
-    args = RetrieverArguments(encoder=str(encoder_dir), query_prompt="q: ", passage_prompt="p: ")
-    encoder = load_encoder(args, "cpu")
-    assert (encoder.query_prompt, encoder.fingerprint["passage_prompt"]) == ("q: ", "p: ")
-
-
-def test_a_folder_that_lowers_its_texts_has_them_lowered(encoder_dirs, tmp_path):
-    limits = {"max_seq_length": 64, "do_lower_case": True}
-    cased = shutil.copytree(encoder_dirs["roberta"], tmp_path / "cased")
-    tokenizer = json.loads((cased / "tokenizer.json").read_text())
-    tokenizer["normalizer"]["lowercase"] = False
-    write_json(cased / "tokenizer.json", tokenizer)
-    lowered = make(sentence_dir(cased, tmp_path / "l", limits=limits))
-    plain = make(cased, max_tokens=64)
-    np.testing.assert_allclose(lowered.encode(["Red Sea"]), plain.encode(["red sea"]), atol=1e-6)
-    assert not np.allclose(lowered.encode(["Red Sea"]), plain.encode(["Red Sea"]), atol=1e-3)
-    assert lowered.fingerprint["lower_case"] is True
 
 
 BAD = {

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -79,20 +78,6 @@ def test_a_signal_is_heard_only_meanwhile():
         signal_self(signal.SIGTERM)()
         signal_self(signal.SIGTERM)()
     assert several.code == 143
-
-
-def test_another_thread_leaves_signals_alone():
-    found = []
-
-    def listen():
-        with Stopper().listening():
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=listen)
-    thread.start()
-    thread.join()
-    assert found == [before]
 
 
 @pytest.mark.slow

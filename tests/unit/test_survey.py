@@ -11,7 +11,7 @@ from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import MISSING_ROW, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
-from pgra.retrieval import open_retriever
+from pgra.retrieval import IndexRequest, open_retriever
 from pgra.retrieval.base import candidates_fields, store_candidates
 from pgra.retrieval.survey import Survey, expect_distinct, trial_size
 
@@ -24,50 +24,46 @@ SPLITS = {
 
 @pytest.fixture
 def survey(tmp_path, corpus_file, encoder_dir):
-    corpus = open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path / "artifacts")
-    return Survey(
+    context = Context(artifacts=tmp_path / "artifacts", device="cpu", progress=False)
+    request = IndexRequest(
         args=RetrieverArguments(encoder=str(encoder_dir), num_candidates=3),
-        corpus=corpus,
-        artifacts=tmp_path / "artifacts",
-        task="sst2",
-        splits=SPLITS,
-        device="cpu",
+        corpus=open_corpus(CorpusArguments(corpus=str(corpus_file)), context.artifacts),
+        context=context,
     )
+    return Survey(request=request, task="sst2", splits=SPLITS)
 
 
-def of_kind(survey, kind, **changes):
-    return replace(survey, args=replace(survey.args, retriever=kind), **changes)
+def having(survey, **changes):
+    """Change arguments of the first stage."""
+    request = survey.request
+    return replace(survey, request=replace(request, args=replace(request.args, **changes)))
 
 
 def run_first_stage(survey, *, store):
     """Do as the pipeline does; give the distinct passages."""
-    retriever = open_retriever(
-        survey.args, survey.corpus, Context(artifacts=survey.artifacts, device="cpu")
-    )
+    args, context = survey.request.args, survey.request.context
+    retriever = open_retriever(args, survey.request.corpus, context)
     found = []
     for split, examples in survey.splits.items():
         fields = candidates_fields(
-            retriever.fingerprint,
-            survey.args.retriever,
-            survey.args.num_candidates,
-            examples=examples,
+            retriever.fingerprint, args.retriever, args.num_candidates, examples=examples
         )
         queries = [example.text for example in examples]
-        found.append(retriever.retrieve(queries, survey.args.num_candidates))
+        found.append(retriever.retrieve(queries, args.num_candidates))
         if store:
-            root = survey.artifacts / "candidates" / survey.task
+            root = context.artifacts / "candidates" / survey.task
             store_candidates(root, split, fields, lambda f=found[-1]: f, stage="candidates")
     rows = np.unique(np.concatenate([candidates.rows.ravel() for candidates in found]))
     return rows[rows != MISSING_ROW]
 
 
 def products(survey):
-    return {path.name for path in survey.artifacts.iterdir()}
+    return {path.name for path in survey.request.context.artifacts.iterdir()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_an_index_a_small_corpus_is_tried_whole_and_nothing_is_left(survey, kind):
-    survey = of_kind(survey, kind)
+    survey = having(survey, retriever=kind)
     found = survey.run()
     assert found.basis == "searched"
     assert found.num_to_encode == (0 if kind == "bm25" else len(SENTENCES))
@@ -80,7 +76,7 @@ def test_without_an_index_a_small_corpus_is_tried_whole_and_nothing_is_left(surv
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_index_on_disk_is_searched_and_stored_candidates_are_counted(survey, kind):
-    survey = of_kind(survey, kind)
+    survey = having(survey, retriever=kind)
     rows = run_first_stage(survey, store=False)
     searched = survey.run()
     assert (searched.basis, searched.num_to_encode) == ("searched", 0)
@@ -90,20 +86,20 @@ def test_an_index_on_disk_is_searched_and_stored_candidates_are_counted(survey, 
     stored = replace(survey, seconds=0).run()
     assert (stored.basis, stored.num_texts, stored.seconds) == ("stored", len(rows), 0)
     np.testing.assert_array_equal(stored.rows, rows)
-    fewer = replace(survey, args=replace(survey.args, num_candidates=2)).run()
+    fewer = having(survey, num_candidates=2).run()
     assert fewer.basis == "searched"  # the control: those of another k are not stored
 
 
 def test_an_index_that_is_gone_is_built_again_whatever_is_stored(survey):
-    survey = of_kind(survey, "hybrid")
+    survey = having(survey, retriever="hybrid")
     run_first_stage(survey, store=True)
-    for folder in (survey.artifacts / "indexes").iterdir():
+    for folder in (survey.request.context.artifacts / "indexes").iterdir():
         if folder.name.startswith("bm25"):
             shutil.rmtree(folder)
     without_words = survey.run()
     assert (without_words.basis, without_words.num_to_encode) == ("stored", 0)
     assert without_words.seconds is None
-    shutil.rmtree(survey.artifacts / "indexes")
+    shutil.rmtree(survey.request.context.artifacts / "indexes")
     assert survey.run().num_to_encode == len(SENTENCES)
 
 
@@ -126,7 +122,7 @@ def test_given_little_time_a_part_of_the_queries_stands_for_all(survey):
 
 
 def test_an_approximate_index_is_only_tried_not_counted(survey):
-    survey = replace(survey, args=replace(survey.args, index_factory="HNSW4"))
+    survey = having(survey, index_factory="HNSW4")
     found = survey.run()
     assert found.basis == "trial"
     assert 0 < found.num_texts <= 12
@@ -134,13 +130,13 @@ def test_an_approximate_index_is_only_tried_not_counted(survey):
 
 def test_a_given_index_of_something_else_is_refused(survey, tmp_path, corpus_file):
     (tmp_path / "other").mkdir()
-    args = replace(survey.args, index_dir=str(tmp_path / "other"))
     with pytest.raises(ArtifactError, match="has no manifest.json"):
-        replace(survey, args=args).run()
+        having(survey, index_dir=str(tmp_path / "other")).run()
     run_first_stage(survey, store=False)
-    (index,) = (survey.artifacts / "indexes").iterdir()
-    given = replace(survey.args, index_dir=str(index))
-    moved = replace(survey, args=given, artifacts=tmp_path / "elsewhere").run()
+    (index,) = (survey.request.context.artifacts / "indexes").iterdir()
+    given = having(survey, index_dir=str(index))
+    elsewhere = replace(given.request.context, artifacts=tmp_path / "elsewhere")
+    moved = replace(given, request=replace(given.request, context=elsewhere)).run()
     assert (moved.basis, moved.num_to_encode) == ("searched", 0)
 
 

@@ -1,0 +1,55 @@
+"""A corpus of a few sentences in files, and how to index it and search it."""
+
+from pathlib import Path
+
+from conftest import SENTENCES
+
+from pgra.config import CorpusArguments, RetrieverArguments
+from pgra.core import Context
+from pgra.data.corpus import open_corpus
+from pgra.retrieval import IndexRequest, find_retriever, open_retriever
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+class World:
+    """Files, an encoder, and a folder for what is made; the corpus is `texts` unless named."""
+
+    def __init__(self, root: Path, encoder: Path, texts=SENTENCES) -> None:
+        self.root, self.encoder = root, encoder
+        self.context = Context(artifacts=root / "artifacts", device="cpu", progress=False)
+        self.one = self.write("one.txt", texts)
+
+    def write(self, name: str, texts) -> Path:
+        path = self.root / name
+        path.write_text("".join(f"{text}\n" for text in texts))
+        return path
+
+    def corpus(self, *files: Path, **rules):
+        sources = [str(path) for path in files or (self.one,)]
+        return open_corpus(CorpusArguments(corpus=sources, **rules), self.context.artifacts)
+
+    def args(self, name: str = "dense", **changes) -> RetrieverArguments:
+        given = {"encoder": str(self.encoder), "num_candidates": 4, "shard_rows": 4, **changes}
+        return RetrieverArguments(retriever=name, **given)
+
+    def request(self, name: str = "dense", *files: Path, folder=None, rules=None, **changes):
+        return IndexRequest(
+            args=self.args(name, **changes),
+            corpus=self.corpus(*files, **(rules or {})),
+            context=self.context,
+            output_dir=folder,
+        )
+
+    def prepare(self, name: str = "dense", *files: Path, **changes):
+        return find_retriever(name).prepare(self.request(name, *files, **changes))
+
+    def open(self, name: str = "dense", *files: Path, **changes):
+        return open_retriever(self.args(name, **changes), self.corpus(*files), self.context)
+
+    def indexes(self) -> list[Path]:
+        return sorted(p for p in (self.context.artifacts / "indexes").iterdir() if p.is_dir())
