@@ -6,7 +6,7 @@ python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/
 import sys
 
 from pgra.cli import run
-from pgra.commands.evidence import main
+from pgra.commands.rerank import evidence as main
 
 if __name__ == "__main__":
     sys.exit(run(main))

@@ -22,7 +22,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -54,7 +54,6 @@ from pgra.data.examples import load_splits
 from pgra.data.tasks import load_task
 from pgra.lm.load import choose_device
 from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs
 from pgra.reader.predict import T5Classifier
 from pgra.reader.train import train_reader
@@ -161,8 +160,13 @@ def measure(reading: Reading, depth: int, args: argparse.Namespace) -> tuple[dic
                 way.infer.append(cost)
     reader, tokenizer = open_reader(args.model, device=torch.device("cpu"))
     tested = tokenize(reading.first(args.num_examples), depth, tokenizer)
-    work_done = Work(reader, tokenize(reading, depth, tokenizer), tested, args)
-    figures = summarise(work_done, usual, ours)
+    trained = tokenize(reading, depth, tokenizer)
+    steps = list(batches(args, len(trained)))[1:]
+    operations = {  # a backward pass costs two forward ones
+        "train": 3.0 * sum(count_operations(reader.model, trained, rows) for rows in steps),
+        "infer": count_operations(reader.model, tested, range(len(tested))),
+    }
+    figures = summarise(tested, operations, usual, ours, args)
     return figures, show(depth, figures, args)
 
 
@@ -254,49 +258,24 @@ def decide_ours(
     return cost, decided
 
 
-@dataclass(frozen=True)
-class Work:
-    """What there is to read, in operations.
+def count_operations(t5: Any, inputs: TokenizedInputs, rows: Sequence[int]) -> float:
+    """Count the multiplications and additions of one pass over rows, without padding.
 
-    Attributes:
-        reader: The T5.
-        train: What the training steps draw from, in order.
-        test: What is decided.
-        args: Batch size and steps.
+    The encoder's matrices and attention, and for the decoder's few tokens its own matrices, its
+    head, and reading the encoded tokens as they are (no keys and values of them).
     """
-
-    reader: FusionReader
-    train: TokenizedInputs
-    test: TokenizedInputs
-    args: argparse.Namespace
-
-    def operations(self, inputs: TokenizedInputs, rows: Sequence[int]) -> float:
-        """Count the multiplications and additions of one pass over rows, without padding.
-
-        The encoder's matrices and attention, and for the decoder's few tokens its own matrices,
-        its head, and reading the encoded tokens as they are (no keys and values of them).
-        """
-        t5 = self.reader.model
-        config = t5.config
-        wide = config.num_heads * config.d_kv
-        lengths = [len(segment) for row in rows for segment in inputs[row].segments]
-        tokens, squares = sum(lengths), sum(length * length for length in lengths)
-        encoder = 2.0 * _matrices(t5.encoder.block) * tokens
-        attention = 4.0 * config.num_layers * wide * squares
-        written = [len(row.target) if (row := inputs[i]).target is not None else 0 for i in rows]
-        pairs = sum(
-            count * sum(map(len, inputs[row].segments))
-            for row, count in zip(rows, written, strict=True)
-        )
-        shown = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
-        targets = sum(written)
-        decoder = 2.0 * (_matrices(t5.decoder.block) + config.vocab_size * config.d_model) * targets
-        return encoder + attention + shown + decoder
-
-    def training(self) -> float:
-        """Count those of the timed steps: a backward pass costs two forward ones."""
-        steps = list(batches(self.args, len(self.train)))[1:]
-        return 3.0 * sum(self.operations(self.train, rows) for rows in steps)
+    config = t5.config
+    lengths = [[len(segment) for segment in inputs[row].segments] for row in rows]
+    written = [len(target) if (target := inputs[i].target) is not None else 0 for i in rows]
+    tokens = sum(map(sum, lengths))
+    squares = sum(length * length for line in lengths for length in line)
+    pairs = sum(count * sum(line) for line, count in zip(lengths, written, strict=True))
+    encoder = 2.0 * _matrices(t5.encoder.block) * tokens
+    attention = 4.0 * config.num_layers * config.num_heads * config.d_kv * squares
+    shown = 4.0 * config.num_decoder_layers * config.d_model * config.num_heads * pairs
+    head = config.vocab_size * config.d_model
+    decoder = 2.0 * (_matrices(t5.decoder.block) + head) * sum(written)
+    return encoder + attention + shown + decoder
 
 
 def _matrices(module: torch.nn.Module) -> int:
@@ -305,21 +284,19 @@ def _matrices(module: torch.nn.Module) -> int:
     )
 
 
-def summarise(work: Work, usual: Way, ours: Way) -> dict[str, float]:
-    """Give rates, memory and their ratios."""
-    args = work.args
+def summarise(
+    tested: TokenizedInputs,
+    operations: Mapping[str, float],
+    usual: Way,
+    ours: Way,
+    args: argparse.Namespace,
+) -> dict[str, float]:
+    """Return rates, memory and their ratios."""
     dtype = torch.bfloat16 if args.bf16 else torch.float32
-    rates = {
-        torch.float32: matrix_rate(args.device, torch.float32),
-        dtype: matrix_rate(args.device, dtype),
-    }
-    counts = {"train": args.steps * args.batch_size, "infer": len(work.test)}
-    operations = {
-        "train": work.training(),
-        "infer": work.operations(work.test, range(len(work.test))),
-    }
+    rates = {kind: matrix_rate(args.device, kind) for kind in {torch.float32, dtype}}
+    counts = {"train": args.steps * args.batch_size, "infer": len(tested)}
     figures: dict[str, float] = {
-        "tokens_per_segment": len(work.test.tokens) / len(work.test.segment_ends),
+        "tokens_per_segment": len(tested.tokens) / len(tested.segment_ends),
         "matrix_tflops": rates[dtype] / 1e12,
     }
     for title, way in (("usual", usual), ("pgra", ours)):

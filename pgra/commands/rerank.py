@@ -1,10 +1,14 @@
-"""Runs both retrieval stages: `pgra rerank`, for a task's splits or for texts of one's own."""
+"""Runs both retrieval stages: `pgra rerank`; compares what each way finds: `ablations/evidence.py`.
+
+`pgra rerank` is for a task's splits or for texts of one's own; neither trains a reader.
+"""
 
 import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import parse_stages, quiet_libraries, say
@@ -34,6 +38,15 @@ task's). Without, it runs both stages for all splits of the task, and says where
 With --retriever exhaustive there is one stage: the LM reads the whole corpus once, and the best of
 all of it is evidence.
 """
+EVIDENCE_EXAMPLE = """example:
+  python train.py --task sst2 --method plain --output_dir runs/plain
+  python ablations/evidence.py --task sst2 --labeler runs/plain --output_dir runs/evidence \\
+      --bank full --num_evidence 16 --depths 2 16
+
+Evidence by chance, of the first stage, and by each similarity of the LM's states; with --bank full
+also the best of the whole corpus. The plain reader gives each text its pseudo-label; evidence is
+consistent with a query whose label that is.
+"""
 _DEPTH_FLAGS = ("--num_evidence", "--num-evidence")
 _SCORE = "{:>10.4f}  "
 
@@ -48,6 +61,29 @@ class ShowArguments(Arguments):
         "T5 by whose encoder a query's exemplars are found, with --exemplars knn "
         "--neighbor_encoder reader: hub id, folder or bundled:NAME.",
     )
+
+
+@dataclass(kw_only=True)
+class EvidenceArguments(Arguments):
+    """Who labels the evidence, and how much of it is looked at."""
+
+    labeler: str | None = arg(None, "A finished run of --num_evidence 0 on this task.")
+    output_dir: str | None = arg(None, "Where labels and tables go.")
+    depths: list[int] = arg(
+        [], "Look at each query's best so many evidence; default: --num_evidence."
+    )
+    centre: bool = arg(
+        True,
+        "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
+        "call nearly all of it one label; --no_centre: the paper's labels.",
+    )
+
+    def check(self) -> None:
+        """Refuse to do nothing."""
+        if self.labeler is None:
+            raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
+        if self.output_dir is None:
+            raise ConfigError("--output_dir is missing: say where labels and tables go")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +116,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = _rerank_splits(args, context)
     if context.is_main:
         say(message)
+    return 0
+
+
+def evidence(argv: Sequence[str] | None = None) -> int:
+    """Find, label, measure and show."""
+    from pgra.core import join_context
+
+    sections, (how,) = parse_stages(
+        argv,
+        [EvidenceArguments],
+        without=["reader"],
+        prog="ablations/evidence.py",
+        description="Measure how often the evidence of each way has the label of its query.",
+        epilog=EVIDENCE_EXAMPLE,
+    )
+    args = PgraArguments(**sections, reader=ReaderArguments())
+    quiet_libraries()
+    from pgra.experiments.consistency import compare_evidence
+
+    context = join_context(args.runtime.device)
+    study = compare_evidence(
+        args,
+        Path(how.labeler),
+        Path(how.output_dir),
+        depths=how.depths,
+        centre=how.centre,
+        context=context,
+    )
+    say(study.tables[0].to_text())
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 import xxhash
 
 from pgra.artifacts import DatabaseKind, canonical_json, open_database, write_aside, write_lines
-from pgra.data.read import Record, check_file, is_utf8, read_records
+from pgra.data.read import check_file, is_utf8, read_records
 from pgra.errors import ArtifactError, DataError
 
 MEMORY = DatabaseKind(
@@ -89,7 +89,19 @@ class Event:
                 f"an event's kind is {self.kind!r}: it must be one of {', '.join(KINDS)}"
             )
         for name, most in _LIMITS.items():
-            _check_text(name, getattr(self, name), most)
+            text: object = getattr(self, name)
+            if not isinstance(text, str):
+                raise DataError(f"{name} is {text!r}, and must be text")
+            if len(text) > most:
+                raise DataError(
+                    f"the {name} has {len(text):,} characters, and may have {most:,}: shorten it"
+                )
+            control = _CONTROL.search(text)
+            if control is not None or not is_utf8(text):
+                odd = f"the control character {control.group()!a}" if control else None
+                raise DataError(
+                    f"the {name} holds {odd or 'half a surrogate pair'}: give plain text"
+                )
         if not self.key.strip():
             raise DataError("the key is empty: give the question that was misunderstood")
         if self.kind != "forget" and not self.feedback.strip():
@@ -104,19 +116,6 @@ class Event:
         """Return the event's record."""
         body = canonical_json(asdict(self)).encode()
         return _checksum(body) + body + b"\n"
-
-
-def _check_text(name: str, text: object, most: int) -> None:
-    if not isinstance(text, str):
-        raise DataError(f"{name} is {text!r}, and must be text")
-    if len(text) > most:
-        raise DataError(
-            f"the {name} has {len(text):,} characters, and may have {most:,}: shorten it"
-        )
-    control = _CONTROL.search(text)
-    if control is not None or not is_utf8(text):
-        odd = f"the control character {control.group()!a}" if control else "half a surrogate pair"
-        raise DataError(f"the {name} holds {odd}: give plain text")
 
 
 def unpack(record: bytes) -> Event | None:
@@ -241,13 +240,8 @@ class FeedbackLog:
             raise DataError(
                 f"{self.path} has no entry {entry_id} now: pgra memory list shows those there are"
             )
-        changed: dict[str, Any] = {
-            "kind": kind,
-            "feedback": feedback,
-            "source": source,
-            "time": _now(),
-        }
-        return self._insert(replace(found[0], **changed))
+        changed: dict[str, Any] = {"kind": kind, "feedback": feedback, "source": source}
+        return self._insert(replace(found[0], time=_now(), **changed))
 
     def extend(self, events: Iterable[Event]) -> int:
         """Append many events, all or none, in one transaction; their ids are given anew.
@@ -356,9 +350,6 @@ def _now() -> str:
 # A memory's log as a jsonl file, there and back.
 
 
-_FIELDS = {field.name for field in fields(Event)} - {"id"}
-
-
 def export_log(log: FeedbackLog, path: Path) -> int:
     """Write every event, one JSON object a line; replayed, they give the same memory.
 
@@ -381,19 +372,18 @@ def read_events(path: Path) -> list[Event]:
         DataError: If a line is no event (file and line are named).
     """
     check_file(path, ("jsonl",))
-    return [_read_event(path, record) for record in read_records(path)]
-
-
-def _read_event(path: Path, record: Record) -> Event:
-    values: dict[str, Any] = {k: v for k, v in record.fields.items() if k != "id"}
-    try:
-        unknown = sorted(set(values) - _FIELDS)
-        if unknown or "key" not in values:
-            what = f"'{unknown[0]}' is no field of an event" if unknown else "it has no key"
-            raise DataError(f"{what}; fields are {', '.join(sorted(_FIELDS))}")
-        return Event(**values)
-    except DataError as error:
-        raise DataError(f"{path}, line {record.line}: {error}") from None
+    events, known = [], {field.name for field in fields(Event)} - {"id"}
+    for record in read_records(path):
+        values: dict[str, Any] = {k: v for k, v in record.fields.items() if k != "id"}
+        try:
+            unknown = sorted(set(values) - known)
+            if unknown or "key" not in values:
+                what = f"'{unknown[0]}' is no field of an event" if unknown else "it has no key"
+                raise DataError(f"{what}; fields are {', '.join(sorted(known))}")
+            events.append(Event(**values))
+        except DataError as error:
+            raise DataError(f"{path}, line {record.line}: {error}") from None
+    return events
 
 
 def import_events(log: FeedbackLog, events: Sequence[Event]) -> int:

@@ -11,7 +11,7 @@ from conftest import SENTENCES
 from scripted import Bench, call, contents
 
 from pgra.cli import main
-from pgra.commands.evidence import main as evidence_main
+from pgra.commands.rerank import evidence as evidence_main
 from pgra.config import Arguments, arg
 from pgra.core import MISSING_ROW, Candidates
 from pgra.rerank import Reranker

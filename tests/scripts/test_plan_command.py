@@ -52,11 +52,6 @@ def test_the_table_holds_what_the_numbers_say(bench, tmp_path):
     assert "rows" not in numbers["first"]
 
 
-def test_nothing_is_computed_for_keeps(bench):
-    assert plan(bench).code == 0
-    assert {name.split("/")[0] for name in contents(bench.artifacts)} == {"corpora"}
-
-
 def test_after_a_run_there_is_nothing_left_to_read(bench):
     assert bench.train("x", num_candidates=2).code == 0
     before = contents(bench.artifacts)
@@ -66,14 +61,6 @@ def test_after_a_run_there_is_nothing_left_to_read(bench):
     assert "counted: the candidates are stored" in told
     assert "0 LM forwards" in told
     assert value_of(plan(bench, bank="full").out, "to read") != "0"  # the control
-
-
-def test_without_calibration_no_time_is_told(bench):
-    told = plan(bench, "--calibration_seconds", 0).out
-    assert "time: not predicted (--calibration_seconds 0)" in told
-    assert value_of(told, "distinct passages").startswith("~")
-    assert "as if candidates were drawn at random" in told
-    assert "processes" not in told
 
 
 def test_a_prefix_that_is_not_shared_is_said_to_be_read_with_every_text(bench):
@@ -87,13 +74,6 @@ def test_a_prefix_that_is_not_shared_is_said_to_be_read_with_every_text(bench):
     assert float(value_of(whole, "tokens of a prompt")) > float(
         value_of(shared, "tokens of a text")
     )
-
-
-def test_exhaustive_has_no_first_stage(bench):
-    told = plan(bench, retriever="exhaustive", calibration_seconds=0).out
-    assert "first stage: none, the LM's own states are searched" in told
-    assert value_of(told, "distinct passages") == "12"
-    assert "passages to encode" not in told
 
 
 @pytest.mark.parametrize(

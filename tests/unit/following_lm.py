@@ -1,6 +1,7 @@
 """A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
 
 import contextlib
+import json
 import re
 
 from pgra.lm.base import Completion
@@ -60,6 +61,26 @@ class FollowingLM:
             if self.copies and shown == frame:
                 return next(kind for kind in SAID if kind in before[place + 1])
         return "homonym"
+
+
+class Echo(FollowingLM):
+    """Answers as the nearest example does, which is the last."""
+
+    def _go_on(self, prompt):
+        answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
+        return Completion(f"{answer} END", len(prompt.split()), 1)
+
+
+def write_stream(path, steps):
+    """Write steps as the release has them."""
+    names = {"kind": "type", "word": "word", "question": "question", "feedback": "feedback"}
+    lines = [
+        {new: getattr(step, old) for old, new in names.items()}
+        | {"expected_answer": step.expected[0]}
+        for step in steps
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def conversation(log):

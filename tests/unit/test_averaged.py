@@ -6,7 +6,6 @@ from conftest import with_rerank
 
 from pgra.core import ALONE
 from pgra.errors import ConfigError
-from pgra.experiments.consistency import ways_of
 from pgra.methods.stages import Stages
 
 
@@ -36,14 +35,6 @@ def test_scores_are_the_mean_over_the_prefixes(args):
     np.testing.assert_allclose(by_row(both), means, rtol=1e-5)
     assert np.abs(by_row(both) - alone[0]).max() > 1e-3
     assert (np.diff(both.scores, axis=1) <= 0).all()
-
-
-def test_all_similarities_and_the_whole_corpus_are_compared_but_not_exhaustively(args):
-    full = with_rerank(args, bank="full")
-    several = with_rerank(full, num_prefixes=2)
-    assert any(way.startswith("exhaustive") for way in ways_of(full))
-    assert not any(way.startswith("exhaustive") for way in ways_of(several))
-    evidence(with_rerank(several, similarity="whitened_cosine"))
 
 
 @pytest.mark.parametrize(

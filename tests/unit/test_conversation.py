@@ -6,12 +6,10 @@ import pytest
 from following_lm import FollowingLM
 
 from pgra.core import Context
-from pgra.errors import DataError
-from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation, read_understanding, show_entry, visible
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import Bm25Lookup, EditLookup, LookupArguments, load_lookup
+from pgra.memory.lookup import EditLookup, LookupArguments, load_lookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import MemPrompt, PromptedLM, Simulation, Step
 
@@ -96,47 +94,6 @@ def test_a_near_key_with_another_feedback_is_told(log):
     other_task = talk(log, task="other", lookup=EditLookup(log, task="other"))
     assert other_task.correct("what is alike < a > ?", "I want a rhyme").near == []
     assert [entry.task for entry in other_task.entries()] == ["other"]
-
-
-def test_what_cannot_be_asked_or_kept_is_refused_and_nothing_is_written(log):
-    conversation = talk(log)
-    with pytest.raises(DataError, match="the question is empty: type one"):
-        conversation.ask(" \n")
-    with pytest.raises(DataError, match="the feedback is empty: say what was meant"):
-        conversation.correct(AKIN, " ")
-    with pytest.raises(DataError, match="the feedback has 2,001 characters, and may have 2,000"):
-        conversation.correct(AKIN, "x" * 2001)
-    with pytest.raises(DataError, match="holds the control character '.x1b': give plain text"):
-        conversation.correct(AKIN, "\x1b[2J")
-    with pytest.raises(DataError, match="makes a prompt of 357 tokens, and 100 fit"):
-        talk(log, most=100).ask("< " + "a " * 82 + ">")
-    assert log.last_id == 0
-    conversation.correct(AKIN, "x" * 2000)  # the control
-    assert log.last_id == 1
-
-
-class Echo(FollowingLM):
-    """Answers as the nearest example does, which is the last."""
-
-    def _go_on(self, prompt):
-        return Completion(prompt.split("\n\n###\n\n")[-3], len(prompt.split()), 1)
-
-
-def test_of_questions_of_fact_the_right_answer_is_kept_and_shown_as_an_example(log):
-    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
-    conversation = talk(
-        log, family=family, few_shot=few_shot, completer=Echo(), lookup=Bm25Lookup(log)
-    )
-    assert conversation.wants_answers
-    assert not talk(log).wants_answers
-    question = "who wrote the odyssey?"
-    first = conversation.ask(question)
-    assert (first.understanding, first.answer) == ("", first.output)
-    assert first.output != "Homer"
-    entry = conversation.correct(question, "Homer").entry
-    again = conversation.ask("who wrote the iliad?")
-    assert used(again) == [entry]
-    assert (again.understanding, again.answer) == ("", "Homer")
 
 
 def test_a_threshold_counts_for_right_answers_too(log):

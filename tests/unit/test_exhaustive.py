@@ -113,25 +113,6 @@ def test_ties_are_by_row_also_at_the_cut(lm_dirs, tmp_path, monkeypatch, depth):
     np.testing.assert_array_equal(search.search(QUERIES, depth).rows, tied_order(queries, depth))
 
 
-def test_without_a_second_look_ties_at_the_cut_would_be_lost(lm_dirs, tmp_path, monkeypatch):
-    monkeypatch.setattr("pgra.rerank.exhaustive._SPARE", 1)
-    monkeypatch.setattr("pgra.rerank.exhaustive._ROUNDING", -1.0)
-    queries = TIES[:9] * np.eye(WIDTH, dtype=np.float32)[:3].sum(0)
-    search = search_of(lm_dirs, tmp_path, TIES, queries)
-    assert (search.search(QUERIES, 150).rows != tied_order(queries, 150)).any()
-
-
-def test_chunks_and_neighbours_do_not_matter(lm_dirs, tmp_path, monkeypatch):
-    search = search_of(lm_dirs, tmp_path, random_states(NUM_ROWS, 0), random_states(9, 1))
-    parts = search.search(QUERIES, 12)
-    monkeypatch.setattr("pgra.rerank.exhaustive._CHUNK_BYTES", 1 << 28)
-    monkeypatch.setattr("pgra.rerank.exhaustive._BLOCK_ROWS", 16_384)
-    whole, alone = search.search(QUERIES, 12), search.search(QUERIES[4:5], 12)
-    np.testing.assert_array_equal(parts.rows, whole.rows)
-    np.testing.assert_array_equal(alone.rows[0], whole.rows[4])
-    assert (whole.rows[4] != whole.rows[5]).any()  # the control
-
-
 def test_a_full_gpu_leaves_the_search_to_the_cpu(lm_dirs, tmp_path, monkeypatch, caplog):
     search = search_of(lm_dirs, tmp_path, random_states(NUM_ROWS, 0), random_states(9, 1))
     alone = search.search(QUERIES, 12)
@@ -206,16 +187,6 @@ def test_an_index_is_built_once_and_refused_when_damaged(lm_dirs, tmp_path, monk
     file.write_bytes(content)
     with pytest.raises(ArtifactError, match="index.faiss is damaged .*: delete .* run the stage"):
         ExhaustiveSearch(search.reranker, factory="HNSW8").search(QUERIES, 5)
-
-
-def test_another_similarity_or_factory_is_another_index_and_other_evidence(lm_dirs, tmp_path):
-    one, other, third = (
-        make_search(lm_dirs, tmp_path, SENTENCES, similarity=similarity, factory=factory)
-        for similarity, factory in (("dot", "Flat"), ("cosine", "Flat"), ("dot", "HNSW8"))
-    )
-    prints = [json.dumps(dict(s.fingerprint), sort_keys=True) for s in (one, other, third)]
-    assert len(set(prints)) == 3
-    assert one.fingerprint["retriever"] == "exhaustive"
 
 
 def test_all_passages_and_the_queries_are_read_once(lm_dirs, tmp_path):

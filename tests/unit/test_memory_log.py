@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -48,23 +47,23 @@ def told(log):
     return {entry.key: entry.feedback for entry in log.entries()}
 
 
-def test_what_a_person_does_is_what_the_log_keeps(log):
+def test_a_change_is_whole_or_not_at_all_and_of_one_task(log):
     first, second = log.write("a", "one"), log.write("b", "two")
     log.write("a", "of another task", task="t")
-    assert len(log) == 3
     corrected = log.correct(first.id, "better", source="me")
-    log.forget(second.id)
-    assert [(e.task, e.key, e.feedback) for e in log.entries()] == [
-        ("t", "a", "of another task"),
-        ("", "a", "better"),
-    ]
-    assert (corrected.key, corrected.source) == ("a", "me")
-    assert [e.kind for e in log.events()] == ["write", "write", "write", "correct", "forget"]
-    with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
-        log.correct(first.id, "again")
-    with pytest.raises(DataError, match="no entry 2 now"):
-        log.forget(corrected.id, second.id)
-    assert (len(log), log.last_id) == (2, 5)  # all or none
+    assert (corrected.key, corrected.source, len(log)) == ("a", "me", 3)
+    for change in (lambda: log.correct(first.id, "x"), lambda: log.forget(second.id, first.id)):
+        with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
+            change()
+
+    def events():
+        yield event()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        log.extend(events())
+    with FeedbackLog.open(log.path) as other:  # another process's view
+        assert (len(other), other.last_id) == (3, 4)
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=9).filter(
@@ -124,13 +123,9 @@ def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_facto
     ("changes", "message"),
     [
         ({"feedback": " \n"}, "the feedback is empty: say what was meant"),
-        ({"key": "  "}, "the key is empty"),
         ({"feedback": "x" * (MAX_FEEDBACK_CHARS + 1)}, "has 2,001 characters, and may have 2,000"),
-        ({"key": "x" * (MAX_KEY_CHARS + 1)}, "the key has 10,001 characters, and may have 10,000"),
         ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
-        ({"key": "a\0b"}, "control character"),
         ({"feedback": "\ud800"}, "half a surrogate pair"),
-        ({"kind": "burn"}, "kind is 'burn': it must be one of write, correct, forget"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(changes, message):
@@ -152,9 +147,6 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(path):
     [
         ('{"feedback": "x"}', "line 2: it has no key; fields are feedback, key, kind"),
         ('{"key": "a", "feedback": "x", "label": 1}', "line 2: 'label' is no field"),
-        ('{"key": "a", "feedback": 3}', "line 2: feedback is 3, and must be text"),
-        ('{"key": "a"}', "line 2: the feedback is empty"),
-        ("[]", "line 2: a list, not a JSON object"),
     ],
 )
 def test_a_file_with_a_bad_line_is_refused_with_its_place(tmp_path, line, message):
@@ -162,25 +154,6 @@ def test_a_file_with_a_bad_line_is_refused_with_its_place(tmp_path, line, messag
     path.write_text(json.dumps({"key": "a", "feedback": "one"}) + f"\n{line}\n")
     with pytest.raises(DataError, match=message):
         read_events(path)
-
-
-def test_half_of_a_change_is_never_seen(log):
-    def events():
-        yield event()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        log.extend(events())
-    assert (log.last_id, len(log)) == (0, 0)
-    log.write("a", "b")  # and the file is free again
-
-
-def test_two_that_have_it_open_see_each_others_writes(path, log):
-    with FeedbackLog.open(path) as other:
-        one = log.write("a", "one")
-        assert told(other) == {"a": "one"}
-        other.correct(one.id, "two")
-    assert told(log) == {"a": "two"}
 
 
 WRITER = """
@@ -274,14 +247,6 @@ def test_a_changed_letter_is_told_with_its_event(path):
         list(log.entries())
 
 
-def test_a_file_without_its_head_is_told_and_salvaged(path, tmp_path):
-    fill(path, count=20)
-    path.write_bytes(b"?" * 4096 + path.read_bytes()[4096:])
-    with pytest.raises(ArtifactError, match="is damaged .*: pgra memory salvage"):
-        FeedbackLog.open(path)
-    assert salvage(path, tmp_path / "new.sqlite").kept == 21
-
-
 def test_what_was_not_written_back_yet_is_salvaged_too(path, tmp_path, log):
     log.write("a", "in the write-ahead log")
     wal = path.with_name("memory.sqlite-wal")
@@ -303,69 +268,3 @@ def test_salvage_refuses_what_it_cannot_do(path, tmp_path):
     with pytest.raises(ArtifactError, match="is there already: name a new file"):
         salvage(path, path)
     assert [p.name for p in tmp_path.iterdir()] == ["memory.sqlite"]
-
-
-def test_a_file_of_another_kind_is_refused(path):
-    for how in ({"is_writable": False}, {"may_make": False}):
-        with pytest.raises(ArtifactError, match="there is no memory .*: pgra memory add makes one"):
-            FeedbackLog.open(path, **how)
-    other = sqlite3.connect(path)
-    other.execute("CREATE TABLE t (x)")
-    other.close()
-    with pytest.raises(ArtifactError, match="is no memory of pgra: name another file"):
-        FeedbackLog.open(path)
-    path.unlink()
-    fill(path, count=1)
-    later = sqlite3.connect(path)
-    later.execute("PRAGMA user_version = 9")
-    later.close()
-    with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: update pgra"):
-        FeedbackLog.open(path)
-
-
-READER = """
-import os, sys
-from pathlib import Path
-from pgra.memory.log import FeedbackLog
-if os.getuid() == 0:
-    os.setuid(65534)
-path = Path(sys.argv[1])
-with FeedbackLog.open(path, is_writable=False) as log:
-    print(len(log))
-for write in (lambda: FeedbackLog.open(path).write("a", "b"),
-              lambda: FeedbackLog.open(path.with_name("new.sqlite"))):
-    try:
-        write()
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_cannot_be_written_is_read_and_a_write_is_refused(tmp_path):
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    fill(folder / "memory.sqlite", count=2)
-    above = [p for p in folder.parents if p.is_relative_to(tmp_path.parents[2])]
-    modes = [(p, p.stat().st_mode) for p in above]
-    try:
-        for p, mode in modes:
-            p.chmod(mode | 0o055)  # so that nobody, who is not root, gets there
-        folder.chmod(0o555)
-        (folder / "memory.sqlite").chmod(0o444)
-        done = subprocess.run(
-            [sys.executable, "-c", READER, str(folder / "memory.sqlite")],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            check=False,
-        )
-    finally:
-        for p, mode in modes:
-            p.chmod(mode)
-        folder.chmod(0o755)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "1", done.stderr
-    assert "use a folder that you may write to" in lines[1]
-    assert lines[2].startswith(("ArtifactError", "PermissionError"))
-    assert [p.name for p in folder.iterdir()] == ["memory.sqlite"]

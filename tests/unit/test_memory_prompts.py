@@ -1,6 +1,5 @@
 """Families, prompts and streams of questions; what users typed is data."""
 
-import json
 import random
 import re
 from dataclasses import replace
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from conftest import write_jsonl
 from following_lm import FollowingLM
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,13 +198,6 @@ def test_a_growing_prompt_shows_the_newest_corrections_that_fit():
         shown(-1)
 
 
-LINE = {
-    "type": "syn",
-    "word": "a",
-    "question": "what is like < a > ?",
-    "feedback": "clarification: I want a synonym.",
-    "expected_answer": "the synonym for a is b",
-}
 SITUATIONS = [
     {"situation": "giving a lift to a stranger in the rain", "category": "care", "label": "GOOD"},
     {"situation": "peeping at a rival's cards", "category": "Cheating", "label": "bad"},
@@ -213,73 +206,58 @@ SITUATIONS = [
 WORD = {"type": "syn", "word": "w", "answer": "a"}
 
 
-def write(path, *lines):
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return path
-
-
-def test_a_stream_is_read_as_the_release_has_it(tmp_path):
-    path = write(tmp_path / "s.jsonl", {**LINE, "gold": "b"}, {**LINE, "type": "ant"})
-    one, other = read_stream(path, LEXICAL)
-    assert (one.kind, one.feedback, one.id, other.kind) == ("syn", "I want a synonym.", "1", "ant")
-    outputs = (" The synonym for A  is b.", "the synonym for a is c", "b")
-    judged = [judge_output(LEXICAL, "syn", output, one.expected) for output in outputs]
-    assert judged == [(True, True), (True, False), (False, False)]
-    facts = write(tmp_path / "f.jsonl", {"question": "who?", "answers": ["A B", "A"]})
-    (fact,) = read_stream(facts, FAMILIES["webquestions"])
-    assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
-
-
 def test_a_situation_is_a_question_and_its_category_or_rule_the_feedback(tmp_path):
-    steps = read_stream(write(tmp_path / "ert.jsonl", *SITUATIONS), CAT)
+    steps = read_stream(write_jsonl(tmp_path / "ert.jsonl", SITUATIONS), CAT)
     assert [step.meaning for step in steps] == ["care", "cheating", "care"]
     assert steps[1].question == "peeping at a rival's cards"
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
     rows = [{"situation": "s", "rule_of_thumb": rule, "label": "GOOD"} for rule in "aba"]
-    steps = read_stream(write(tmp_path / "nl.jsonl", *rows), RULES)
+    steps = read_stream(write_jsonl(tmp_path / "nl.jsonl", rows), RULES)
     assert [step.kind for step in steps] == RULES.kinds * 3
     assert steps[0].meaning == steps[2].meaning != steps[1].meaning
+
+
+LINE = {
+    "type": "syn",
+    "word": "a",
+    "question": "what is like < a > ?",
+    "feedback": "clarification: I want a synonym.",
+    "expected_answer": "the synonym for a is b",
+}
+
+
+def test_a_stream_is_read_as_the_release_has_it(tmp_path):
+    lines = [{**LINE, "gold": "b"}, {**LINE, "type": "ant"}]
+    one, other = read_stream(write_jsonl(tmp_path / "s.jsonl", lines), LEXICAL)
+    assert (one.kind, one.feedback, one.id, other.kind) == ("syn", "I want a synonym.", "1", "ant")
+    outputs = (" The synonym for A  is b.", "the synonym for a is c", "b")
+    judged = [judge_output(LEXICAL, "syn", output, one.expected) for output in outputs]
+    assert judged == [(True, True), (True, False), (False, False)]
+    facts = write_jsonl(tmp_path / "f.jsonl", [{"question": "who?", "answers": ["A B", "A"]}])
+    (fact,) = read_stream(facts, FAMILIES["webquestions"])
+    assert (fact.kind, fact.feedback, fact.expected) == ("question", "A B", ("A B", "A"))
 
 
 BAD_LINES = [
     ("lexical", {**LINE, "type": "cyc"}, "type 'cyc' is none of the family 'lexical' .syn, ant"),
     ("lexical", {**LINE, "question": ""}, "question is '', and must be text"),
-    ("lexical", {"type": "syn"}, "word is None, and must be text"),
-    ("webquestions", {"question": "who?", "answers": []}, "family 'webquestions' takes question"),
     ("webquestions", {"question": " ", "answers": ["a"]}, "family 'webquestions' takes question"),
     ("ert_cat", SITUATIONS[0] | {"label": "FINE"}, "label 'FINE' is none of GOOD, BAD, OKAY"),
     ("ert_cat", SITUATIONS[0] | {"category": "cars"}, "category 'cars' is none of care, loyalty"),
-    ("ert_cat", SITUATIONS[0] | {"situation": ""}, "and must be text: each line has situation,"),
 ]
 
 
 @pytest.mark.parametrize(("family", "line", "message"), BAD_LINES)
 def test_a_bad_line_of_a_stream_is_named(tmp_path, family, line, message):
     with pytest.raises(DataError, match=f"s.jsonl, line 1: .*{message}"):
-        read_stream(write(tmp_path / "s.jsonl", line), FAMILIES[family])
-
-
-def test_what_is_not_there_is_told_with_the_way_out(tmp_path):
-    with pytest.raises(DataError, match="was never released: give your own jsonl file, a line"):
-        read_stream(tmp_path / "none.jsonl", CAT)
-    for family in (CAT, FAMILIES["webquestions"]):
-        with pytest.raises(DataError, match="is not made of words: give it --stream FILE"):
-            read_words(tmp_path / "words.jsonl", family)
-    path = tmp_path / "w.jsonl"
-    with pytest.raises(DataError, match="has no word of type 'ant'"):
-        read_words(write(path, WORD), LEXICAL)
-    with pytest.raises(DataError, match="line 1: answer is None, and must be text"):
-        read_words(write(path, {"type": "syn", "word": "w"}), LEXICAL)
-    (tmp_path / "w.txt").write_text("abc\n")
-    with pytest.raises(DataError, match="no word of 6 to 14 plain letters"):
-        read_words(tmp_path / "w.txt", FAMILIES["scramble"])
+        read_stream(write_jsonl(tmp_path / "s.jsonl", [line]), FAMILIES[family])
 
 
 def test_a_stream_of_a_word_list_is_the_same_for_the_same_seed_only(tmp_path):
     family = FAMILIES["hindi"]
     lines = [{**WORD, "type": kind} for kind in family.answers]
-    words = read_words(write(tmp_path / "w.jsonl", *lines, {**WORD, "answer": "b"}), family)
+    words = read_words(write_jsonl(tmp_path / "w.jsonl", [*lines, {**WORD, "answer": "b"}]), family)
     one, again, other = (make_stream(family, words, num_steps=40, seed=s) for s in (1, 1, 2))
     assert one == again != other
     assert {step.kind for step in one} == set(family.answers)
@@ -308,15 +286,6 @@ def test_a_scrambled_word_can_be_told_back(kind, word, seed):
     assert claims[kind]
 
 
-def test_a_stream_of_scrambles_is_made_of_plain_words(tmp_path):
-    path, family = tmp_path / "words.txt", FAMILIES["scramble"]
-    path.write_text("kitchen\nMorning\nabc\nit's\naaaaaa\ndoodood\n\nfestival\n")
-    words = read_words(path, family)
-    assert sorted(words[""]) == ["festival", "kitchen", "morning"]
-    steps = make_stream(family, words, num_steps=30, seed=0)
-    assert all(family.is_understood(step.kind, step.expected[0]) for step in steps)
-
-
 def test_the_releases_check_of_a_sentence_is_stricter_than_its_own_answers():
     """Of the outputs it released .87 of `sent` pass with the bracket, .98 without."""
     outputs = ["a sentence with fog is: it lifted", "a sentence with fog is: the [ fog ] lifted"]
@@ -329,7 +298,6 @@ FORM = yaml.safe_load((config_root() / "memory" / "ert_cat.yaml").read_text())["
 WAY = {"id": "x", "type": "syn", "question": "< {word} >", "feedback": "x"}
 WRONG_YAMLS = [
     ("memory", "lexical", {"prompt": None}, "'prompt' is missing"),
-    ("memory", "lexical", {"words": "relation"}, "unknown words 'relation'. Did you mean"),
     ("memory", "lexical", {"answers": {"syn": "x"}}, "must name the same types"),
     ("memory", "lexical", {"phrasings": [WAY | {"question": "x"}]}, "and {word} in its question"),
     ("memory", "lexical", {"num_remembered": 3}, "a family of relations has no num_remembered"),
@@ -344,11 +312,8 @@ WRONG_YAMLS = [
         "'examples.answer' is",
     ),
     ("memory_training", "lexical", {"vague": ["What is akin to < {word} > ?"]}, "distance of 5 of"),
-    ("memory_training", "lexical", {"vague": ["< {word} > jaisa kya haai ?"]}, "which is measured"),
     ("memory_training", "lexical", {"vague": ["what of {word}"]}, "'what of {word}' lacks"),
-    ("memory_training", "lexical", {"feedback": ["no"]}, "'no' lacks"),
     ("memory_training", "lexical", {"meant": {"syn": "x"}}, "meant must name the types syn, ant"),
-    ("memory_training", "lexical", {"more": 1}, "must have family, feedback, .* and no more"),
 ]
 LOADERS = {
     "memory": load_family,
@@ -395,7 +360,7 @@ class Guessing(FollowingLM):
 
 
 def test_a_category_is_recalled_and_the_table_has_the_papers_labels(tmp_path):
-    steps = read_stream(write(tmp_path / "ert.jsonl", *SITUATIONS), CAT)
+    steps = read_stream(write_jsonl(tmp_path / "ert.jsonl", SITUATIONS), CAT)
     lm = PromptedLM(few_shot=load_few_shot("ert_cat"), completer=Guessing())
     experiment = Experiment(
         folder=Path(tmp_path / "run"),

@@ -1,13 +1,12 @@
 """The simulated user's bookkeeping, with a completer that follows clarifications by a rule."""
 
-import json
 from dataclasses import replace
 
 import pytest
-from following_lm import FollowingLM
+from conftest import write_jsonl
+from following_lm import Echo, FollowingLM
 
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.lm.base import Completion
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
@@ -27,7 +26,6 @@ from pgra.memory.report import (
     wrong_type_pairs,
 )
 from pgra.memory.stream import (
-    GrowPrompt,
     MemPrompt,
     NoMemory,
     PromptedLM,
@@ -133,14 +131,6 @@ def test_a_patient_user_and_one_who_says_half_of_it(tmp_path):
     assert sum(understood(whole)) > sum(understood(half))
 
 
-class Echo(FollowingLM):
-    """Answers as the nearest example does, which is the last."""
-
-    def _go_on(self, prompt):
-        answer = prompt.split("\n\n###\n\n")[-3].removesuffix(" END")
-        return Completion(f"{answer} END", len(prompt.split()), 1)
-
-
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
     few_shot = load_few_shot("webquestions")
     family = replace(load_family("webquestions"), num_remembered=1)
@@ -160,20 +150,6 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     assert few_shot.examples[15].question not in prompt
     assert few_shot.examples[14].question in prompt
     assert not any(step.is_wrong_kind for step in outcomes)
-
-
-def test_a_growing_prompt_costs_more_with_every_correction():
-    lm = prompted(FollowingLM(copies=True, window=100_000), max_prompt_tokens=100_000)
-    outcomes = play(simulation(lm), stream(), GrowPrompt(lm))
-    sizes = [step.num_prompt_tokens for step in outcomes]
-    grown = [size > sizes[0] + 5 for size in sizes]
-    assert grown.index(True) == 1 + [step.clarified for step in outcomes].index(True)
-    assert sizes[-1] > 2 * sizes[0] > 0
-    bare = play(simulation(), stream(), NoMemory(FEW_SHOT))
-    assert sum(understood(outcomes)) > sum(understood(bare))
-    small = simulation(prompted(FollowingLM(window=100)))
-    with pytest.raises(DataError, match="makes a prompt of .* tokens, and 36 fit beside"):
-        play(small, stream(1), NoMemory(FEW_SHOT))
 
 
 @pytest.fixture(scope="module")
@@ -227,19 +203,6 @@ def test_a_plan_runs_what_others_are_compared_with_first():
         planned(["memory"], [1.0], [0])
     with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
         planned(["mem"], [0.0], [0])
-
-
-def test_runs_stand_beside_each_other_with_the_papers_numbers(tmp_path):
-    plan = planned(["mem", "no-mem", "grow"], [1.0], [0, 1])
-    results = experiment(tmp_path / "run", FollowingLM(copies=True)).run(STREAMS, plan)
-    text = " ".join(render_report(FAMILY, results, gate=None).split())
-    assert "| NO-MEM (2 seeds) |" in text
-    assert "| MEM-PROMPT, p = 1 (2 seeds) |" in text
-    assert "| MEM-PROMPT, paper (GPT-3) | 0.99 | 0.98 | 0.98 | 0.96 | 0.98 | 0.98 |" in text
-    folder = tmp_path / "run" / "mem-p1-seed0"
-    assert json.loads((folder / "metrics.json").read_text())["against_no_mem"]["helped"] > 0.5
-    lines = (folder / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, 31))
 
 
 class Stopping(FollowingLM):
@@ -310,20 +273,6 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
 
 
-def test_many_steps_that_all_speak_for_one_are_told_by_the_test(four):
-    many = [*four] * 5
-    results = [result(many, "no-mem", [0] * 20, p=0.0), result(many, "grow", [1] * 20)]
-    (claim,) = compare_methods(results)
-    assert claim.p_value == pytest.approx(2 * 0.5**20)
-    (back,) = compare_methods([result(many, "no-mem", [1] * 20, p=0.0), results[1]])
-    assert back.p_value == 1.0  # the control
-    text = " ".join(
-        render_report(FAMILY, [result(many * 2, "grow", [0, 1] * 20)], gate=None).split()
-    )
-    assert "| understood, steps up to | 25 | 40 |" in text
-    assert "| GROW-PROMPT, p = 1 | 0.48 | 0.50 |" in text
-
-
 def test_what_the_paper_compares_is_compared(four):
     plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
     results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
@@ -374,41 +323,25 @@ def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
     *_, bare, memory = scores(path, as_released=True)
     assert bare == "| GPT-3 generated | 0.500 | 0.000 | 0.500 | 0.400 | 0.000 |"
     row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
-    write(tmp_path / "steps.jsonl", row, row | {"generated": row["expected"]})
+    write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
     assert scores(tmp_path / "steps.jsonl")[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_situations_are_scored_by_category_and_label(tmp_path):
     gold = "This question is about: care. The answer is GOOD."
     outputs = [gold, gold.replace("GOOD", "BAD"), gold.replace("care", "harm"), "no"]
     rows = [{"type": "care", "gold": gold, "generated": output} for output in outputs]
-    path = write(tmp_path / "ert.jsonl", *rows)
+    path = write_jsonl(tmp_path / "ert.jsonl", rows)
     assert scores(path, load_family("ert_cat"))[-1] == "| generated | 0.500 | 0.500 | 0.500 |"
     assert "| outputs | 4 | 4 | |" in scores(path, load_family("ert_nl"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("gold,generated\n", "holds no row of outputs"),
-        ("gold,output\nthe synonym for a is b,x\n", "its column's name must end in 'generated'"),
-        ("answer,generated\na,b\n", "line 2 has none of gold, expected, expected_answer"),
-        ("gold,generated\nthe sense of a is b,c\n", "is of no type of the family 'lexical'"),
-    ],
-)
-def test_a_file_that_cannot_be_scored_is_refused(tmp_path, text, message):
+def test_a_file_that_cannot_be_scored_is_refused(tmp_path):
     path = tmp_path / "results.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
+    path.write_text("gold,generated\nthe sense of a is b,c\n")
+    with pytest.raises(DataError, match="is of no type of the family 'lexical'"):
         score_file(path, FAMILY)
     row = {"gold": "the synonym for a is b", "x generated": "c"}
-    write(tmp_path / "r.jsonl", row, row | {"y generated": "d"})
+    path = write_jsonl(tmp_path / "r.jsonl", [row, row | {"y generated": "d"}])
     with pytest.raises(DataError, match="not every row has every output column: x generated, y"):
-        score_file(tmp_path / "r.jsonl", FAMILY)
-    with pytest.raises(DataError, match="has no understanding to score"):
-        score_file(path, load_family("webquestions"))
+        score_file(path, FAMILY)

@@ -15,9 +15,8 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from following_lm import FollowingLM, conversation, entries, open_page
+from following_lm import Echo, FollowingLM, conversation, entries, open_page
 from starlette.testclient import TestClient
-from test_conversation import Echo
 
 from pgra.cli import main
 from pgra.errors import ArtifactError
@@ -139,11 +138,8 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     [
         ("ask", {"question": "  "}, "the question is empty: type one", ""),
         ("ask", {"question": "x" * 10_000}, "makes a prompt of", None),
-        ("correct", {"turn": "1", "feedback": ""}, "the feedback is empty", ""),
         ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
-        ("correct", {"turn": "1", "feedback": "a\x1b"}, "holds the control character", "a"),
         ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
-        ("forget", {"entry": "7"}, "has no entry 7 now", ""),
         ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
     ],
 )
@@ -214,10 +210,6 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkey
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
-    assert main(["memory", "web", "--host", "192.0.2.1", "--port", "0"]) == 2
-    assert "cannot listen at 192.0.2.1:0" in capsys.readouterr().err
-    assert main(["memory", "web", "--port", "70000"]) == 2
-    assert "port is 70000: it must be at least 0 and below 65536" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["memory", "web"]) == 2
     assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
@@ -229,8 +221,8 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
 from following_lm import FollowingLM
 from pgra.cli import main
-from pgra.memory import chat
-chat.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
+from pgra.memory import stream
+stream.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
 sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
 """
 

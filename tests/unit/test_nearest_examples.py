@@ -1,9 +1,10 @@
 """MemPrompt's prefix by KATE: each question's nearest examples, never the question itself."""
 
-import json
+from dataclasses import replace
 
 import pytest
-from following_lm import FollowingLM
+from conftest import write_jsonl
+from following_lm import FollowingLM, write_stream
 
 from pgra.cli import main
 from pgra.core import Context, Example
@@ -100,17 +101,10 @@ def test_every_system_stands_behind_them(tmp_path):
     assert chosen(tmp_path).fingerprint != PLAIN.fingerprint
 
 
-@pytest.mark.parametrize("count", [0, 5])
-def test_more_than_there_are_is_refused(tmp_path, count):
-    with pytest.raises(ConfigError, match=f"prefix_examples is {count}, and there are 4 different"):
-        chosen(tmp_path, count=count)
-
-
 def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
-    path = tmp_path / "pool.jsonl"
     lines = [{"question": "q", "answers": ["a", "b"]}, {"question": "r", "answer": "c"}]
     lines.append({"question": "s", "answer": "d", "feedback": "f"})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_jsonl(tmp_path / "pool.jsonl", lines)
     assert read_pool(path) == [
         PromptExample("q", "a"),
         PromptExample("r", "c"),
@@ -118,38 +112,15 @@ def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ({"question": "q"}, "line 1: answer is None, and must be text"),
-        ({"answer": "q"}, "line 1: question is None, and must be text"),
-        ({"question": "q", "answers": []}, "line 1: answer is None, and must be text"),
-        (
-            {"question": "q", "answer": "a", "feedback": 3},
-            "line 1: feedback is 3, and must be text",
-        ),
-    ],
-)
-def test_what_is_no_example_is_refused(tmp_path, line, told):
-    path = tmp_path / "pool.jsonl"
-    path.write_text(json.dumps(line) + "\n")
-    with pytest.raises(DataError, match=told):
+def test_what_is_no_example_is_refused(tmp_path):
+    path = write_jsonl(tmp_path / "pool.jsonl", [{"question": "q", "answers": []}])
+    with pytest.raises(DataError, match="line 1: answer is None, and must be text"):
         read_pool(path)
 
 
 def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
-    rows = [
-        {
-            "type": "ant",
-            "word": word,
-            "question": f"what is the reverse of < {word} > ?",
-            "feedback": "I want an antonym",
-            "expected_answer": f"the antonym for {word} is x",
-        }
-        for word in ("hot", "old")
-    ]
-    path = tmp_path / "stream.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = [step(f"what is the reverse of < {word} > ?") for word in ("hot", "old")]
+    path = write_stream(tmp_path / "stream.jsonl", [replace(s, word="w") for s in asked])
     words = ["memory", "stream", "--family", "lexical", "--stream", str(path), "--device", "cpu"]
     words += ["--lm", str(lm_dirs["gpt2"]), "--artifacts_dir", str(tmp_path / "artifacts")]
     words += ["--max_new_tokens", "2", "--systems", "no-mem", "mem"]
@@ -158,8 +129,3 @@ def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
     assert (tmp_path / "kate" / "report.md").is_file()
     assert main([*words, "--output_dir", str(tmp_path / "kate")]) == 2
     assert "prompt_digest" in capsys.readouterr().err
-    assert main([*words, "--prefix_pool", "x.jsonl", "--output_dir", str(tmp_path / "x")]) == 2
-    assert (
-        "prefix_pool is x.jsonl, and prefix is fixed: add --prefix kate" in capsys.readouterr().err
-    )
-    assert not (tmp_path / "x").exists()

@@ -6,35 +6,12 @@ import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
 
-from pgra.commands.plan import describe_plan
-from pgra.core import ALONE, MISSING_ROW, Candidates
+from pgra.core import ALONE
 from pgra.errors import ConfigError
 from pgra.lm.cost import Speed
 from pgra.methods.stages import Stages
 from pgra.plan import make_plan
-from pgra.rerank import Reranker
 from pgra.rerank.cross_encoder import CrossEncoderArguments
-
-
-class Longest(Reranker):
-    """A reranker of one's own: what the contract asks for, and no more."""
-
-    def __init__(self, corpus):
-        self.corpus = corpus
-
-    @classmethod
-    def open(cls, request):
-        return cls(request.corpus)
-
-    @property
-    def fingerprint(self):
-        return {"reranker": "longest", **self.corpus.fingerprint}
-
-    def rerank(self, examples, candidates):
-        rows, present = candidates.rows, candidates.rows != MISSING_ROW
-        scores = np.full(rows.shape, -np.inf, np.float32)
-        scores[present] = [len(text) for text in self.corpus.texts(rows[present])]
-        return Candidates.best(rows, scores, rows.shape[1])
 
 
 @pytest.fixture(autouse=True)
@@ -168,13 +145,6 @@ def test_a_full_bank_reads_the_whole_corpus(plain):
     assert cost.to_read == run(full).num_new
 
 
-def test_a_bank_that_is_there_in_part_counts(plain):
-    run(with_retriever(plain, num_candidates=3))
-    cost = make_plan(plain, seconds=1).cost
-    assert cost.banked > 0
-    assert cost.to_read == run(plain).num_new
-
-
 def test_sharing_the_prefix_is_what_saves(args):
     shared = make_plan(args, seconds=0).cost
     read, texts = shared.reading, shared.to_read
@@ -183,15 +153,6 @@ def test_sharing_the_prefix_is_what_saves(args):
     alone = make_plan(with_rerank(args, prefix_sharing="none"), seconds=0).cost.reading
     assert alone.tokens == alone.tokens_whole == read.tokens_whole
     assert alone.cache == 0 < read.cache
-
-
-def test_a_sample_stands_for_all(plain, monkeypatch):
-    exact = make_plan(plain, seconds=0).cost.reading
-    monkeypatch.setattr("pgra.rerank.prompted._SAMPLE", 8)
-    part = make_plan(plain, seconds=0).cost.reading
-    assert part.sampled == 16 < exact.sampled
-    assert part.tokens == pytest.approx(exact.tokens, rel=0.25)
-    assert part.tokens != exact.tokens
 
 
 def test_time_is_load_and_tokens_shared_among_processes(args):
@@ -203,24 +164,6 @@ def test_time_is_load_and_tokens_shared_among_processes(args):
     assert plan.seconds() == 3 + 1000 / 50
     assert plan.seconds(2) == 3 + 0.6 * 20  # one has three of the five shards
     assert plan.seconds(8) == 3 + 0.2 * 20
-
-
-def test_of_a_reranker_from_outside_it_tells_the_first_stage(plain):
-    """And the run works, with nothing of ours but its name."""
-    args = with_rerank(plain, reranker=f"{__name__}:Longest")
-    plan = make_plan(args, seconds=1)
-    assert (plan.cost, plan.speed, plan.seconds()) == (None, None, None)
-    assert plan.first.is_exact
-    told = describe_plan(plan)
-    assert f"what {__name__}:Longest reads is not known" in told
-    assert "first stage" in told
-    found = Stages.read(args, ALONE)
-    found.find()
-    best = found.evidence["test"].candidates
-    scores = best.scores[best.rows != MISSING_ROW]
-    assert (np.diff(best.scores[0][best.rows[0] != MISSING_ROW]) <= 0).all()
-    assert scores.tolist() == [len(t) for t in found.corpus.texts(best.rows[best.rows >= 0])]
-    assert found.reranker.models(args.rerank) == []
 
 
 @pytest.mark.parametrize("change", [{"num_evidence": 0}, {"reranker": "none"}])

@@ -144,6 +144,15 @@ def test_one_from_outside_serves_a_command(world, capsys):
     ]
 
 
+@pytest.mark.parametrize("name", [*INDEXED, "random"])
+def test_what_is_opened_was_named_before_it_was_built(name, world):
+    request = world.request(name)
+    before = find_retriever(name).identify(request)
+    assert not (world.context.artifacts / "indexes").exists()
+    assert dict(world.open(name).fingerprint) == dict(before.fingerprint)
+    assert find_retriever(name).identify(request) == before
+
+
 @pytest.mark.parametrize("name", INDEXED)
 def test_an_index_is_built_once_and_found_where_it_was_foretold(name, world):
     foretold = find_retriever(name).folders(world.request(name))

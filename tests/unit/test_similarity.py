@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from conftest import with_rerank
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
-from pgra.core import ALONE, Context
-from pgra.errors import ConfigError
-from pgra.methods.stages import Stages
+from pgra.core import Context
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.similarity import (
-    SIMILARITIES,
     ColumnStats,
-    Similarity,
     WordRows,
     find_similarity,
 )
@@ -40,10 +35,6 @@ def whitened(passages=PASSAGES, queries=QUERIES, *, is_unit=False):
     return kind(passages=ColumnStats.of(passages), queries=ColumnStats.of(queries))
 
 
-def test_only_those_of_plain_states_are_not_fitted():
-    assert {name for name in SIMILARITIES if not find_similarity(name).is_fitted} == set(PLAIN)
-
-
 def test_dot_and_cosine_by_hand():
     assert scores(PLAIN["dot"]).tolist() == [[0, 142], [0, 146]]
     lengths = np.sqrt([[50 * 404], [58 * 404]])
@@ -60,32 +51,6 @@ def test_whitened_by_hand():
     np.testing.assert_allclose(
         scores(whitened(is_unit=True)), [[half, -half], [-half, half]], rtol=1e-6
     )
-
-
-class Centred(Similarity):
-    """A similarity of one's own: fitted, and nothing of ours but its name."""
-
-    is_fitted = True
-
-    def change(self, states, norms, stats):
-        return states - stats.mean
-
-
-def test_one_of_ones_own_is_fitted_and_used_by_name(args):
-    kind = find_similarity(f"{__name__}:Centred")
-    fitted = kind(passages=ColumnStats.of(PASSAGES), queries=ColumnStats.of(QUERIES))
-    assert scores(fitted).tolist() == [
-        [1, -1],
-        [-1, 1],
-    ]  # of (-1, -10), (1, 10) and (-1, 0), (1, 0)
-    found = {}
-    for name in ("dot", f"{__name__}:Centred"):
-        stages = Stages.read(with_rerank(args, similarity=name), ALONE)
-        stages.find()
-        found[name] = stages.evidence["test"].candidates.scores
-    assert not np.allclose(*found.values())
-    with pytest.raises(ConfigError, match="unknown similarity 'cosin'. Did you mean 'cosine'"):
-        find_similarity("cosin")
 
 
 def test_a_column_that_does_not_vary_counts_for_nothing_whatever_it_is():
