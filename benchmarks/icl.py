@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,9 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     peak_rate = matrix_rate(completer.device, completer.dtype)
     figures = {"matrix_tflops": peak_rate / 1e12}
     tables = []
+    drawn = random.Random(SEED).sample(data.pool, min(args.num_exemplars, len(data.pool)))
     for kind, prompts in (
         ("nearest", nearest_prompts(data, args.num_exemplars)),
-        ("shared", shared_prompts(data, args.num_exemplars)),
+        ("shared", [write_prompt(data, drawn, query) for query in data.queries]),
     ):
         found, table = measure(kind, prompts, completer, data, peak_rate, args)
         figures |= {f"{kind}_{name}": value for name, value in found.items()}
@@ -182,12 +184,6 @@ def nearest_prompts(data: Data, num_exemplars: int) -> list[str]:
         write_prompt(data, [data.pool[row] for row in own if row >= 0], query)
         for own, query in zip(rows, data.queries, strict=True)
     ]
-
-
-def shared_prompts(data: Data, num_exemplars: int) -> list[str]:
-    """Give all queries one random draw."""
-    drawn = random.Random(SEED).sample(data.pool, min(num_exemplars, len(data.pool)))
-    return [write_prompt(data, drawn, query) for query in data.queries]
 
 
 def measure(
@@ -266,16 +262,11 @@ def figures_of(
         figures[f"{title}_peak_mib"] = max(cost.peak_mib for cost in (way.first, *way.costs))
         # Of the prompts' own operations alone: written tokens and shared parts are on the house.
         figures[f"{title}_share_of_matrix_rate"] = flops / way.seconds / peak_rate
-        figures[f"{title}_same_answers"] = share_of_same(way.answers, ours.answers)
+        figures[f"{title}_same_answers"] = sum(map(eq, way.answers, ours.answers)) / len(prompts)
     return figures | {
         "speedup_vs_loop": ways["loop"].seconds / ours.seconds,
         "speedup_vs_to_end": ways["to_end"].seconds / ours.seconds,
     }
-
-
-def share_of_same(one: Sequence[str], other: Sequence[str]) -> float:
-    """Give the share of equal answers."""
-    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
 
 
 @torch.inference_mode()
@@ -314,10 +305,10 @@ def show(
     completer: CausalLM,
 ) -> str:
     """Word one kind's figures as a table."""
-    lm = completer
     lines = [
-        f"{kind}: {count} prompts of {figures['prompt_tokens']:.0f} tokens, {lm.source.name}, "
-        f"{lm.dtype}, {lm.device.type} ({torch.get_num_threads()} threads)",
+        f"{kind}: {count} prompts of {figures['prompt_tokens']:.0f} tokens, "
+        f"{completer.source.name}, {completer.dtype}, {completer.device.type} "
+        f"({torch.get_num_threads()} threads)",
         f"{'way':<10}{'prompts/s':>11}{'x loop':>9}{'same':>7}{'peak MiB':>10}"
         f"{'of matrix rate':>16}",
     ]

@@ -488,23 +488,21 @@ def check_8bit(model: Any, source: ModelSource) -> None:
     """
     from torchao.quantization import Int8Tensor
 
-    small, total, kinds = 0, 0, set()
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Embedding):  # looked up, and left as they are on purpose
-            continue
-        for weight in layer.parameters(recurse=False):
-            if weight.dim() < 2:
-                continue
-            total += weight.numel()
-            if isinstance(weight, Int8Tensor):
-                small += weight.numel()
-            else:
-                kinds.add(type(layer).__name__)
-    if 2 * small < total:
+    weights = [
+        (type(layer).__name__, weight)
+        for layer in model.modules()
+        if not isinstance(layer, torch.nn.Embedding)  # looked up, and left as they are on purpose
+        for weight in layer.parameters(recurse=False)
+        if weight.dim() >= 2
+    ]
+    left = [(kind, weight) for kind, weight in weights if not isinstance(weight, Int8Tensor)]
+    count, total = (sum(weight.numel() for _, weight in part) for part in (left, weights))
+    if 2 * count > total:
+        kinds = ", ".join(sorted({kind for kind, _ in left}))
         raise ModelError(
-            f"lm_quantization '8bit' leaves {1 - small / total:.0%} of the weights of "
-            f"'{source.name}' as they are: torchao does not know its {', '.join(sorted(kinds))} "
-            "layers. Use --lm_quantization 4bit or none"
+            f"lm_quantization '8bit' leaves {count / total:.0%} of the weights of '{source.name}' "
+            f"as they are: torchao does not know its {kinds} layers. Use --lm_quantization 4bit or "
+            "none"
         )
 
 

@@ -8,7 +8,7 @@ few texts, and not in the results.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -337,8 +337,8 @@ class PromptedEncoder:
             behind = [row for row, alike in enumerate(begin_alike) if alike and shares]
             whole = [row for row, alike in enumerate(begin_alike) if not (alike and shares)]
             for group, shared in ((behind, skip), (whole, 0)):
-                for batch in self._batches(ids, group, shared):
-                    held += self._run_batch(ids, batch, shared)
+                for batch, found in self._run(ids, group, shared):
+                    held += found
                     rows += batch
                     self.num_tokens += sum(len(ids[row]) - shared for row in batch)
                     advance(len(batch))
@@ -350,17 +350,10 @@ class PromptedEncoder:
         self._check_finite(states, prompts)
         return states
 
-    def _batches(
+    def _run(
         self, ids: Sequence[list[int]], group: Sequence[int], shared: int
-    ) -> list[list[int]]:
-        """Cut rows into batches; whole prompts may be longer by the prefix that is not shared."""
-        budget = self._back_off.budget + (0 if shared else len(self.shared_ids))
-        batches = token_budget_batches([len(ids[row]) - shared for row in group], budget)
-        return [[group[place] for place in batch] for batch in batches]
-
-    def _run_batch(
-        self, ids: Sequence[list[int]], batch: Sequence[int], shared: int
-    ) -> list[Tensor]:
+    ) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Run rows in batches; whole prompts may be longer by the prefix that is not shared."""
         spare = 0 if shared else len(self.shared_ids)
 
         def size(rows: Sequence[int]) -> int:
@@ -371,7 +364,10 @@ class PromptedEncoder:
                 return self.lm.states_of([ids[row] for row in rows])
             return self._behind.run([ids[row][shared:] for row in rows], self.way)
 
-        return self._back_off.run(batch, size, run)
+        lengths = [len(ids[row]) - shared for row in group]
+        for places in token_budget_batches(lengths, self._back_off.budget + spare):
+            batch = [group[place] for place in places]
+            yield batch, self._back_off.run(batch, size, run)
 
     def _check_finite(self, states: Tensor, prompts: Prompts) -> None:
         """Run texts without a finite state again, alone: one spoils its neighbours in a row."""

@@ -437,24 +437,24 @@ class RemoteLM:
                 f"{self.name} answered '{self._excerpt(text)}', which is no completion: is "
                 "--base_url that of an OpenAI-compatible endpoint (it usually ends in /v1)?"
             ) from None
-        usage, chances = (
-            part if isinstance(part, Mapping) else {}
-            for part in (reply.get("usage"), choice.get("logprobs"))
-        )
-        counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-        tokens, values = (
-            part if isinstance(part, list) else []
-            for part in (chances.get("tokens"), chances.get("token_logprobs"))
-        )
+
+        def of(part: Any, kind: type) -> Any:
+            return part if isinstance(part, kind) else kind()
+
+        usage, chances = of(reply.get("usage"), dict), of(choice.get("logprobs"), dict)
         num_prompt_tokens, num_new_tokens = (
-            count if isinstance(count, int) and count >= 0 else None for count in counts
+            count if isinstance(count := usage.get(name), int) and count >= 0 else None
+            for name in ("prompt_tokens", "completion_tokens")
         )
         return Reply(
             written,
             num_prompt_tokens,
             num_new_tokens,
-            tuple(map(str, tokens)),
-            tuple(float(v) if isinstance(v, int | float) else None for v in values),
+            tokens=tuple(map(str, of(chances.get("tokens"), list))),
+            chances=tuple(
+                float(value) if isinstance(value, int | float) else None
+                for value in of(chances.get("token_logprobs"), list)
+            ),
         )
 
     def _excerpt(self, text: str) -> str:

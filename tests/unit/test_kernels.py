@@ -17,7 +17,6 @@ from pgra.lm.kernels import (
     Cascade,
     LastLayer,
     Packer,
-    Spans,
     attend,
     attend_in_blocks,
     find_fault,
@@ -118,15 +117,6 @@ def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
             in_two_parts(query, key, value, **{name: 4})
 
 
-def test_spans_by_hand():
-    spans = Spans.of(torch.tensor([5, 2, 4]), 9, torch.device("cpu"))
-    assert spans.texts.tolist() == [0, 5, 7, 11]
-    assert (spans.row.tolist(), spans.prefix.tolist(), spans.longest) == ([0, 11], [0, 9], 5)
-    parts = (spans.texts, spans.row, spans.prefix)
-    assert all(part.dtype == torch.int32 and part.is_contiguous() for part in parts)
-    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1  # one copy to a GPU
-
-
 # Blocks.
 
 
@@ -194,10 +184,6 @@ def test_an_lm_reads_the_same_in_blocks_and_attends_as_before_afterwards(lm_dir,
     with pytest.raises(KeyError), in_blocks(lm.model):
         raise KeyError
     assert lm.model.config._attn_implementation == "sdpa"
-    if lm.config.model_type == "llama":  # an attention that was chosen is kept
-        lm.model.set_attn_implementation("eager")
-        with in_blocks(lm.model):
-            assert lm.model.config._attn_implementation == "eager"
 
 
 # The last layer.
@@ -347,7 +333,7 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     def broken(kernel):
         def call(*args, **kwargs):
             if way != "differs":
-                raise {"is missing": AttributeError, "raises": RuntimeError}[way](f"it {way}")
+                raise RuntimeError("it raises")
             found = kernel(*args, **kwargs)
             return (found[0] * 1.01, *found[1:]) if isinstance(found, tuple) else found * 1.01
 
@@ -371,7 +357,8 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     truth = use()
     monkeypatch.setenv("PGRA_FAST_KERNELS", "auto")
     ops = SimpleNamespace(_reorder_linear_weight=torch.ops.mkldnn._reorder_linear_weight)
-    ops._linear_pointwise = broken(torch.ops.mkldnn._linear_pointwise)
+    if way != "is missing":
+        ops._linear_pointwise = broken(torch.ops.mkldnn._linear_pointwise)
     monkeypatch.setattr(kernels.torch.ops, "mkldnn", ops)
     for name in ("attend_in_blocks", "_attend_encoded"):
         monkeypatch.setattr(kernels, name, broken(getattr(kernels, name)))

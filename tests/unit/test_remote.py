@@ -65,16 +65,16 @@ def complete(lm, prompts=PROMPTS):
     return [answer.text for answer in answers]
 
 
-def test_answers_come_in_the_order_of_prompts_and_are_cut_at_the_stop(server, open_at):
+def test_answers_come_in_the_order_of_prompts_cut_at_the_stop_each_asked_once(server, open_at):
+    def slow_first(prompt, max_tokens, stop):
+        if prompt == PROMPTS[0]:
+            threading.Event().wait(0.1)
+        return toy_writer(prompt, max_tokens, None)  # which writes on after the stop
+
     server.writer = slow_first
     with server.serve() as url:
-        assert complete(open_at(url)) == TEXTS
-
-
-def slow_first(prompt, max_tokens, stop):
-    if prompt == PROMPTS[0]:
-        threading.Event().wait(0.1)
-    return toy_writer(prompt, max_tokens, None)  # which writes on after the stop
+        assert complete(open_at(url), PROMPTS * 2) == TEXTS * 2
+    assert len(server.bodies) == 4
 
 
 def test_the_request_is_greedy_and_complete(server, open_at):
@@ -85,12 +85,6 @@ def test_the_request_is_greedy_and_complete(server, open_at):
     path = {"path": "/v1/completions"}
     assert server.bodies == [path | asked | {"stop": ["\n"]}, path | asked]
     assert server.headers[0]["authorization"] == f"Bearer {KEY}"
-
-
-def test_equal_prompts_are_asked_once(server, open_at):
-    with server.serve() as url:
-        assert complete(open_at(url), ["Q: red"] * 5) == [" red"] * 5
-    assert len(server.bodies) == 1
 
 
 def test_what_is_on_disk_is_never_asked_again(server, open_at):
@@ -176,11 +170,8 @@ def error_of(message, code=None):
     ("fault", "told"),
     [
         (says("<html>Welcome</html>"), r"answered '<html>Welcome</html>', which is no completion"),
-        (says("{"), "which is no completion: is --base_url"),
         (says('{"choices": []}'), "which is no completion"),
-        (says('{"choices": [{"text": null}]}'), "which is no completion"),
         (says('{"choices": [{"message": {"content": "hi"}}]}'), "which is no completion"),
-        (says("[1]"), "which is no completion"),
         (says(error_of("bad key"), 401), "answered 401 'bad key': see that OPENAI_API_KEY is set"),
         (says(error_of("no model"), 404), "answered 404 'no model': see --base_url"),
         (says(error_of("too long"), 400), "answered 400 'too long': see that --lm_window"),
@@ -289,9 +280,7 @@ def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch):
     ("url", "told"),
     [
         ("127.0.0.1:8000/v1", "'127.0.0.1:8000/v1' is no address: write http"),
-        ("ftp://there/v1", "is no address"),
         ("http://there:port/v1", "is no address"),
-        ("http:///v1", "is no address"),
         ("https://me:Secret@there/v1", "holds a user name, a password or a query"),
         ("https://there/v1?key=Secret", "holds a user name, a password or a query"),
     ],
