@@ -1050,6 +1050,7 @@ def parse_arguments(
     under: Sequence[Defaults] = (),
     over: Sequence[Defaults] = (),
     others: Collection[str] = (),
+    is_shared: bool = False,
 ) -> tuple[Any, ...]:
     """Read dataclasses from a command line, with `--profile` and `--config` underneath.
 
@@ -1063,6 +1064,7 @@ def parse_arguments(
         under: Values beneath `--profile` and `--config`, the later over the earlier.
         over: Values above these, still beneath the command line.
         others: Arguments of other methods, which are passed over with a warning.
+        is_shared: Whether the words are for several methods: then there is no warning.
 
     Returns:
         One instance a class, in their order.
@@ -1095,7 +1097,7 @@ def parse_arguments(
     fields = _field_types(classes)
     for layer in layers:
         parser.set_defaults(**check_defaults(layer, fields, others))
-    rest = _without_others(rest, set(others) - set(fields))
+    rest = _without_others(rest, set(others) - set(fields), is_quiet=is_shared)
     *parsed, _, remaining = parser.parse_args_into_dataclasses(
         args=rest, return_remaining_strings=True
     )
@@ -1122,14 +1124,14 @@ def _chosen(layers: Sequence[Defaults], words: Sequence[str]) -> dict[str, Any]:
     return {**chosen, **vars(parser.parse_known_args(words)[0])}
 
 
-def _without_others(words: Sequence[str], others: Collection[str]) -> list[str]:
+def _without_others(words: Sequence[str], others: Collection[str], *, is_quiet: bool) -> list[str]:
     """Leave out the arguments of other methods, with their values."""
     kept, is_other = [], False
     for word in words:
         if word.startswith("--"):
             name = word[2:].split("=")[0].replace("-", "_")
             is_other = name in others
-            if is_other:
+            if is_other and not is_quiet:
                 logger.warning("--%s is of another method: it is not used", name)
         if not is_other:
             kept.append(word)

@@ -44,7 +44,9 @@ def parse_run(
         epilog: An example.
         under: As of `parse_arguments`.
         over: As of `parse_arguments`.
-        others: Arguments that are passed over, besides those of other methods of ours.
+        others: Where the words are for several runs, such as a grid's: all arguments that they may
+            have. What this run has not is then passed over in silence, and what its method decides
+            otherwise gives way.
 
     Returns:
         The run's arguments, and one instance of each of `more`.
@@ -70,10 +72,11 @@ def parse_run(
         for field in fields(section)
     }
     texts = {"prog": prog, "description": description, "epilog": epilog}
-    sections, rest = _parse(
-        words, find, more, others=ours.union(others), under=under, over=over, **texts
-    )
-    _refuse_contradictions(words, sections)
+    is_shared = bool(others)
+    how = {"under": under, "over": over, "is_shared": is_shared}
+    sections, rest = _parse(words, find, more, others=ours.union(others), **how, **texts)
+    if not is_shared:
+        _refuse_contradictions(words, sections)
     return RunArguments(sections), rest
 
 
@@ -108,6 +111,7 @@ def _parse(
     more: Sequence[type],
     *,
     others: Collection[str] = (),
+    is_shared: bool = False,
     **how: Any,
 ) -> tuple[dict[str, Any], list[Any]]:
     """Read the sections that `find` returns for the classes that are chosen, and `more`."""
@@ -121,13 +125,14 @@ def _parse(
         names.extend(sections)
         every = [*sections.values(), *more]
         known = {field.name for cls in every for field in fields(cls)}
-        for name in sorted(_given(words) & (set(options) - known)):
+        for name in sorted(() if is_shared else _given(words) & (set(options) - known)):
             raise ConfigError(
                 f"--{name} is an argument of {options[name]}: add that, or leave {name} out"
             )
         return every
 
-    parsed = parse_arguments(classes, words, others={*others, *options}, **how)
+    others = {*others, *options}
+    parsed = parse_arguments(classes, words, others=others, is_shared=is_shared, **how)
     sections = dict(zip(names, parsed, strict=False))
     return sections, list(parsed[len(names) :])
 
