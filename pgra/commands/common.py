@@ -71,10 +71,19 @@ def parse_run(
         for section in find_method(name).SECTIONS.values()
         for field in fields(section)
     }
-    texts = {"prog": prog, "description": description, "epilog": epilog}
     is_shared = bool(others)
-    how = {"under": under, "over": over, "is_shared": is_shared}
-    sections, rest = _parse(words, find, more, others=ours.union(others), **how, **texts)
+    sections, rest = _parse(
+        words,
+        find,
+        more,
+        others=ours.union(others),
+        is_shared=is_shared,
+        under=under,
+        over=over,
+        prog=prog,
+        description=description,
+        epilog=epilog,
+    )
     if not is_shared:
         _refuse_contradictions(words, sections)
     return RunArguments(sections), rest
