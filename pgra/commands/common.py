@@ -90,7 +90,7 @@ def parse_run(
 
 
 def parse_stages(
-    argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: str
+    argv: Sequence[str] | None, more: Sequence[type], *, without: Sequence[str] = (), **texts: Any
 ) -> tuple[dict[str, Any], list[Any]]:
     """Read the arguments of PGRA's stages and reader, without the reader's training.
 
