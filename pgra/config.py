@@ -236,11 +236,6 @@ class Arguments:
                 )
 
 
-def argument(default: Any, text: str) -> Any:
-    """Give a field of an argument dataclass with its help."""
-    return arg(default, text)
-
-
 # Arguments of the first stage; `pgra.config` gives them with the others.
 
 
@@ -956,11 +951,6 @@ class SeriesArguments(Arguments):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name} needs a search: add --search grid, or leave it out")
 
-    @property
-    def is_single(self) -> bool:
-        """Say whether one training is all that is asked for."""
-        return self.seeds is None and self.search == "none"
-
     def seed_list(self) -> list[int]:
         """Give the seeds; none if one training is asked for.
 
@@ -1205,22 +1195,6 @@ def _default_files(profile: str | None, config: str | None) -> list[Path]:
     if config is not None:
         files.append(Path(config))
     return files
-
-
-def read_defaults(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a YAML of defaults and check names and types.
-
-    Args:
-        path: The YAML.
-        fields: Type by field name, of the program that asks.
-
-    Returns:
-        The values of that program's fields. Keys of other programs of ours are left out.
-
-    Raises:
-        ConfigError: On an unknown key or a wrong type, with the value and the way out.
-    """
-    return check_defaults(_read(path), fields)
 
 
 def _read(path: Path) -> Defaults:

@@ -6,7 +6,6 @@ resume, seeds and results are the run's (`pgra.runs`), so that they are alike fo
 """
 
 import copy
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +31,6 @@ from pgra.errors import ConfigError
 from pgra.report.results import EvidenceLine
 from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
-
-logger = logging.getLogger(__name__)
 
 METHODS: dict[str, str] = {
     "exhaustive": "pgra.methods.pgra:Pgra",
