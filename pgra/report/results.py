@@ -38,12 +38,12 @@ from pgra.report.metrics import (
     WRONG,
     Decisions,
     Outcomes,
-    Values,
+    TextOutcomes,
     bootstrap,
     interval_95,
     measure,
 )
-from pgra.report.text_metrics import SUBSETS, bleu_of_counts
+from pgra.report.text_metrics import SUBSETS
 
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
@@ -53,6 +53,7 @@ _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
 _SEED = 0
 _ROUNDING = 1e-6
+_TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
 
 
 @dataclass(frozen=True)
@@ -246,53 +247,6 @@ def damaged(path: Path, why: object) -> ArtifactError:
     )
 
 
-# What a run is measured on, as reports compare it: labels, or texts by BLEU and PARENT.
-#
-# BLEU (Papineni et al. 2002) is of all texts together and follows from the sum of each text's
-# counts; PARENT's F (Dhingra et al. 2019) is the mean of each text's. So both follow from a row of
-# numbers for each query, and a resample of the queries is a resample of rows: the paired bootstrap
-# of Koehn 2004, which sacrebleu has for BLEU.
-
-_TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
-
-
-@dataclass(frozen=True, eq=False)
-class TextOutcomes:
-    """What was written for B queries; see `metrics.Outcomes`.
-
-    Attributes:
-        metric: "bleu" or "parent".
-        each: BLEU's counts (B, 10), or PARENT's F (B, 1).
-    """
-
-    metric: str
-    each: Values
-
-    @property
-    def value(self) -> float:
-        return float(self._of_sums(self.each.sum(axis=0)[None])[0])
-
-    @property
-    def kinds(self) -> Any:
-        return np.arange(len(self.each))
-
-    @property
-    def parts(self) -> Values | None:
-        return None if self.metric == "bleu" else self.each[:, 0]
-
-    @property
-    def traits(self) -> Values:
-        return self.each
-
-    def resample(self, kinds: Any, counts: Values) -> Values:
-        return self._of_sums(counts @ self.each[kinds])
-
-    def _of_sums(self, sums: Values) -> Values:
-        if self.metric == "bleu":
-            return np.array([bleu_of_counts(row) for row in np.rint(sums).astype(np.int64)])
-        return sums[:, 0] / len(self.each)
-
-
 @dataclass(frozen=True)
 class Run:
     """One finished run, or one measure of a run that wrote texts.
@@ -307,7 +261,6 @@ class Run:
         metrics: Content of `metrics.json`.
         outcomes: What its metric is made of, for each example.
         examples: Digest of ids, texts and true labels, in order: equal for one test set only.
-        point: Values by axis where it is of a grid; else empty.
     """
 
     method: str
@@ -319,7 +272,6 @@ class Run:
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
-    point: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -332,21 +284,14 @@ class Run:
         return float(self.metrics["value"])
 
     @property
-    def is_of_texts(self) -> bool:
-        """Whether texts are measured, of which none is right or wrong."""
-        return isinstance(self.outcomes, TextOutcomes)
-
-    @property
-    def decisions(self) -> Decisions:
-        """Decided labels, of a run that does not write texts."""
-        assert isinstance(self.outcomes, Decisions)
-        return self.outcomes
+    def decisions(self) -> Decisions | None:
+        """Decided labels; None where texts are measured, of which none is right or wrong."""
+        return self.outcomes if isinstance(self.outcomes, Decisions) else None
 
     @property
     def labels(self) -> set[str]:
         """The task's labels, as far as decisions name them."""
-        names = self.outcomes.names if isinstance(self.outcomes, Decisions) else ()
-        return set(names) - {UNDECIDED}
+        return set(self.decisions.names if self.decisions else ()) - {UNDECIDED}
 
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
@@ -359,23 +304,33 @@ class Run:
         values = self.arguments.get(section)
         return values.get(key) if isinstance(values, Mapping) else None
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether it learns from the task's train and dev set, not from a few shots of both."""
+        marks = self.metrics.get("fingerprints", {})
+        return "dev" in marks and "demonstrations" not in marks
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether another seed could give another run: something is trained or drawn."""
+        return bool(self.metrics.get("uses_seed", True))
+
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
-        unused = _UNUSED.get(self.method, ())
+        has_evidence = self.setting("rerank.num_evidence") != 0
+        unused = {"runtime", "data", "folder"}
+        unused |= set() if has_evidence else {"corpus", "rerank"}
+        unused |= set() if has_evidence or self.method in _OF_NEIGHBORS else {"retriever"}
+        unused |= {"rerank"} if self.setting("rerank.reranker") == "none" else set()
         return {
             f"{section}.{name}": value
             for section, values in self.arguments.items()
-            if section not in ("runtime", "data", "folder") and isinstance(values, Mapping)
-            for name, value in values.items()
-            if (section not in unused or name in _STILL_USED) and self._decides(section, name)
+            for name, value in (values.items() if isinstance(values, Mapping) else ())
+            if section not in unused or f"{section}.{name}" in _STILL_USED
+            if f"{section}.{name}" in _PATHS or name not in _FREE
+            if section != "training" or name not in _FREE_IN_TRAINING
         }
-
-    def _decides(self, section: str, name: str) -> bool:
-        if section == "training":
-            return name not in NOT_DECIDING | _SEEDS
-        # A model's name decides no fingerprint (its content does), but tells rows apart.
-        return f"{section}.{name}" in _PATHS or name not in _FREE
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Run:
@@ -388,15 +343,12 @@ def load_run(folder: Path, *, name: str | None = None) -> Run:
     return load_measures(folder, name=name)[0]
 
 
-def load_measures(
-    folder: Path, *, name: str | None = None, point: Mapping[str, Json] | None = None
-) -> list[Run]:
+def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
     Args:
         folder: The run.
         name: Instead of the folder's.
-        point: Values by axis, where it is of a grid.
 
     Raises:
         ArtifactError: As `load_run`.
@@ -437,7 +389,6 @@ def load_measures(
             metrics,
             Decisions(str(metrics["metric"]), labels, predicted, list(names)),
             digest(examples),
-            dict(point or {}),
         )
         if texts:
             return _measures_of_texts(run, texts)
@@ -590,12 +541,12 @@ def load_grid(folder: Path) -> Group:
             task = str(task).rpartition("/")[2].removesuffix(".yaml") if task else None
             for seed, inner in point["seeds"].items():
                 if (folder / inner / METRICS_FILE).is_file():
-                    found = load_measures(folder / inner, name=name, point=values)
+                    found = load_measures(folder / inner, name=name)
                     measures[task] = [run.task for run in found]
                     runs += found
                 else:
                     missing.append(Missing(name, task, int(seed), folder / inner))
-        if any(run.is_of_texts for run in runs):  # each measure is missing
+        if not all(run.decisions for run in runs):  # each measure is missing
             missing = [
                 replace(gone, task=task)
                 for gone in missing
@@ -625,41 +576,24 @@ METHOD_ORDER = (
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-_UNSEEDED = (
-    *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
-    *("vote-farthest", "vote-knn", "vote-knn-mmr", "ralm"),
-)
-_ON_TRAINING_DATA = {
-    *("knn", "plain", "rag", "fid", "random", "pgra", "exhaustive", "ralm", "ralm-lora"),
-}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
-_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
+_EXEMPLARS = tuple(
+    f"rerank.{name}" for name in ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
+)
+_STILL_USED = (*_EXEMPLARS, "rerank.num_evidence")
+_OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _FREE = {
     name
     for cls in (KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments)
     for name, rule in rules(cls).items()
     if not rule.decides
 }
-# Sections that a method does not look at, but for the names after them.
-_UNUSED = {
-    "plain": ("corpus", "retriever", "rerank"),
-    "icl": ("corpus", "retriever", "training"),
-    "knn": ("corpus", "rerank", "training"),
-    "fid": ("rerank",),
-    "random": ("rerank",),
-}
-_STILL_USED = (*_EXEMPLARS, "num_evidence")
+_FREE_IN_TRAINING = NOT_DECIDING | {"seed", "data_seed"}  # of one row's runs
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
     *("reader.model_name_or_path", "reader.reader_lm"),
 }
-_SEEDS = {"seed", "data_seed"}  # of one row's runs
-
-
-def is_unseeded(run: Run) -> bool:
-    """Whether any other seed would give the same run again: nothing is trained, nothing drawn."""
-    return run.method in _UNSEEDED and run.setting("selection.order") != "random"
 
 
 def check_comparable(group: Group) -> None:
@@ -677,7 +611,7 @@ def check_comparable(group: Group) -> None:
     for name, run in zip(row_names(group), group.runs, strict=True):
         before = first.setdefault(run.task, run)
         _refuse(before, run, _other_test(before, run))
-        if run.method in _ON_TRAINING_DATA:
+        if run.is_divided:
             before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
         before = seeds.setdefault((name, run.task, run.seed), run)
@@ -724,7 +658,7 @@ def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
         ours, theirs = a.setting(f"data.{name}"), b.setting(f"data.{name}")
         if ours != theirs:
             return f"another split rule ({name} {ours}, {theirs})"
-    same_prompt = all(a.setting(f"rerank.{n}") == b.setting(f"rerank.{n}") for n in _EXEMPLARS)
+    same_prompt = all(a.setting(name) == b.setting(name) for name in _EXEMPLARS)
     for split in ("dev", "train") if same_prompt else ("dev",):
         if marks := _other_fingerprint(a, b, split):
             return f"another split rule (other {split} examples: {marks})"
@@ -764,7 +698,7 @@ def row_names(group: Group) -> list[str]:
         varied.setdefault(method, set()).update(
             name
             for name in {name for values in settings for name in values}
-            if len({canonical_json(values.get(name)) for values in settings}) > 1
+            if len({canonical_json(own[name]) for own in settings if name in own}) > 1
         )
     rows = []
     for run in group.runs:
