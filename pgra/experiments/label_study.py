@@ -16,7 +16,7 @@ from statistics import mean
 from pgra.core import Context, Example, Prediction
 from pgra.data.tasks import Task
 from pgra.errors import DataError
-from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key
+from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import load_lookup
 from pgra.methods.kate import load_any_task
@@ -138,13 +138,20 @@ def study_corrections(
                         labels=task.labels,
                         open_lookup=look,
                     ) as labels:
-                        aided |= {w: [a.with_memory(labels, w) for a in alone] for w in weights}
+                        found = [labels.recall(a.query.fields) for a in alone]
+                    pairs = list(zip(alone, found, strict=True))
+                    for w in weights:
+                        mixed = [mix_labels(a.prediction, near, weight=w) for a, near in pairs]
+                        aided[w] = [
+                            replace(a, prediction=label, corrections=near)
+                            for (a, near), label in zip(pairs, mixed, strict=True)
+                        ]
                 for weight, answers in aided.items():
                     before, after = (
                         [a.query.label == b.prediction.label for a, b in zip(alone, s, strict=True)]
                         for s in (alone, answers)
                     )
-                    pairs = list(zip(before, after, strict=True))
+                    both = list(zip(before, after, strict=True))
                     helped = [bool(a.corrections or a.details.get("memory")) for a in answers]
                     rows.append(
                         Row(
@@ -157,8 +164,8 @@ def study_corrections(
                             aided=sum(helped),
                             without=mean(before),
                             with_memory=mean(after),
-                            mended=pairs.count((False, True)),
-                            broken=pairs.count((True, False)),
+                            mended=both.count((False, True)),
+                            broken=both.count((True, False)),
                             mcnemar_p=mcnemar(after, before),
                         )
                     )

@@ -83,9 +83,8 @@ class ReferenceTable:
         cells = self.rows[row]
         if {*tasks, AVERAGE} == {*self.columns}:
             return cells[AVERAGE]
-        if not tasks or not set(tasks) <= cells.keys():
-            return None
-        return sum(cells[task] for task in tasks) / len(tasks)
+        is_whole = tasks and set(tasks) <= cells.keys()
+        return sum(cells[task] for task in tasks) / len(tasks) if is_whole else None
 
     def find_row(self, run: Run) -> str | None:
         """Return the row that stands beside a run: of those that match the one with most names."""
@@ -93,12 +92,8 @@ class ReferenceTable:
         known = {name: value for section in sections for name, value in section.items()}
         # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
         known["method"] = run.method
-        fits = [
-            (len(wanted), row)
-            for row, wanted in self.match.items()
-            if all(name in known and known[name] == value for name, value in wanted.items())
-        ]
-        return max(fits, key=lambda fit: fit[0])[1] if fits else None
+        fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
+        return max(fits, key=lambda row: len(self.match[row]), default=None)
 
     def beside(self, run: Run, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
         """Return by column what is printed beside a run: of tasks, or their `AVERAGE`."""

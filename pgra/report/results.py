@@ -92,63 +92,34 @@ def add_attention(
     ]
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What `metrics.json` says of a run beside its numbers.
-
-    Attributes:
-        task: Name of the task.
-        split: Which examples were decided.
-        metric: The task's headline metric.
-        labels: The task's labels, in order.
-        seed: Of the training run.
-        seconds: Wall-clock time by stage.
-        fingerprints: Of all inputs, by stage.
-        notes: What a reader of the numbers must know.
-        calibration: The temperature, and what it changed on this split; None without one.
-        method: What decided, as --method names it.
-        more: Further entries of `metrics.json`.
-    """
-
-    task: str
-    split: str
-    metric: str
-    labels: Sequence[str]
-    seed: int
-    seconds: Mapping[str, float]
-    fingerprints: Mapping[str, Json]
-    notes: Sequence[str] = ()
-    calibration: Mapping[str, Json] | None = None
-    method: str = "pgra"
-    more: Mapping[str, Json] = field(default_factory=dict)
-
-
 def write_results(
     folder: Path,
-    record: RunRecord,
+    about: Mapping[str, Json],
+    labels: Sequence[str],
     examples: Sequence[Example],
     predictions: Sequence[Prediction],
-    evidence: Sequence[Sequence[EvidenceLine]],
+    evidence: Sequence[Sequence[EvidenceLine]] = (),
     *,
-    more: Sequence[Mapping[str, Json]] | None = None,
+    more: Sequence[Mapping[str, Json]] = (),
     values: Mapping[str, float] | None = None,
     interval: Sequence[float] | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Write a run's predictions, then its metrics.
 
     Args:
         folder: The run.
-        record: What is said of it.
+        about: What `metrics.json` says beside its numbers: "method", "task", "split", "metric",
+            "seed", "uses_seed" (whether another seed could give another run), "seconds" by stage,
+            "fingerprints" of all inputs, "notes", and more.
+        labels: The task's, in order.
         examples: The queries, labelled.
         predictions: One for each, in the same order.
-        evidence: What the reader saw, for each; may be empty.
-        more: Further entries of each one's line.
+        evidence: What the reader saw, for each; empty where nothing was read.
+        more: Further entries of each one's line; empty for none.
         values: Metrics by name, where labels alone do not give them.
         interval: Of the headline metric among `values`.
-
-    Returns:
-        The content of `metrics.json`.
     """
+    nothing: list[Any] = [()] * len(examples)
     lines: list[Json] = [
         {
             "id": example.id,
@@ -158,38 +129,31 @@ def write_results(
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
             "evidence": [line.as_json() for line in seen],
-            **own,
+            **dict(own),
         }
         for example, prediction, seen, own in zip(
-            examples, predictions, evidence, more or [{}] * len(examples), strict=True
+            examples, predictions, evidence or nothing, more or nothing, strict=True
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
+    metric, predicted = str(about["metric"]), [p.label for p in predictions]
     if values is None:
-        labels = [example.label or "" for example in examples]
-        decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
-        values = measure(record.metric, labels, decided.predicted, record.labels)
+        names = [*labels, *({UNDECIDED} & set(predicted))]
+        decided = Decisions(metric, [e.label or "" for e in examples], predicted, names)
+        values = measure(metric, decided.labels, predicted, names)
         interval = interval_95(bootstrap([decided], seed=_SEED)[0])
     metrics = {
-        "method": record.method,
-        "task": record.task,
-        "split": record.split,
+        **{name: about[name] for name in ("method", "task", "split")},
         "n": len(examples),
-        "metric": record.metric,
-        "value": values[record.metric],
+        "metric": metric,
+        "value": values[metric],
         "interval_95": None if interval is None else list(interval),
         "metrics": dict(values),
-        "calibration": record.calibration,
-        "seed": record.seed,
-        "seconds": {name: round(value, 3) for name, value in record.seconds.items()},
-        "fingerprints": dict(record.fingerprints),
+        **about,
         "versions": package_versions(),
         "git_commit": git_commit(),
-        "notes": list(record.notes),
-        **record.more,
     }
     write_json(folder / METRICS_FILE, metrics)
-    return metrics
 
 
 def git_commit() -> str | None:
@@ -334,12 +298,7 @@ class Run:
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Run:
-    """Read a finished run; of one that wrote texts its first measure.
-
-    Raises:
-        ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
-            `predictions.jsonl`.
-    """
+    """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
     return load_measures(folder, name=name)[0]
 
 
@@ -351,7 +310,8 @@ def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
         name: Instead of the folder's.
 
     Raises:
-        ArtifactError: As `load_run`.
+        ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
+            `predictions.jsonl`.
     """
     metrics = read_object(folder / METRICS_FILE)
     path = folder / _ARGUMENTS_FILE
@@ -403,17 +363,16 @@ def _measures_of_texts(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[Run
     measures = []
     for name, value in run.metrics["metrics"].items():
         subset, _, metric = name.rpartition("/")
-        if metric not in _TEXT_KEYS:
-            continue
-        own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
-        each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
-        outcomes = TextOutcomes(metric, np.array(each, np.float64))
-        _check_value(name, float(value), outcomes)
-        interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
-        changes = {"metric": metric, "value": value, "interval_95": interval, "n": len(own)}
-        metrics = {**run.metrics, **changes}
-        task = f"{run.task} {name}"
-        measures.append(replace(run, task=task, metrics=metrics, outcomes=outcomes))
+        if metric in _TEXT_KEYS:
+            own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
+            each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
+            outcomes = TextOutcomes(metric, np.array(each, np.float64))
+            _check_value(name, float(value), outcomes)
+            interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
+            changes = {"metric": metric, "value": value, "interval_95": interval, "n": len(own)}
+            own_metrics = {**run.metrics, **changes}
+            task = f"{run.task} {name}"
+            measures.append(replace(run, task=task, metrics=own_metrics, outcomes=outcomes))
     return measures
 
 
@@ -487,29 +446,26 @@ def load_collection(paths: Sequence[Path]) -> Collection:
     Raises:
         ArtifactError: If a path is not there, a file is damaged, or there is no finished run.
     """
-    runs: dict[Path, list[Run]] = {}
-    grids: dict[Path, Group] = {}
-    unfinished: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
         for folder in _find(path):
-            key = folder.resolve()
-            if key in runs or key in grids:
-                continue
-            if (folder / GRID_FILE).is_file():
-                grids[key] = load_grid(folder)
-            elif (folder / METRICS_FILE).is_file():
-                runs[key] = load_measures(folder)
-            else:
-                unfinished.setdefault(key, folder)
-    groups = list(grids.values())
+            folders.setdefault(folder.resolve(), folder)
+    groups, runs, unfinished = [], [], []
+    for folder in folders.values():
+        if (folder / GRID_FILE).is_file():
+            groups.append(load_grid(folder))
+        elif (folder / METRICS_FILE).is_file():
+            runs += load_measures(folder)
+        else:
+            unfinished.append(folder)
     if runs:
-        groups.append(Group("Results", [run for parts in runs.values() for run in parts]))
+        groups.append(Group("Results", runs))
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
-    return Collection(groups, list(unfinished.values()))
+    return Collection(groups, unfinished)
 
 
 def _find(folder: Path) -> Iterator[Path]:
@@ -532,12 +488,13 @@ def load_grid(folder: Path) -> Group:
     """
     grid = read_object(folder / GRID_FILE)
     runs: list[Run] = []
-    missing: list[Missing] = []
-    measures: dict[str | None, list[str]] = {}
+    gone: list[Missing] = []
+    measures: dict[str | None, list[str]] = {}  # of a task: each is missing
     try:
+        points = {str(point["name"]): dict(point["values"]) for point in grid["points"]}
         for point in grid["points"]:
-            name, values = str(point["name"]), dict(point["values"])
-            task = point.get("task") or values.get(TASK_AXIS)
+            name = str(point["name"])
+            task = point.get("task") or points[name].get(TASK_AXIS)
             task = str(task).rpartition("/")[2].removesuffix(".yaml") if task else None
             for seed, inner in point["seeds"].items():
                 if (folder / inner / METRICS_FILE).is_file():
@@ -545,22 +502,16 @@ def load_grid(folder: Path) -> Group:
                     measures[task] = [run.task for run in found]
                     runs += found
                 else:
-                    missing.append(Missing(name, task, int(seed), folder / inner))
-        if not all(run.decisions for run in runs):  # each measure is missing
-            missing = [
-                replace(gone, task=task)
-                for gone in missing
-                for task in measures.get(gone.task, [gone.task])
-            ]
+                    gone.append(Missing(name, task, int(seed), folder / inner))
         return Group(
             str(grid.get("title") or grid["name"]),
             runs,
-            missing,
+            [replace(m, task=t) for m in gone for t in measures.get(m.task, [m.task])],
             tuple(grid["axes"]),
             dict(grid.get("labels") or {}),
             grid.get("reference"),
             grid.get("baseline"),
-            {str(point["name"]): dict(point["values"]) for point in grid["points"]},
+            points,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(folder / GRID_FILE, error) from None
