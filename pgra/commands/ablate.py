@@ -163,7 +163,7 @@ def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") 
         f"{sign}{sum(known):,} texts in all"
         + (f", and {unknown} points cannot be told" if unknown else "")
     )
-    columns = ["point", "task", "runs", "finished", "steps", "LM reads", "of which kind"]
+    columns = ["point", "task", "runs", "finished", "steps", "LM reads", "note"]
     return Table(grid.title, columns, rows, [note]).to_text()
 
 
