@@ -19,7 +19,7 @@ from typing import Any
 
 from pgra.artifacts import write_aside, write_text
 from pgra.core import Json
-from pgra.data.read import Row, check_file, json_rows, table_rows
+from pgra.data.read import Record, check_file, read_records, table_rows
 from pgra.errors import DataError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
@@ -219,17 +219,17 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
         )
     judged: dict[str, list[tuple[str, bool, bool]]] = {}  # type, understood, answered; by column
     file_kind = check_file(path, ("jsonl", "csv"))
-    rows = json_rows(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
+    rows = read_records(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
     for row in rows:
         gold = _first_text(row, _GOLD)
         if gold is None:
             raise DataError(f"{row.place} has none of {', '.join(_GOLD)}: the right output")
         kind = _kind_of(row, gold, family)
-        columns = [name for name in row.values if name.endswith(_OUTPUT)]
+        columns = [name for name in row.fields if name.endswith(_OUTPUT)]
         if not columns:
             raise DataError(f"{row.place} has no output: its column's name must end in '{_OUTPUT}'")
         for column in columns:
-            output = str(row.values[column])
+            output = str(row.fields[column])
             verdict = judge_output(family, kind, output, [gold], as_released=as_released)
             judged.setdefault(column, []).append((kind, *verdict))
     if not judged:
@@ -247,12 +247,12 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
     return _markdown(["understood", *kinds, "all", "answered"], lines)
 
 
-def _first_text(row: Row, names: Sequence[str]) -> str | None:
-    found = (row.values.get(name) for name in names)
+def _first_text(row: Record, names: Sequence[str]) -> str | None:
+    found = (row.fields.get(name) for name in names)
     return next((text for text in found if isinstance(text, str) and text.strip()), None)
 
 
-def _kind_of(row: Row, gold: str, family: Family) -> str:
+def _kind_of(row: Record, gold: str, family: Family) -> str:
     if family.situations is not None and not family.situations.categories:
         return family.kinds[0]
     kind = _first_text(row, _KIND)
