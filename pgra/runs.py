@@ -40,7 +40,6 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
-    Decider,
     Decisions,
     Method,
     arguments_from,
@@ -380,7 +379,7 @@ def open_run(
     folder: Path,
     context: Context = ALONE,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Decider:
+) -> Method:
     """Open a finished run, to decide new examples with it.
 
     Args:
@@ -447,7 +446,7 @@ class Predictor:
         decider: The run's method, opened.
     """
 
-    def __init__(self, decider: Decider) -> None:
+    def __init__(self, decider: Method) -> None:
         self.decider = decider
 
     @classmethod
@@ -490,10 +489,9 @@ class Predictor:
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )
-        decider = open_run(folder, Context(device=device), changes)
         if attention:
-            decider.attention = True  # type: ignore[attr-defined]
-        return cls(decider)
+            changes["reader"] = {"evidence_attention": True}
+        return cls(open_run(folder, Context(device=device), changes))
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
         """Decide queries.
@@ -505,8 +503,8 @@ class Predictor:
             ConfigError: If one is not what the task takes.
             PgraError: As each stage says.
         """
-        about = self.decider.about
-        examples = read_queries(queries, task=about.name, inputs=about.inputs)
+        task = self.decider.data.task
+        examples = read_queries(queries, task=task.name, inputs=task.inputs)
         decided = self.decider.decide(examples)
         return [
             Answer(
@@ -553,13 +551,12 @@ def predict_run(
         attention=attention,
         memory=memory,
     )
-    about = predictor.decider.about
-    answers = predictor.answer(queries(about.inputs))
-    has_prompts = isinstance(predictor.decider, Method) and "memory" in predictor.decider.SECTIONS
-    if memory is None or memory.memory is None or has_prompts:
+    data = predictor.decider.data
+    answers = predictor.answer(queries(data.task.inputs))
+    if memory is None or memory.memory is None or "memory" in predictor.decider.SECTIONS:
         return answers
     opened = LabelMemory(
-        memory, task=about.name, inputs=about.inputs, labels=about.labels, device=device
+        memory, task=data.task.name, inputs=data.task.inputs, labels=data.labels, device=device
     )
     with opened as log:
         return [answer.with_memory(log, memory_weight) for answer in answers]
