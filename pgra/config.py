@@ -1315,7 +1315,13 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"'{where}{name}' is missing")
-    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    # What is empty by default may be empty.
+    typed = {
+        name: known[name].default
+        if value in ("", []) and known[name].default in ("", ())
+        else typed_value(where + name, value, hints[name])
+        for name, value in values.items()
+    }
     return cls(**given, **typed)
 
 

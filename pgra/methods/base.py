@@ -34,17 +34,13 @@ from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
 METHODS: dict[str, str] = {
-    "exhaustive": "pgra.methods.pgra:Pgra",
-    "fid": "pgra.methods.pgra:Pgra",
+    **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "random"), "pgra.methods.pgra:Pgra"),
     "icl": "pgra.methods.kate:Icl",
     "kate": "pgra.methods.kate:Kate",
     "knn": "pgra.methods.knn:NearestNeighbors",
     "lm-bff": "pgra.methods.lm_bff:LmBff",
-    "pgra": "pgra.methods.pgra:Pgra",
-    "plain": "pgra.methods.pgra:Pgra",
     "rag": "pgra.methods.rag:Rag",
     "ralm": "pgra.methods.ralm:Ralm",
-    "random": "pgra.methods.pgra:Pgra",
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
 the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells

@@ -8,6 +8,7 @@ evidence), exhaustive (no first stage).
 """
 
 import copy
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -166,7 +167,8 @@ class Pgra(Method):
     def layout(self) -> SegmentLayout:
         """How segments are put together."""
         args = self.pgra.reader
-        return SegmentLayout(self.verbalizer.template, args.segment_order, args.max_segment_tokens)
+        order: Any = args.segment_order
+        return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
 
     @property
     def decision(self) -> Decision:
@@ -576,18 +578,14 @@ def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[st
     """
     chosen = copy.copy(training)
     chosen.choose_metric(metric)
-    return {
-        name: _plain(value) for name, value in chosen.to_dict().items() if name not in NOT_DECIDING
-    }
+    named = {name: v for name, v in chosen.to_dict().items() if name not in NOT_DECIDING}
+    # A whole number is written in one way: transformers' default is 0, the command line's 0.0.
+    plain: dict[str, Json] = json.loads(json.dumps(named), parse_float=_number)
+    return plain
 
 
-def _plain(value: Any) -> Json:
-    """Write a whole number in one way: 0 is a default of `transformers`, 0.0 the command line's."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list) else value
+def _number(text: str) -> float:
+    return int(float(text)) if float(text).is_integer() else float(text)
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:

@@ -39,6 +39,7 @@ from pgra.reader.inputs import (
     TokenizedInputs,
     build_inputs,
     fit_queries,
+    flatten,
     pad_targets,
     tokenize_parts,
 )
@@ -326,7 +327,7 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
         weights[batch.start : batch.stop] = logs.double().cpu().numpy()
     reader.train(was_training)
     segments = inputs.segments(range(len(inputs)), chosen)
-    joined = TokenizedInputs.pack(inputs.example_ids, inputs.labels, inputs.targets, segments)
+    joined = TokenizedInputs(inputs.example_ids, inputs.labels, inputs.targets, *flatten(segments))
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
