@@ -2,7 +2,7 @@
 
     pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
     similarity = open_similarity(args, examples, ...) if args.compares else None
-    chosen = open_selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
+    chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
 
 `SelectionArguments` declares the arguments, `SELECTORS` and `SIMILARITIES` name the classes, and

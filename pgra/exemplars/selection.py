@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -182,23 +182,6 @@ class Selector:
         texts = [query.text for query in queries]
         found, num_dropped = guard.nearest(search, texts, count, depth=first)
         return Chosen(found.rows, found.scores, num_dropped)
-
-
-def open_selector(
-    args: SelectionArguments, pool: ExemplarPool, similarity: Similarity | None = None
-) -> Selector:
-    """Open what `--exemplars` names.
-
-    Args:
-        args: Which, and its arguments.
-        pool: What it chooses from.
-        similarity: What compares; needed where `args.compares`.
-
-    Raises:
-        ConfigError: If the pool is too small, or has not what is asked for.
-        DataError: If a file of fixed exemplars cannot be read.
-    """
-    return cast(Selector, args.selector(args, pool, similarity))
 
 
 class Nearest(Selector):

@@ -49,7 +49,6 @@ from pgra.exemplars.selection import (
     ExemplarPool,
     Selector,
     arrange,
-    open_selector,
     vote,
 )
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
@@ -289,7 +288,8 @@ class Kate(Method):
 
     def _open_selector(self) -> Selector:
         args = replace(self.selection, exemplar_seed=self._draw_seed)
-        return open_selector(args, self.pool, self.similarity)
+        selector: Selector = args.selector(args, self.pool, self.similarity)
+        return selector
 
     def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
