@@ -94,7 +94,7 @@ def plan_numbers(plan: "Plan") -> dict[str, Any]:
     if cost is not None:
         reading = {**vars(cost.reading), "device_bytes": cost.reading.device_bytes}
         costs = {**vars(cost), "reading": reading}
-        del costs["trial"]
+        del costs["trial"], costs["for_fit"]  # a grid's concern
     return {
         **vars(plan),
         "first": first,
@@ -220,7 +220,8 @@ def _amount(value: float, unit: str) -> str:
     while value >= 1000 and index < len(_POWERS) - 1:
         value, index = value / 1000, index + 1
     number = f"{value:.3g}" if index else f"{value:,.0f}"
-    return f"{number} {_POWERS[index]}{unit}".rstrip()
+    power = _POWERS[index].upper() if unit == "B" else _POWERS[index]
+    return f"{number} {power}{unit}".rstrip()
 
 
 def _time(seconds: float) -> str:
