@@ -338,7 +338,9 @@ class Model(Protocol):
     config: Any
     device: torch.device
     dtype: torch.dtype
-    quantization: str
+
+    @property
+    def quantization(self) -> str: ...
 
 
 def estimate_reading(
