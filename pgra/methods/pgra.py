@@ -422,12 +422,10 @@ class Pgra(Method):
 
     def foresee(self) -> Forecast:
         """Tell what the LM has yet to read: of a bank, what its candidates and its sample need."""
-        from pgra.plan import make_plan
-
         args = self.pgra
         if not args.rerank.num_evidence or args.rerank.reranker == "none":
             return Forecast({}, "the LM reads nothing")
-        cost = make_plan(args, seconds=0).cost
+        cost = self.stages.plan(seconds=0).cost
         if cost is None:
             return Forecast(None, f"what reranker {args.rerank.reranker} reads is not known")
         bank, texts = self.stages.reranker.store, cost.to_read
@@ -437,12 +435,9 @@ class Pgra(Method):
         if args.is_exhaustive or args.rerank.bank == "full":
             return Forecast({(bank,): texts}, note, cost.is_exact)
         first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
-        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts}
+        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts - cost.for_fit}
         if find_similarity(args.rerank.similarity).is_fitted:
-            plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
-            without = make_plan(plain, seconds=0).cost
-            own = 0 if without is None else without.to_read
-            parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
+            parts[bank, str(first), "sample"] = cost.for_fit
         return Forecast(parts, note, cost.is_exact)
 
 

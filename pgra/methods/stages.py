@@ -26,12 +26,13 @@ from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
+from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
-from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
-from pgra.retrieval import Retriever, open_retriever
+from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
+from pgra.retrieval import IndexRequest, Retriever, open_retriever
 from pgra.retrieval.base import (
     Stored,
     candidates_fields,
@@ -40,6 +41,7 @@ from pgra.retrieval.base import (
     store_candidates,
 )
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
+from pgra.retrieval.survey import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ class Stages(Timed):
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:
         """The search without a first stage."""
-        return open_exhaustive(
+        return ExhaustiveSearch(
             self.reranker,
             factory=self.args.retriever.index_factory,
             memory_gb=self.args.retriever.index_memory_gb,
@@ -198,6 +200,27 @@ class Stages(Timed):
             )
         self.fingerprints["corpus"] = self.corpus.fingerprint["corpus_sha256"]
         self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
+
+    def plan(self, *, seconds: float = 10.0) -> Plan:
+        """Foresee what the reranker will read for all splits; see `pgra.plan`.
+
+        Raises:
+            PgraError: As the stages themselves would.
+        """
+        self.open()
+        survey = Survey(
+            request=IndexRequest(
+                args=self.args.retriever,
+                corpus=self.corpus,
+                context=replace(self.context, progress=False),
+                options=self.args.retriever_options,
+            ),
+            task=self.data.task.name,
+            splits={split: self.data.examples(split) for split in SPLITS},
+            seconds=seconds,
+        )
+        search = self.exhaustive if self.args.is_exhaustive else None
+        return make_plan(survey, self.reranker, search)
 
     def find(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits, or take up what is there.
