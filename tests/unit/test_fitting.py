@@ -14,7 +14,6 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.plan import make_plan
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
@@ -195,12 +194,12 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
     args = with_retriever(fitted, **way)
     find(with_rerank(args, similarity="dot"), done)
-    plan = make_plan(args, seconds=0).cost
+    plan = Stages.read(args, ALONE).plan(seconds=0).cost
     work = find(args, done)[1]
     assert plan.is_exact
     assert (plan.to_read, plan.passages) == (work.num_new, work.num_passages)
     assert (plan.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
-    assert make_plan(args, seconds=0).cost.to_read == 0
+    assert Stages.read(args, ALONE).plan(seconds=0).cost.to_read == 0
 
 
 def test_an_estimate_counts_the_draw_beside_the_candidates(fitted, corpus_file, monkeypatch):
@@ -208,7 +207,8 @@ def test_an_estimate_counts_the_draw_beside_the_candidates(fitted, corpus_file, 
     corpus_file.write_text("".join(f"{SENTENCES[i % 12]} And so on, {i}.\n" for i in range(200)))
     args = with_retriever(fitted, num_candidates=1)  # most of the corpus is no candidate
     plan, plain = (
-        make_plan(one, seconds=0).cost for one in (args, with_rerank(args, similarity="dot"))
+        Stages.read(one, ALONE).plan(seconds=0).cost
+        for one in (args, with_rerank(args, similarity="dot"))
     )
     assert plan.basis == plain.basis == "guessed"
     # 48 queries with one candidate each: 200 (1 - 0.995^48) passages, and 39 of the 50 beside.
