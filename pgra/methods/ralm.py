@@ -32,7 +32,7 @@ from pgra.config import (
     arg,
 )
 from pgra.core import Context, Example, Json, Prediction, Scores
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
@@ -523,7 +523,7 @@ class LMClassifier:
         """Return the log-probability of each label's word, (B, C); processes share the work."""
         rows = []  # words that share all but their last token need one reading
         for example, text in enumerate(inputs.texts):
-            prompt, behind = read_words(self.lm, text, list(self.words.values()))
+            prompt, behind = self.lm.read_words(text, [f" {w}" for w in self.words.values()])
             groups: dict[tuple[int, ...], list[int]] = {}
             for column, word in enumerate(behind):
                 groups.setdefault(tuple(word[:-1]), []).append(column)
@@ -571,29 +571,13 @@ def load_for_training(name: str) -> Any:
     return load_pretrained(load, find_model(name), dtype=torch.float32)
 
 
-def read_words(lm: CausalLM, text: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """Return a prompt's tokens, and those of each word behind it.
-
-    Raises:
-        ModelError: If the tokenizer joins a word to the prompt.
-    """
-    bare, *full = lm.tokenize([text, *(f"{text} {word}" for word in words)])
-    for word, ids in zip(words, full, strict=True):
-        if ids[: len(bare)] != bare or len(ids) == len(bare):
-            raise ModelError(
-                f"the tokenizer of '{lm.source.name}' joins '{word}' to the prompt before it: it "
-                "cannot be trained on. Use another LM"
-            )
-    return [*lm.lead_ids, *bare], [ids[len(bare) :] for ids in full]
-
-
 def collate(
     lm: CausalLM, words: Mapping[str, str], rows: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
     """Make a training batch of examples' ids, prompts and labels."""
     pairs = []
     for _, text, label in rows:
-        prompt, (word,) = read_words(lm, text, [words[label]])
+        prompt, (word,) = lm.read_words(text, [f" {words[label]}"])
         pairs.append((prompt, word))
     return {**pad(pairs), "example_ids": tuple(name for name, _, _ in rows)}
 
