@@ -1,6 +1,7 @@
 """The simulated user's bookkeeping, with a completer that follows clarifications by a rule."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
@@ -11,7 +12,7 @@ from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup
+from pgra.memory.lookup import EditLookup, Match
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import (
     StreamResult,
@@ -21,6 +22,7 @@ from pgra.memory.report import (
     compare_with,
     correlate,
     group_results,
+    judge_thresholds,
     measure,
     render_report,
     score_file,
@@ -103,6 +105,28 @@ def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
     assert {pair["asked"], pair["found"]} == {"syn", "ant"}
     chosen = choose_threshold(steps, EditLookup)  # which keeps the two apart
     assert (chosen.threshold, chosen.precision, chosen.recall) == (0.0, 1.0, 1.0)
+
+
+def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
+    kinds = ["a", "a", "b", "a", "a", "b"]
+    found = {"2": (1, 0.9), "3": (1, 0.6), "4": (1, 0.8), "5": (3, 0.7), "6": (3, 0.5)}
+    steps = [Step(str(i), kind, str(i), "f") for i, kind in enumerate(kinds, 1)]
+
+    def open_lookup(log):
+        def find(question):
+            entry, score = found.get(question, (0, 0.0))
+            return [Match(entry, score) for entry in log.get([entry])]
+
+        return SimpleNamespace(find=find)
+
+    # Four questions follow one of their meaning; 3 and 5 get the feedback of another.
+    some, none = judge_thresholds(steps, open_lookup, (0.65, 2.0))
+    assert (some.precision, some.recall, some.num_passed) == (2 / 3, 2 / 4, 3)
+    assert (none.precision, none.recall, none.f1) == (None, 0.0, 0.0)
+    best = choose_threshold(steps, open_lookup)
+    assert (best.threshold, best.f1) == (0.8, 4 / 6)  # as of 0.5
+    with pytest.raises(DataError, match="no threshold can be chosen from 1 questions"):
+        choose_threshold(steps[:1], open_lookup)
 
 
 def test_asking_ahead_changes_nothing_but_the_number_of_calls(log, tmp_path):
