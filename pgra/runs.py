@@ -41,7 +41,6 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
-    Decider,
     Method,
     arguments_from,
     find_method,
@@ -371,7 +370,7 @@ def open_run(
     folder: Path,
     context: Context = ALONE,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Decider:
+) -> Method:
     """Open a finished run, to decide new examples with it.
 
     Args:
@@ -428,7 +427,7 @@ class Predictor:
         memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
     """
 
-    decider: Decider
+    decider: Method
     open_memory: Callable[[], LabelMemory] | None = None
     memory_weight: float = MEMORY_WEIGHT
 
@@ -474,18 +473,18 @@ class Predictor:
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )
-        decider = open_run(folder, Context(device=device), changes)
         if attention:
-            decider.attention = True  # type: ignore[attr-defined]
+            changes["reader"] = {"evidence_attention": True}
+        decider = open_run(folder, Context(device=device), changes)
         if "memory" in sections or memory is None or memory.memory is None:
             return cls(decider)
-        about = decider.about
+        data = decider.data
         open_memory = partial(
             LabelMemory,
             memory,
-            task=about.name,
-            inputs=about.inputs,
-            labels=about.labels,
+            task=data.task.name,
+            inputs=data.task.inputs,
+            labels=data.labels,
             device=device,
         )
         return cls(decider, open_memory, memory_weight)
@@ -500,8 +499,8 @@ class Predictor:
             ConfigError: If one is not what the task takes.
             PgraError: As each stage says.
         """
-        about = self.decider.about
-        examples = read_queries(queries, task=about.name, inputs=about.inputs)
+        task = self.decider.data.task
+        examples = read_queries(queries, task=task.name, inputs=task.inputs)
         decided = self.decider.decide(examples)
         answers = [
             Answer(
