@@ -167,7 +167,7 @@ def test_plots_follow_the_pages_colours_and_are_told_in_words(page):
     assert re.findall(r">(pgra|fid|t5)</text>", drawing) == ["t5", "pgra", "fid"]
 
 
-def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group):
+def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group, tmp_path):
     data = browser_data([group])
     (task,) = data["tasks"]
     runs = {run["name"]: run for run in task["runs"]}
@@ -182,9 +182,7 @@ def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group
     assert task["gold"] == [1, 0, 1, 0]
     assert runs["fid"]["answers"] == [1, 1, 1, 1]
     assert runs["fid"]["chances"][0] == [[0, 0.1], [1, 0.9]]
-
-
-def test_a_run_in_two_groups_is_shown_once_and_other_test_sets_are_tasks(group, tmp_path):
+    # A run in two groups is shown once; another test set is another task.
     other = Group("B", [make_run(tmp_path, "t5", GOLD, texts=("another", *TEXTS[1:]))])
     tasks = browser_data([group, group, other])["tasks"]
     assert [(t["name"], len(t["runs"])) for t in tasks] == [("sst2", 4), ("sst2 (2)", 1)]
