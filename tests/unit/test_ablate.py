@@ -168,10 +168,8 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
         ("mr/max_steps=2/seed-0", "mr"),
     ]
     for share in (True, False):
-        _, other = runs_of(path, tmp_path, share=share)
-        assert (
-            tmp_path / "max_steps=2/artifacts" in {r.args.pgra.artifacts for r in other}
-        ) != share
+        folders = {run.args.pgra.artifacts for run in runs_of(path, tmp_path, share=share)[1]}
+        assert (tmp_path / "max_steps=2/artifacts" in folders) != share
     (only,) = runs_of(path, tmp_path, asked=["mr"])[1]  # all may follow where one was first
     assert only.folder == runs[1].folder
     assert [run.args["training"].learning_rate for run in runs] == [8e-5, 1e-4]

@@ -90,11 +90,8 @@ def test_without_a_shared_seed_the_means_are_compared(tmp_path):
     one = found.comparisons["icl", "sst2"]
     assert one.gap.difference == pytest.approx(-8 / 40 + 1 / 40)
     assert (one.better, one.shared) == (0, 2)  # no seed decides it: it stands beside each
-    assert (
-        study(tmp_path, n=40, fid=dict.fromkeys((0, 1), range(39)))
-        .comparisons["icl", "sst2"]
-        .is_win
-    )
+    won = study(tmp_path, n=40, fid=dict.fromkeys((0, 1), range(39))).comparisons
+    assert won["icl", "sst2"].is_win
     # 8 against 0 and 6 against 0 decisions: 2 / 2**8 and 2 / 2**6; the smaller of two, times 2.
     assert one.mcnemar == pytest.approx(2 * 2 / 2**8)
 

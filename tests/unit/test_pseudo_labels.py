@@ -326,7 +326,9 @@ def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
     labeler, runs, tmp_path, corpus_file
 ):
     how = {**QUIET, "labelers": [labeler], "centre": True}
-    with pytest.raises(DataError, match=r"pgra.*which corpus.*give --no_centre"):
+    with pytest.raises(
+        DataError, match=r"pgra: the labeler is centred at the corpus.*give --no_centre"
+    ):
         report_consistency(runs[:1], tmp_path / "out", **how)
     for run in runs:
         with_corpus(run, tmp_path / "gone.txt")
