@@ -24,7 +24,6 @@ from pgra.memory.lookup import (
     Lookup,
     LookupArguments,
     Match,
-    NearEntry,
     find_near,
     load_lookup,
 )
@@ -63,10 +62,10 @@ def show_entry(entry: Event) -> str:
     return visible(" -> ".join(texts))
 
 
-def show_near(near: NearEntry) -> str:
+def show_near(near: Match) -> str:
     """Render that an entry has a near key and another feedback."""
     return (
-        f"note: entry {near.entry.id} has a key at edit distance {near.distance} and another "
+        f"note: entry {near.entry.id} has a key at edit distance {-near.score:g} and another "
         f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
     )
 
@@ -132,7 +131,7 @@ class SavedCorrection:
     """
 
     entry: Event
-    near: Sequence[NearEntry]
+    near: Sequence[Match]
     in_prompt: str
 
 

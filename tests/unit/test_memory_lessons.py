@@ -33,7 +33,8 @@ from pgra.memory.lessons import (
 from pgra.memory.lookup import MAX_DISTANCE, find_collisions, normalize_key
 from pgra.memory.prompts import PromptExample, load_few_shot
 from pgra.memory.stream import make_stream, read_words
-from pgra.memory.train import AnswersModule, collate, train_lm
+from pgra.memory.train import train_lm
+from pgra.reader.causal import CausalModule, pad
 
 LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
 
@@ -186,7 +187,7 @@ def test_a_sequence_is_never_longer_than_asked_and_a_lesson_never_cut(lm):
 
 def test_what_fills_a_shorter_sequence_is_not_learned():
     rows = [{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}]
-    both = collate([*rows, {"input_ids": [8], "labels": [8]}])
+    both = pad([*rows, {"input_ids": [8], "labels": [8]}])
     assert both["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert both["labels"].tolist() == [[IGNORED, 6, 7], [8, IGNORED, IGNORED]]
 
@@ -209,7 +210,7 @@ def weights(folder):
 def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path):
     whole = train(lm, tmp_path / "whole")
     with (
-        at_batch(6, signal_self(signal.SIGTERM), kind=AnswersModule),
+        at_batch(6, signal_self(signal.SIGTERM), kind=CausalModule),
         pytest.raises(Stopped, match="after step 3 of 4"),
     ):
         train(lm, tmp_path / "stopped")

@@ -145,8 +145,8 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"feedback": "x"}', "line 2: it has no key; fields are feedback, key, kind"),
-        ('{"key": "a", "feedback": "x", "label": 1}', "line 2: 'label' is no field"),
+        ('{"feedback": "x"}', "line 2: 'key' is missing"),
+        ('{"key": "a", "feedback": "x", "label": 1}', "line 2: unknown key 'label'"),
     ],
 )
 def test_a_file_with_a_bad_line_is_refused_with_its_place(tmp_path, line, message):

@@ -21,12 +21,11 @@ from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import (
     LMClassifier,
-    LMModule,
     PromptReader,
     RalmArguments,
-    load_for_training,
 )
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
 from pgra.report.results import check_comparable, is_unseeded, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run, run_seeds
@@ -124,7 +123,7 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
 
 
 def classifier_of(lm_dir, rank=None):
-    module = LMModule(load_for_training(str(lm_dir)))
+    module = CausalModule.from_name(str(lm_dir))
     if rank is not None:
         module.add_adapters(RalmArguments(lora_rank=rank), seed=1)
     return LMClassifier(module, CausalLM.from_name(str(lm_dir), device="cpu"), WORDS)
@@ -239,7 +238,7 @@ def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     few = {**LORA, "max_steps": 4, "eval_steps": 2}
     run(run_of(plain, "ralm", whole, **few))
-    with at_batch(3, signal_self(signal.SIGTERM), kind=LMModule), pytest.raises(Stopped):
+    with at_batch(3, signal_self(signal.SIGTERM), kind=CausalModule), pytest.raises(Stopped):
         run(run_of(plain, "ralm", stopped, **few))
     assert not (stopped / "reader").exists()
     run(run_of(plain, "ralm", stopped, **few))
