@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import eq
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ from pgra.data.references import load_references
 from pgra.data.tasks import generation_task_names, load_generation_task, load_task
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import LmShape
-from pgra.lm.kernels import attend_in_blocks as attend
+from pgra.lm.kernels import attend_in_blocks
 from pgra.retrieval import open_retriever
 
 STOP = "\n"
@@ -283,16 +284,19 @@ def attention_speedup(lm: CausalLM, tokens: int, *, rows: int = 3, repeats: int 
     key_heads = getattr(lm.config, "num_key_value_heads", None) or heads
     width = getattr(lm.config, "head_dim", None) or lm.config.hidden_size // heads
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=heads // key_heads)
-    tensors = [
+    query, key, value = (
         torch.randn(rows, tokens, n, width, dtype=lm.dtype).transpose(1, 2)
         for n in (heads, key_heads, key_heads)
+    )
+    ways: list[Callable[[], Any]] = [
+        partial(sdpa_attention_forward, layer, query, key, value, None),
+        partial(attend_in_blocks, query, key, value),
     ]
-    ways: list[Callable[..., Any]] = [sdpa_attention_forward, attend]
     best = [float("inf")] * len(ways)
     for _ in range(repeats):
         for i, way in enumerate(ways):
             start = time.perf_counter()
-            way(layer, *tensors, None)
+            way()
             best[i] = min(best[i], time.perf_counter() - start)
     return best[0] / best[1]
 

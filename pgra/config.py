@@ -139,8 +139,8 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
 
     Args:
         kind: What it names, such as "retriever".
-        name: Of the table, of an installed package's entry point in the group `pgra.KINDs`
-            (`pgra.retrievers`), or `module:Class`.
+        name: Of the table, of an installed package's entry point in the group of its kind
+            (`pgra.retrievers`, `pgra.similarities`), or `module:Class`.
         table: "module:Class" by name.
 
     Raises:
@@ -163,8 +163,9 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """Return what installed packages offer in the group `pgra.KINDs`: "module:Class" by name."""
-    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{kind}s")}
+    """Return what installed packages offer of a kind: "module:Class" by name."""
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{plural}")}
 
 
 def arg(
@@ -248,7 +249,36 @@ RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
 @dataclass(kw_only=True)
-class RetrieverArguments(Arguments):
+class EncoderArguments(Arguments):
+    """Which encoder, and how it reads; shared by all that have one."""
+
+    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = arg(
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
+    )
+    max_encoder_tokens: int | None = arg(
+        None,
+        "Tokens of a text that the encoder reads; default: what a sentence-transformers model "
+        "says, else 128.",
+        least=4,
+    )
+    query_prompt: str | None = arg(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5 (an exemplar is a "
+        "query too); default: what a sentence-transformers model says, else nothing.",
+    )
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments(EncoderArguments):
     """First stage: k candidates a query."""
 
     retriever: str = arg(
@@ -262,30 +292,9 @@ class RetrieverArguments(Arguments):
     num_candidates: int = arg(
         150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus.", least=1
     )
-    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
-    pooling: str = arg(
-        "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
-        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
-        choices=POOLINGS,
-    )
     normalize: bool = arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int | None = arg(
-        None,
-        "Tokens of a passage or query that the encoder reads; default: what a "
-        "sentence-transformers model says, else 128.",
-        least=4,
-    )
-    query_prompt: str | None = arg(
-        None,
-        "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
-        "sentence-transformers model says, else nothing.",
-    )
-    passage_prompt: str | None = arg(None, "The same before each passage, such as 'passage: '.")
-    encoder_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
+    passage_prompt: str | None = arg(
+        None, "What it reads before each passage, such as 'passage: '."
     )
     encoder_batch_tokens: int = arg(
         1024,
@@ -1315,7 +1324,13 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"'{where}{name}' is missing")
-    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    # What is empty by default may be empty.
+    typed = {
+        name: known[name].default
+        if value in ("", []) and known[name].default in ("", ())
+        else typed_value(where + name, value, hints[name])
+        for name, value in values.items()
+    }
     return cls(**given, **typed)
 
 

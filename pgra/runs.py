@@ -20,6 +20,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +41,6 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
-    Decider,
     Decisions,
     Method,
     arguments_from,
@@ -380,7 +380,7 @@ def open_run(
     folder: Path,
     context: Context = ALONE,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Decider:
+) -> Method:
     """Open a finished run, to decide new examples with it.
 
     Args:
@@ -426,29 +426,20 @@ class Answer:
     corrections: Sequence[Correction] = ()
     unaided: Prediction | None = None
 
-    def with_memory(self, memory: LabelMemory, weight: float) -> "Answer":
-        """Return the same answer with a memory's corrections mixed in, if any are near.
 
-        Args:
-            memory: Of the run's task.
-            weight: Theirs; see `pgra.memory.labels.mix_labels`.
-        """
-        found = memory.recall(self.query.fields)
-        if not found:
-            return self
-        mixed = mix_labels(self.prediction, found, weight=weight)
-        return replace(self, prediction=mixed, corrections=found, unaided=self.prediction)
-
-
+@dataclass(frozen=True)
 class Predictor:
     """A finished run, loaded once for any number of queries.
 
     Attributes:
         decider: The run's method, opened.
+        open_memory: Opens the corrections that are mixed into its labels, if any are.
+        memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
     """
 
-    def __init__(self, decider: Decider) -> None:
-        self.decider = decider
+    decider: Method
+    open_memory: Callable[[], LabelMemory] | None = None
+    memory_weight: float = MEMORY_WEIGHT
 
     @classmethod
     def open(
@@ -459,6 +450,7 @@ class Predictor:
         device: str = "auto",
         attention: bool = False,
         memory: PromptMemoryArguments | None = None,
+        memory_weight: float = MEMORY_WEIGHT,
     ) -> Self:
         """Load a run.
 
@@ -467,7 +459,8 @@ class Predictor:
             artifacts_dir: Folder of its index and bank; None is where they were.
             device: What computes, whatever the run's was.
             attention: Whether to say what share of the reader's attention each evidence gets.
-            memory: Corrections for the prompts of a method that has prompts; others refuse it.
+            memory: Corrections: in the prompts of a method that has some, else mixed into labels.
+            memory_weight: The corrections' weight where they are mixed in.
 
         Raises:
             ArtifactError: If the run is not whole, or what it was made with is not there any more.
@@ -490,10 +483,21 @@ class Predictor:
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )
-        decider = open_run(folder, Context(device=device), changes)
         if attention:
-            decider.attention = True  # type: ignore[attr-defined]
-        return cls(decider)
+            changes["reader"] = {"evidence_attention": True}
+        decider = open_run(folder, Context(device=device), changes)
+        if "memory" in sections or memory is None or memory.memory is None:
+            return cls(decider)
+        data = decider.data
+        open_memory = partial(
+            LabelMemory,
+            memory,
+            task=data.task.name,
+            inputs=data.task.inputs,
+            labels=data.labels,
+            device=device,
+        )
+        return cls(decider, open_memory, memory_weight)
 
     def answer(self, queries: Sequence[Query]) -> list[Answer]:
         """Decide queries.
@@ -505,10 +509,10 @@ class Predictor:
             ConfigError: If one is not what the task takes.
             PgraError: As each stage says.
         """
-        about = self.decider.about
-        examples = read_queries(queries, task=about.name, inputs=about.inputs)
+        task = self.decider.data.task
+        examples = read_queries(queries, task=task.name, inputs=task.inputs)
         decided = self.decider.decide(examples)
-        return [
+        answers = [
             Answer(
                 example,
                 prediction,
@@ -520,49 +524,16 @@ class Predictor:
                 zip(examples, decided.predictions, strict=True)
             )
         ]
+        if self.open_memory is None:
+            return answers
+        with self.open_memory() as memory:
+            return [self._mix(a, memory.recall(a.query.fields)) for a in answers]
 
-
-def predict_run(
-    folder: Path,
-    queries: Callable[[Sequence[str]], Sequence[Query]],
-    *,
-    artifacts_dir: str | None = None,
-    device: str = "auto",
-    attention: bool = False,
-    memory: PromptMemoryArguments | None = None,
-    memory_weight: float = MEMORY_WEIGHT,
-) -> list[Answer]:
-    """Decide new queries with a finished run, with or without a memory of corrections.
-
-    Args:
-        folder: As of `Predictor.open`.
-        queries: Gives them, once the task's inputs are known.
-        artifacts_dir: As of `Predictor.open`.
-        device: As of `Predictor.open`.
-        attention: As of `Predictor.open`.
-        memory: Corrections: in the prompts of a method that has some, else mixed into labels.
-        memory_weight: The corrections' weight where they are mixed in.
-
-    Raises:
-        PgraError: As `Predictor.open`.
-    """
-    predictor = Predictor.open(
-        folder,
-        artifacts_dir=artifacts_dir,
-        device=device,
-        attention=attention,
-        memory=memory,
-    )
-    about = predictor.decider.about
-    answers = predictor.answer(queries(about.inputs))
-    has_prompts = isinstance(predictor.decider, Method) and "memory" in predictor.decider.SECTIONS
-    if memory is None or memory.memory is None or has_prompts:
-        return answers
-    opened = LabelMemory(
-        memory, task=about.name, inputs=about.inputs, labels=about.labels, device=device
-    )
-    with opened as log:
-        return [answer.with_memory(log, memory_weight) for answer in answers]
+    def _mix(self, answer: Answer, found: Sequence[Correction]) -> Answer:
+        if not found:
+            return answer
+        mixed = mix_labels(answer.prediction, found, weight=self.memory_weight)
+        return replace(answer, prediction=mixed, corrections=found, unaided=answer.prediction)
 
 
 def _context_of(args: RunArguments, context: Context) -> Context:

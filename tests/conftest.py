@@ -206,20 +206,26 @@ def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
+GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
+THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
+
+
+def review_rows(count: int, *, start: int = 0) -> list[dict[str, object]]:
+    """Reviews whose words tell their label, one positive and one negative in turn."""
+    rows: list[dict[str, object]] = []
+    for i in range(start, start + count // 2):
+        for label, words, step in (("positive", GOOD, 1), ("negative", BAD, 3)):
+            text = f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
+            rows.append({"text": text, "label": label})
+    return rows
+
+
 @pytest.fixture
 def review_files(tmp_path) -> dict[str, Path]:
-    """Forty training and twelve test reviews whose words tell their label."""
-    good, bad = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
-    things = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
-    rows = []
-    for i in range(26):
-        rows.append({"text": f"A {good[i % 4]} {things[i % 10]} number {i}.", "label": "positive"})
-        rows.append(
-            {"text": f"A {bad[i % 4]} {things[(i * 3) % 10]} number {i}.", "label": "negative"}
-        )
+    """Forty training and twelve test reviews."""
     return {
-        "train": write_jsonl(tmp_path / "train.jsonl", rows[:40]),
-        "test": write_jsonl(tmp_path / "test.jsonl", rows[40:]),
+        "train": write_jsonl(tmp_path / "train.jsonl", review_rows(40)),
+        "test": write_jsonl(tmp_path / "test.jsonl", review_rows(12, start=20)),
     }
 
 

@@ -52,7 +52,7 @@ def code_lines(source: str) -> set[int]:
 def count(folder: Path) -> dict[str, Size]:
     """Count a folder's Python files by the package just below it; "." holds its own files."""
     sizes: dict[str, Size] = {}
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(p for kind in ("*.py", "*.pyi") for p in folder.rglob(kind)):
         parts = path.relative_to(folder).parts
         sizes.setdefault(parts[0] if len(parts) > 1 else ".", Size()).add(path.read_text())
     return sizes

@@ -15,6 +15,8 @@ from tokenizers import (
     trainers,
 )
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -193,6 +195,25 @@ def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
             )
         )
     _lively(model).save_pretrained(folder)
+    return folder
+
+
+def build_odd_lm(folder: Path, kind: str) -> Path:
+    """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
+    build_lm(folder, "gpt2")
+    size = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+    wide = {**size, "num_key_value_heads": 2, "intermediate_size": 64, "sliding_window": 16}
+    layers = {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}
+    how = {
+        "bloom": size,
+        "gemma2": {**wide, "head_dim": 8},
+        "gpt_neo": {**layers, "hidden_size": 32, "window_size": 32, "max_position_embeddings": 512},
+        "mamba": {"num_hidden_layers": 1, "hidden_size": 16, "state_size": 4},
+        "mistral": wide,
+    }[kind]
+    vocab_size = AutoConfig.from_pretrained(folder).vocab_size
+    config = AutoConfig.for_model(kind, vocab_size=vocab_size, eos_token_id=1, **how)
+    _lively(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
     return folder
 
 

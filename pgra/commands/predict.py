@@ -150,17 +150,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     memory.check_named()
     quiet_libraries()
-    from pgra.runs import predict_run
+    from pgra.runs import Predictor
 
-    answers = predict_run(
-        Path(args.run),
-        lambda inputs: texts.text or read_queries_file(Path(args.file), inputs),
+    predictor = Predictor.open(
+        args.run,
         device=args.device,
         artifacts_dir=args.artifacts_dir,
         attention=args.attention,
         memory=memory,
         memory_weight=args.memory_weight,
     )
+    inputs = predictor.decider.data.task.inputs
+    answers = predictor.answer(texts.text or read_queries_file(Path(args.file), inputs))
     if args.json:
         say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))
     else:

@@ -26,7 +26,7 @@ from pgra.artifacts import file_checksum
 from pgra.config import RetrieverArguments, choose
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.batching import BackOff, token_budget_batches
+from pgra.lm.batching import BackOff, pad, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.lm.load import (
     ModelSource,
@@ -552,16 +552,8 @@ class Encoder:
 
     @torch.inference_mode()
     def _forward(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        lengths = np.array([len(line) for line in ids])
-        L = max(1, int(lengths.max()))
-        array = np.full((len(ids), L), self.tokenizer.pad_token_id, dtype=np.int64)
-        for row, line in enumerate(ids):
-            array[row, : len(line)] = line
-        real = np.arange(L) < lengths[:, None]
-        mask = torch.from_numpy(real).to(self._device)  # (B, L)
-        output = self.model(
-            input_ids=torch.from_numpy(array).to(self._device), attention_mask=mask.long()
-        )
+        padded, mask = (t.to(self._device) for t in pad(ids, self.tokenizer.pad_token_id))  # (B, L)
+        output = self.model(input_ids=padded, attention_mask=mask.long())
         vectors = pool(output, mask, self._pooling)  # (B, D)
         for layer in self._layers:
             vectors = unit_length(vectors, dim=-1) if layer is None else layer.apply(vectors)

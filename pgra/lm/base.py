@@ -6,17 +6,14 @@ Light: nothing heavy is imported until an LM is opened, and an endpoint needs no
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pgra.config import LMArguments, arg
 from pgra.core import Context, Json
 from pgra.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 REMOTE = "openai:"
-Advance = Callable[[int], None]
+Advance = Callable[[int], object]
 """Told how many more prompts are done, for a progress bar."""
 
 
@@ -36,7 +33,7 @@ class Completion:
 
 
 class LanguageModel(Protocol):
-    """A frozen LM: it gives states of prompts, scores words after them, and goes on with them.
+    """A frozen LM: it scores words after prompts, and goes on with them.
 
     Answers come in the order of prompts, and none depends on what else is asked.
 
@@ -49,22 +46,12 @@ class LanguageModel(Protocol):
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that its answers depend on, besides the prompt."""
-        ...
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of texts, (B,), those that open every input included."""
-        ...
-
-    def states(self, prompts: Sequence[str]) -> "Tensor":
-        """Return the last layer's output at each prompt's last token, (B, H), on the CPU.
-
-        Raises:
-            ConfigError: If the LM is behind an endpoint, which gives no states.
-        """
-        ...
 
     def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt, B lists of C.
 
@@ -73,18 +60,11 @@ class LanguageModel(Protocol):
             words: C texts as they would follow, such as " great" with its space.
             advance: Told how many more prompts are done.
         """
-        ...
 
     def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int,
-        stop: str,
-        advance: Advance | None = None,
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
         """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -120,6 +120,23 @@ class BackOff:
                 self.learn(self.budget)
 
 
+def pad(texts: Sequence[Sequence[int]], fill: int = 0) -> tuple[Tensor, Tensor]:
+    """Lay texts in a row each, padded on the right to the longest.
+
+    Args:
+        texts: Token ids of n texts.
+        fill: What stands behind a shorter one's end.
+
+    Returns:
+        Token ids (n, L) int64, and which are a text's own, (n, L) bool.
+    """
+    lengths = torch.tensor([len(text) for text in texts])
+    mask = torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
+    ids = torch.full(mask.shape, fill)
+    ids[mask] = torch.tensor([token for text in texts for token in text], dtype=torch.long)
+    return ids, mask
+
+
 # Texts side by side in rows: where each stands, and which tokens see each other.
 
 
@@ -380,15 +397,16 @@ _LEAST_PART = 4  # of a prompt: less than a quarter does not pay for batches tha
 
 @dataclass(frozen=True)
 class PrefixGroup:
-    """Prompts that begin with the same tokens.
+    """Prompts that begin with the same tokens, or some of them that are read in one call.
 
     Attributes:
-        num_shared: How many tokens; each prompt has at least one more. 0 where nothing is shared.
         rows: Which prompts.
+        shared: Tokens they all begin with; each has at least one more. None where nothing is
+            shared.
     """
 
-    num_shared: int
     rows: list[int]
+    shared: tuple[int, ...] = ()
 
 
 def group_by_prefix(
@@ -410,7 +428,10 @@ def group_by_prefix(
     order = sorted(range(len(prompts)), key=lambda row: list(prompts[row]))
     # By their first and by their last place.
     spans = {i: _Span(i, i, [(i, i, 0)], 0, len(prompts[row])) for i, row in enumerate(order)}
-    shared = [_joint(prompts[a], prompts[b]) for a, b in pairwise(order)]
+    shared = [
+        min(count_joint(prompts[a], prompts[b]), len(prompts[a]) - 1, len(prompts[b]) - 1)
+        for a, b in pairwise(order)
+    ]
     for place in sorted(range(len(shared)), key=lambda i: (-shared[i], i)):
         left, right = spans[place], spans[place + 1]
         first, last, longest = left.first, right.last, max(left.longest, right.longest)
@@ -420,10 +441,13 @@ def group_by_prefix(
             parts, saved = [(first, last, shared[place])], together
         spans[first] = spans[last] = _Span(first, last, parts, saved, longest)
     parts = spans[0].parts if order else []
-    found = [(shared, order[first : last + 1]) for first, last, shared in parts]
-    alone = sorted(rows[0] for _, rows in found if len(rows) == 1)
-    groups = [PrefixGroup(shared, rows) for shared, rows in found if len(rows) > 1]
-    return [*groups, PrefixGroup(0, alone)] if alone else groups
+    groups = [
+        PrefixGroup(order[first : last + 1], tuple(prompts[order[first]][:num_shared]))
+        for first, last, num_shared in parts
+        if first < last
+    ]
+    alone = sorted(order[first] for first, last, _ in parts if first == last)
+    return [*groups, PrefixGroup(alone)] if alone else groups
 
 
 class _Span(NamedTuple):
@@ -442,7 +466,7 @@ class _Span(NamedTuple):
     longest: int
 
 
-def _joint(one: Sequence[int], other: Sequence[int]) -> int:
-    """Count the tokens that two prompts begin with alike, but for each one's last."""
-    most = min(len(one), len(other)) - 1
-    return next((i for i in range(most) if one[i] != other[i]), most)
+def count_joint(one: Sequence[int], other: Sequence[int]) -> int:
+    """Count the tokens that two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

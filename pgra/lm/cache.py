@@ -13,15 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pgra.artifacts import DatabaseKind, digest, open_database
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError
 from pgra.lm.base import Advance, Completion, LanguageModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FILE = "answers.sqlite"
 ANSWERS = DatabaseKind(
@@ -33,7 +29,6 @@ ANSWERS = DatabaseKind(
     if_foreign="move it away, or choose another --artifacts_dir",
     if_damaged="move it away, and its answers are asked again, or put a copy in its place",
 )
-_AT_ONCE = 500  # keys in one look-up; SQLite takes 999 and more
 _FIRST, _MOST = 32, 1024  # prompts that are asked before their answers are written
 _SECONDS = 20.0  # of work that a stop may lose, about
 
@@ -83,19 +78,16 @@ class AnswersCache:
         Raises:
             ArtifactError: If the file is damaged, foreign or held by another process for a minute.
         """
-        found: dict[str, Answer] = {}
-        if self.path.exists():
-            with self._open() as db:
-                for start in range(0, len(keys), _AT_ONCE):
-                    part = list(keys[start : start + _AT_ONCE])
-                    marks = ",".join("?" * len(part))
-                    query = f"SELECT digest, answer FROM answers WHERE digest IN ({marks})"
-                    for key, text in db.execute(query, part):
-                        try:
-                            found[key] = Answer(**json.loads(text))
-                        except (ValueError, TypeError) as error:
-                            raise ANSWERS.damaged(self.path, error) from None
-        return found
+        if not self.path.exists():
+            return {}
+        wanted = "SELECT value FROM json_each(?)"
+        query = f"SELECT digest, answer FROM answers WHERE digest IN ({wanted})"
+        with self._open() as db:
+            try:
+                rows = db.execute(query, [json.dumps(list(keys))])
+                return {key: Answer(**json.loads(text)) for key, text in rows}
+            except (ValueError, TypeError) as error:
+                raise ANSWERS.damaged(self.path, error) from None
 
     def keep(self, answers: Mapping[str, Answer], *, model: str) -> None:
         """Write answers by key, all or none, durably before this returns; a key's first one stands.
@@ -115,13 +107,6 @@ class AnswersCache:
         with self._turn, self._open() as db, db:  # the last one commits
             db.execute("BEGIN IMMEDIATE")
             db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?)", lines)
-
-    def __len__(self) -> int:
-        """Count the answers."""
-        if not self.path.exists():
-            return 0
-        with self._open() as db:
-            return int(db.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
@@ -169,23 +154,14 @@ class CachedLM:
         """Count the tokens of texts, (B,)."""
         return self.inner.count_tokens(texts)
 
-    def states(self, prompts: Sequence[str]) -> "Tensor":
-        """Return the states of prompts, which are not kept; see `LanguageModel`."""
-        return self.inner.states(prompts)
-
     def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int,
-        stop: str,
-        advance: Advance | None = None,
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
         """Go on with each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance | None) -> list[list[Answer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[Answer]]:
             done = self.inner.complete(part, max_new_tokens=max_new_tokens, stop=stop, advance=tell)
-            return [[Answer(c.text, c.num_prompt_tokens, c.num_new_tokens)] for c in done]
+            return [[Answer(**vars(completion))] for completion in done]
 
         question: dict[str, Json] = {"max_new_tokens": max_new_tokens, "stop": stop}
         found = self._find_or_ask(prompts, [question], ask, advance)
@@ -195,11 +171,11 @@ class CachedLM:
         ]
 
     def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of each word after each prompt; see `LanguageModel`."""
 
-        def ask(part: Sequence[str], tell: Advance | None) -> list[list[Answer]]:
+        def ask(part: Sequence[str], tell: Advance) -> list[list[Answer]]:
             lines = self.inner.score(part, words, advance=tell)
             return [[Answer("", log_probability=value) for value in line] for line in lines]
 
@@ -210,8 +186,8 @@ class CachedLM:
         self,
         prompts: Sequence[str],
         questions: Sequence[Mapping[str, Json]],
-        ask: Callable[[Sequence[str], Advance | None], list[list[Answer]]],
-        advance: Advance | None,
+        ask: Callable[[Sequence[str], Advance], list[list[Answer]]],
+        advance: Advance,
     ) -> list[list[Answer]]:
         """Return each prompt's answers to the questions; equal prompts are asked once."""
         lm, worker = dict(self.fingerprint), self._context.worker
@@ -223,9 +199,8 @@ class CachedLM:
         new = [prompt for prompt, line in keys.items() if any(key not in known for key in line)]
         self.num_found += len(keys) - len(new)
         self.num_asked += len(new)
-        tell = None if advance is None else _advance_for_all(advance, len(new), worker.world)
-        if advance is not None:
-            advance(len(keys) - len(new))
+        advance(len(keys) - len(new))
+        tell = _advance_for_all(advance, len(new), worker.world)
         self._context.barrier()  # all have looked: they share the same prompts out
         mine, start, size = worker.share(new), 0, _FIRST
         while start < len(mine):

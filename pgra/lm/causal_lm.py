@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,11 +21,10 @@ from pgra.core import Json, machine_memory
 from pgra.data.bundled import cache_dir
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import Advance, Completion
-from pgra.lm.batching import token_budget_batches
+from pgra.lm.batching import pad
 from pgra.lm.kernels import LastLayer, Packer, in_blocks, tolerance
 from pgra.lm.load import (
     ModelSource,
-    batch_budget,
     check_8bit,
     check_placement,
     check_quantization,
@@ -64,11 +63,10 @@ class CausalLM:
         tokenizer: Its tokenizer.
         device: Where it runs; with a device map, where its token ids go and its states come out.
         dtype: Of its weights and states; quantized weights are made this for each product.
-        quantization: "none", or "8bit" or "4bit" weights.
-        device_map: "none", or how the weights are spread over all GPUs.
         with_head: Whether what turns states into words is loaded too; without it there are only
             states.
-        batch_tokens: Tokens it reads in one call on a CPU; a GPU takes 16 times as many.
+        how: How many bits its weights take, how they are spread over GPUs, how much it reads in a
+            call.
         window: Most tokens of prompt and answer together.
     """
 
@@ -77,10 +75,8 @@ class CausalLM:
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
-    quantization: str = "none"
-    device_map: str = "none"
     with_head: bool = False
-    batch_tokens: int = 2048
+    how: LMArguments = field(default_factory=LMArguments)
     window: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,31 +84,23 @@ class CausalLM:
         self.window = int(limit or min(self.tokenizer.model_max_length, _NO_LIMIT))
 
     @classmethod
-    def open(cls, args: LMArguments, device: str = "auto", *, with_head: bool = False) -> Self:
-        """Find the LM that arguments name; see `from_name`."""
-        return cls.from_name(
-            args.lm,
-            dtype=args.lm_dtype,
-            device=device,
-            quantization=args.lm_quantization,
-            device_map=args.lm_device_map,
-            with_head=with_head,
-            batch_tokens=args.lm_batch_tokens,
-        )
+    def from_name(
+        cls, name: str, *, device: str = "auto", with_head: bool = False, **how: Any
+    ) -> Self:
+        """Find by hub id, folder or `bundled:NAME`; see `open`.
+
+        Args:
+            name: The LM.
+            device: Where it runs.
+            with_head: Whether it shall write and score words too.
+            **how: Fields of `LMArguments` without their `lm_`, such as `dtype="bfloat16"`.
+        """
+        args = LMArguments(lm=name, **{f"lm_{key}": value for key, value in how.items()})
+        return cls.open(args, device, with_head=with_head)
 
     @classmethod
-    def from_name(
-        cls,
-        name: str,
-        *,
-        dtype: str = "auto",
-        device: str = "auto",
-        quantization: str = "none",
-        device_map: str = "none",
-        with_head: bool = False,
-        batch_tokens: int = 2048,
-    ) -> Self:
-        """Find by hub id, folder or `bundled:NAME`; nothing is loaded but the tokenizer.
+    def open(cls, args: LMArguments, device: str = "auto", *, with_head: bool = False) -> Self:
+        """Find the LM that arguments name; nothing is loaded but the tokenizer.
 
         Raises:
             ConfigError: If a device map meets several processes, or one GPU by name, or 8-bit
@@ -121,29 +109,16 @@ class CausalLM:
         """
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-        place = first_device(device, device_map)
-        kind = choose_dtype(dtype, place)
-        check_quantization(quantization, kind)
-        source = find_model(name)
+        place = first_device(device, args.lm_device_map)
+        dtype = choose_dtype(args.lm_dtype, place)
+        check_quantization(args.lm_quantization, dtype)
+        source = find_model(args.lm)
         config = load_config(source)
-        what = None
-        if getattr(config, "is_encoder_decoder", False):
-            what = "an encoder-decoder"
-        elif config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-            what = f"a {config.model_type}"
-        if what is not None:
-            raise ModelError(f"'{name}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
-        return cls(
-            source,
-            config,
-            load_tokenizer(source, config),
-            place,
-            kind,
-            quantization,
-            device_map,
-            with_head,
-            batch_tokens,
-        )
+        is_pair = getattr(config, "is_encoder_decoder", False)
+        if is_pair or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+            what = "an encoder-decoder" if is_pair else f"a {config.model_type}"
+            raise ModelError(f"'{args.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
+        return cls(source, config, load_tokenizer(source, config), place, dtype, with_head, args)
 
     @cached_property
     def model(self) -> Any:
@@ -165,7 +140,7 @@ class CausalLM:
             ModelError: As `model`; also if the head's weights are missing.
         """
         model = self._load()
-        if self.device_map != "none":
+        if self.how.lm_device_map != "none":
             check_placement(model, self.source, self.device)
         if self.quantization == "8bit":
             check_8bit(model, self.source)
@@ -181,7 +156,7 @@ class CausalLM:
                 kind.from_pretrained,
                 self.source,
                 dtype=self.dtype,
-                device_map=placement(self.device, self.device_map),
+                device_map=placement(self.device, self.how.lm_device_map),
                 output_loading_info=True,
                 **quantization_kwargs(self.quantization, self.dtype),
             )
@@ -195,8 +170,9 @@ class CausalLM:
                 raise
             # Too little memory comes out as "some issues": the rest is in a log that is silent.
             raise ModelError(
-                f"{str(error).rstrip('.! ')}. In {self.quantization} an LM must lie on its GPUs "
-                "whole: where it does not fit, use more (--lm_device_map auto), or a smaller LM"
+                f"{str(error).rstrip('.! ')}. In {self.quantization} an LM must lie on its "
+                "GPUs whole: where it does not fit, use more (--lm_device_map auto), or a smaller "
+                "LM"
             ) from error
         missing = sorted(report["missing_keys"]) if self.with_head else []
         if missing:  # transformers fills them with random numbers
@@ -224,7 +200,7 @@ class CausalLM:
         with torch.inference_mode():
             truth = self.whole(input_ids=torch.tensor([ids], device=self.device)).logits[0, -1]
             found = head_logits(layer, self.states_of([ids]))[0].to(truth.device)
-        slack = self.tolerance * float(truth.float().abs().max())
+        slack = tolerance(self.dtype) * float(truth.float().abs().max())
         if not torch.allclose(found, truth.float(), rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' does more to its logits than its head does: its words "
@@ -233,15 +209,15 @@ class CausalLM:
         return layer
 
     @property
+    def quantization(self) -> str:
+        """Which weights: "none", or "8bit" or "4bit" ones."""
+        return self.how.lm_quantization
+
+    @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that states and answers depend on, besides the prompt."""
         more = {} if self.quantization == "none" else {"quantization": self.quantization}
         return {**model_fields(self.source, self.dtype), **more}
-
-    @property
-    def tolerance(self) -> float:
-        """How far two ways of computing one state may lie apart, relative to its length."""
-        return tolerance(self.dtype)
 
     @cached_property
     def width(self) -> int:
@@ -276,21 +252,16 @@ class CausalLM:
             (n, H) in the LM's dtype, on its device: the last layer's output after the final norm,
             at each input's last token.
         """
-        lengths = torch.tensor([len(ids) for ids in batch])
-        padded = torch.zeros(len(batch), int(lengths.max()), dtype=torch.long)
-        for row, ids in enumerate(batch):
-            padded[row, : len(ids)] = torch.tensor(ids)
+        ids, mask = pad(batch)
         # Right padding and causality keep real tokens from the padding; positions must be given,
         # for OPT and GPT-2 count them in other ways when they are not.
-        positions = torch.arange(padded.shape[1]).expand_as(padded)
-        mask = positions < lengths[:, None]
         hidden = self.model(
-            input_ids=padded.to(self.device),
-            position_ids=positions.to(self.device),
+            input_ids=ids.to(self.device),
+            position_ids=torch.arange(ids.shape[1], device=self.device).expand_as(ids),
             attention_mask=mask.long().to(self.device),
             use_cache=False,
         ).last_hidden_state  # (n, L, H)
-        states: Tensor = hidden[torch.arange(len(batch)), (lengths - 1).to(hidden.device)]
+        states: Tensor = hidden[torch.arange(len(ids)), (mask.sum(1) - 1).to(hidden.device)]
         return states
 
     def _check_causal(self, model: Any) -> None:
@@ -305,33 +276,19 @@ class CausalLM:
                 f"'{self.source.name}' gives no finite state in {self.dtype}, even for plain "
                 "English: its weights are damaged, or use --lm_dtype bfloat16 or float32"
             )
-        slack = max(1e-3, self.tolerance) * float(alone.abs().max())
+        slack = max(1e-3, tolerance(self.dtype)) * float(alone.abs().max())
         if not torch.allclose(alone, followed, rtol=0, atol=slack):
             raise ModelError(
                 f"'{self.source.name}' is not a causal LM: a later token changes an earlier state. "
                 "Give a GPT, OPT, Llama, Qwen, ..."
             )
 
-    def states(self, prompts: Sequence[str]) -> Tensor:
-        """Return the states of whole prompts, (B, H), on the CPU; see `LanguageModel`."""
-        ids = self._tokenize(prompts)
-        states = torch.empty(len(ids), self.width, dtype=self.dtype)
-        budget = batch_budget(self.batch_tokens, self.device)
-        for batch in token_budget_batches([len(line) for line in ids], budget):
-            states[batch] = self.states_of([ids[row] for row in batch]).cpu()
-        return states
-
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of texts, those that open every input included, (B,)."""
         return [len(ids) for ids in self._tokenize(texts)]
 
     def complete(
-        self,
-        prompts: Sequence[str],
-        *,
-        max_new_tokens: int,
-        stop: str,
-        advance: Advance | None = None,
+        self, prompts: Sequence[str], *, max_new_tokens: int, stop: str, advance: Advance = int
     ) -> list[Completion]:
         """Go on with each prompt greedily until `stop`, the LM's own end, or `max_new_tokens`.
 
@@ -353,12 +310,10 @@ class CausalLM:
 
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
-        is_sound = self.reader.fault is None
-        unread = self.reader.count_unread(ids) if is_sound else sum(map(len, ids))
-        how = partial(write, self.reader) if is_sound else partial(write_alone, self)
-        with self._packer.packed(unread), in_blocks(self.whole):
+        how = write if self.reader.fault is None else write_alone
+        with self._packer.packed(self.reader.count_unread(ids)), in_blocks(self.whole):
             written = how(
-                ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance or int
+                self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
             )
         return [
             Completion(self._text(tokens).split(stop)[0], len(prompt), len(tokens))
@@ -366,7 +321,7 @@ class CausalLM:
         ]
 
     def score(
-        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance | None = None
+        self, prompts: Sequence[str], words: Sequence[str], *, advance: Advance = int
     ) -> list[list[float]]:
         """Return the log-probability of all tokens of each word after each prompt.
 
@@ -377,26 +332,13 @@ class CausalLM:
             ConfigError: If a prompt is empty, or does not fit the window with a word.
             ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
         """
-        from pgra.lm.generate import chance_alone, word_chances
+        from pgra.lm.generate import score
 
-        ids = self._tokenize(prompts)
-        behind = [self._word_tokens(text, i, words) for text, i in zip(prompts, ids, strict=True)]
-        self._check_room(prompts, ids, max((len(w) for row in behind for w in row), default=0))
-        tell = advance or int
-        scores: list[list[float]] = [[] for _ in ids]
+        pairs = [self.read_words(prompt, words) for prompt in prompts]
+        ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
+        self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
         with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
-            if self.reader.fault is not None:
-                for row, prompt in enumerate(ids):
-                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
-                    tell(1)
-                return scores
-            for batch in self.reader.batches(ids):
-                for rows, cache in self.reader.read(ids, batch):
-                    found = word_chances(self.reader, cache, [behind[row] for row in rows])
-                    for row, values in zip(rows, found, strict=True):
-                        scores[row] = values
-                    tell(len(rows))
-        return scores
+            return score(self.reader, ids, behind, advance=advance)
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
@@ -414,18 +356,21 @@ class CausalLM:
                     "follow: use fewer exemplars (--num_exemplars), or an LM with a longer window"
                 )
 
-    def _word_tokens(self, prompt: str, ids: Tokens, words: Sequence[str]) -> list[Tokens]:
-        """Cut the words as they stand behind a prompt."""
-        found: list[Tokens] = []
-        for word, joint in zip(words, self._tokenize([prompt + w for w in words]), strict=True):
-            if joint[: len(ids)] != list(ids) or len(joint) == len(ids):
+    def read_words(self, prompt: str, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+        """Return a prompt's tokens, and those of each word as it stands behind it.
+
+        Raises:
+            ModelError: If the tokenizer joins a word to the prompt.
+        """
+        ids, *joint = self._tokenize([prompt, *(prompt + word for word in words)])
+        for word, both in zip(words, joint, strict=True):
+            if both[: len(ids)] != ids or len(both) == len(ids):
                 raise ModelError(
                     f"the tokenizer of '{self.source.name}' joins {word!r} to the prompt before it "
-                    f"({prompt[-_SHOWN:]!r}): it cannot be scored apart. Begin the word with a "
-                    "space, end the prompt without one, or use another LM"
+                    f"({prompt[-_SHOWN:]!r}): it cannot be scored or trained on apart. Begin the "
+                    "word with a space, end the prompt without one, or use another LM"
                 )
-            found.append(joint[len(ids) :])
-        return found
+        return ids, [both[len(ids) :] for both in joint]
 
     def _text(self, tokens: Tokens) -> str:
         text: str = self.tokenizer.decode(
@@ -438,7 +383,7 @@ class CausalLM:
         """What reads prompts and keeps what it has read, for `complete` and `score`."""
         from pgra.lm.generate import PromptReader
 
-        return PromptReader(self, self.batch_tokens)
+        return PromptReader(self, self.how.lm_batch_tokens)
 
     @cached_property
     def last_layer(self) -> LastLayer:
@@ -487,14 +432,14 @@ def recall_budget(lm: CausalLM, kind: str) -> int | None:
     path, _ = _budget_file(lm, kind)
     try:
         tokens = json.loads(path.read_text(encoding="utf-8"))["tokens"]
-        if type(tokens) is int and tokens >= 1:  # a bool is an int to Python, but no budget
-            return tokens
-        logger.warning("%s is damaged, and is not used", path)
+        if type(tokens) is not int or tokens < 1:  # a bool is an int to Python, but no budget
+            raise ValueError(f"{tokens!r} tokens")
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        logger.warning("%s cannot be read and is not used: %s", path, error)
-    return None
+        logger.warning("%s cannot be read and is not used: %r", path, error)
+        return None
+    return tokens
 
 
 def remember_budget(lm: CausalLM, kind: str, tokens: int) -> None:
@@ -516,7 +461,7 @@ def _budget_file(lm: CausalLM, kind: str) -> tuple[Path, dict[str, Json]]:
     key: dict[str, Json] = {
         "device": f"{name}, {round(memory / (1 << 30))} GiB",
         "lm": dict(lm.fingerprint),
-        "device_map": lm.device_map,  # the same states, but less room beside the weights, or more
+        "device_map": lm.how.lm_device_map,  # the same states, but more or less room beside weights
         "kind": kind,
     }
     return cache_dir() / "budgets" / f"{digest(key)[:16]}.json", key

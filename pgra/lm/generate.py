@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from pgra.errors import ModelError
-from pgra.lm import kernels
-from pgra.lm.batching import LEAST_SHARED, BackOff, GroupCost, group_by_length, group_by_prefix
+from pgra.lm import batching, kernels
+from pgra.lm.base import Advance
+from pgra.lm.batching import PrefixGroup
 from pgra.lm.causal_lm import head_logits
 from pgra.lm.load import batch_budget
 
@@ -175,19 +176,6 @@ def join(caches: Sequence[KVCache], *, room: int = 0, buffer: KVBuffer | None = 
     return KVCache(layers, lengths, logits, is_right=True, room=room)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Prompts that are read in one call.
-
-    Attributes:
-        rows: Which.
-        shared: Tokens they all begin with, which are read once for all batches of a group.
-    """
-
-    rows: list[int]
-    shared: tuple[int, ...] = ()
-
-
 class PromptReader:
     """Reads prompts with a causal LM, and goes on with what it has read.
 
@@ -203,9 +191,9 @@ class PromptReader:
         """Take an LM, and the tokens of one batch on a CPU; a GPU takes 16 times as many."""
         self.lm, self.kept_bytes, self.num_tokens = lm, kept_bytes, 0
         most = batch_budget(batch_tokens, lm.device)
-        self._cost = replace(GroupCost.on(lm.device), max_tokens=most)
+        self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
         advice = f"{lm.device} with '{lm.source.name}': use a smaller LM or --lm_dtype"
-        self._back_off = BackOff(most, advice)
+        self._back_off = batching.BackOff(most, advice)
         self._behind: tuple[tuple[int, ...], KVCache] | None = None  # the last shared beginning
         self.buffer = KVBuffer()  # where prompts that are written on are laid
 
@@ -219,15 +207,13 @@ class PromptReader:
                 again, and each has at least one token more.
         """
         skip = 0 if behind is None else int(behind.lengths[0])
-        lengths = torch.tensor([len(ids) - skip for ids in prompts])
-        ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
-        for row, tokens in enumerate(prompts):
-            ids[row, : len(tokens) - skip] = torch.tensor(tokens[skip:])
-        cache = _stock_cache([] if behind is None else behind.layers, len(ids))
+        ids, mask = batching.pad([tokens[skip:] for tokens in prompts])
+        lengths = mask.sum(1)
+        cache = stock_cache([] if behind is None else behind.layers, len(ids))
         positions = skip + torch.arange(ids.shape[1]).expand_as(ids)
         # No mask: what is padded comes last, and an LM looks at no later token.
         logits = self._run(ids, positions, cache, (lengths - 1)[:, None])[:, 0]
-        return KVCache(_layers(cache, skip + ids.shape[1]), skip + lengths, logits)
+        return KVCache(kept_layers(cache, skip + ids.shape[1]), skip + lengths, logits)
 
     @torch.inference_mode()
     def go_on(self, cache: KVCache, tokens: Sequence[Tokens]) -> tuple[Tensor, Any]:
@@ -243,11 +229,11 @@ class PromptReader:
         """
         if not cache.is_right:
             raise ValueError("prompts are gone on with after they were joined")
-        width = max(map(len, tokens))
-        ids = torch.tensor([[*line, *[0] * (width - len(line))] for line in tokens])
+        ids, _ = batching.pad(tokens)
+        width = ids.shape[1]
         columns = torch.arange(width).expand_as(ids)
         mask = torch.arange(cache.longest + width) >= (cache.longest - cache.lengths)[:, None]
-        stock = _stock_cache(cache.layers, len(cache), room=cache.room, new=width)
+        stock = stock_cache(cache.layers, len(cache), room=cache.room, new=width)
         positions = cache.lengths[:, None] + columns
         return self._run(ids, positions, stock, columns, mask=mask.long()), stock
 
@@ -255,7 +241,7 @@ class PromptReader:
     def step(self, cache: KVCache, tokens: Tokens) -> KVCache:
         """Write one token behind each of R prompts, joined; their room is used up by it."""
         logits, stock = self.go_on(cache, [[token] for token in tokens])
-        layers, room = _layers(stock, cache.longest + 1), 0
+        layers, room = kept_layers(stock, cache.longest + 1), 0
         if cache.room:
             layers, room = cache.layers, cache.room - 1
         return KVCache(layers, cache.lengths + 1, logits[:, 0], is_right=True, room=room)
@@ -331,11 +317,10 @@ class PromptReader:
             found = torch.cat([cache.logits, self.step(cache, [token] * 3).logits])
             return found.to(truth.device)
 
-        def compare() -> str | None:
-            # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
-            return kernels.find_fault(side_by_side, truth, dtype=self.lm.dtype, noise=math.inf)
-
-        fault = self.lm.last_layer.find_fault(compare)
+        # All of a vocabulary's logits tell texts apart: no row is measured by its own share.
+        fault = self.lm.last_layer.find_fault(
+            side_by_side, truth, dtype=self.lm.dtype, noise=math.inf
+        )
         if fault is not None:
             name = self.lm.source.name
             logger.warning("'%s' reads prompts one at a time, which is slower: %s", name, fault)
@@ -355,24 +340,26 @@ class PromptReader:
             most = int(_KEPT_SHARE * torch.cuda.mem_get_info(self.lm.device)[0])
         return (_KEPT_BYTES if most is None else most) // self.token_bytes
 
-    def batches(self, prompts: Sequence[Tokens]) -> list[Batch]:
+    def batches(self, prompts: Sequence[Tokens]) -> list[PrefixGroup]:
         """Cut prompts into batches: those that begin alike together, each kind longest first.
 
         The cuts fall where padding and calls together cost least. However short what prompts have
         of their own, each one's keys and values are whole.
         """
         found, room = [], self.room if len(prompts) > 1 else 0
-        for group in group_by_prefix(prompts):
-            shared = tuple(prompts[group.rows[0]][: group.num_shared])
-            own = np.array([len(prompts[row]) - len(shared) for row in group.rows])
-            most = max(1, room // (len(shared) + int(own.max()) + _HEADROOM))
-            batches = group_by_length(own, self._cost)
+        for group in batching.group_by_prefix(prompts):
+            own = np.array([len(prompts[row]) - len(group.shared) for row in group.rows])
+            most = max(1, room // (len(group.shared) + int(own.max()) + _HEADROOM))
+            batches = batching.group_by_length(own, self._cost)
             for places in sorted(batches, key=lambda places: -own[places].max()):
                 rows = [group.rows[place] for place in reversed(places)]
-                found += [Batch(rows[i : i + most], shared) for i in range(0, len(rows), most)]
+                parts = [rows[i : i + most] for i in range(0, len(rows), most)]
+                found += [replace(group, rows=part) for part in parts]
         return found
 
-    def read(self, prompts: Sequence[Tokens], batch: Batch) -> list[tuple[list[int], KVCache]]:
+    def read(
+        self, prompts: Sequence[Tokens], batch: PrefixGroup
+    ) -> list[tuple[list[int], KVCache]]:
         """Read a batch; in parts, where the memory does not take it whole.
 
         Returns:
@@ -396,6 +383,8 @@ class PromptReader:
 
     def count_unread(self, prompts: Sequence[Tokens]) -> int:
         """Count the tokens that reading these prompts now would take."""
+        if self.fault is not None:
+            return sum(map(len, prompts))
         batches = self.batches(prompts)
         own = sum(len(prompts[row]) - len(batch.shared) for batch in batches for row in batch.rows)
         shared = {batch.shared for batch in batches if batch.shared}
@@ -419,13 +408,11 @@ class PromptReader:
 
         A prompt that grows from call to call is so read once.
         """
-        last = () if self._behind is None else self._behind[0]
-        most = min(len(last), len(shared))
-        joint = next((i for i in range(most) if last[i] != shared[i]), most)
-        return joint if joint >= LEAST_SHARED else 0
+        joint = batching.count_joint(self._behind[0] if self._behind else (), shared)
+        return joint if joint >= batching.LEAST_SHARED else 0
 
 
-def _stock_cache(
+def stock_cache(
     layers: Sequence[tuple[Tensor, Tensor]], rows: int, *, room: int = 0, new: int = 0
 ) -> Any:
     """Return a cache of transformers with so many rows; a single row stands for all of them.
@@ -449,7 +436,8 @@ def _stock_cache(
     return cache
 
 
-def _layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
+def kept_layers(cache: Any, length: int) -> list[tuple[Tensor, Tensor]]:
+    """Return a stock cache's keys and values, seen to be of so many tokens."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     if not layers or any(part.dim() != 4 or part.shape[2] != length for p in layers for part in p):
         raise ValueError("a layer keeps something else than a key and a value for each token")
@@ -462,7 +450,7 @@ def write(
     *,
     max_new_tokens: int,
     is_done: IsDone,
-    advance: Callable[[int], object] = int,
+    advance: Advance = int,
 ) -> list[list[int]]:
     """Write the likeliest token behind each prompt, and then the likeliest behind that.
 
@@ -498,7 +486,7 @@ def write(
             return rows, cache
         return [rows[place] for place in left], cache.keep(left)
 
-    def fits(begun: Sequence[tuple[list[int], KVCache]], batch: Batch) -> bool:
+    def fits(begun: Sequence[tuple[list[int], KVCache]], batch: PrefixGroup) -> bool:
         longest = max([len(prompts[row]) for row in batch.rows] + [c.longest for _, c in begun])
         count = len(batch.rows) + sum(len(rows) for rows, _ in begun)
         return not begun or count * (longest + max_new_tokens) <= room
@@ -542,19 +530,46 @@ def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
     return found
 
 
-def word_chances(
-    reader: PromptReader, cache: KVCache, words: Sequence[Sequence[Tokens]]
+def score(
+    reader: PromptReader,
+    prompts: Sequence[Tokens],
+    words: Sequence[Sequence[Tokens]],
+    *,
+    advance: Advance = int,
 ) -> list[list[float]]:
     """Return log P(word | prompt), over all of a word's tokens.
 
     Args:
-        reader: What read the prompts.
-        cache: R prompts.
+        reader: Reads the prompts; each once for all its words.
+        prompts: Token ids of B prompts, none empty; all fit the LM's window with their words.
         words: For each prompt the token ids of its words, none empty.
+        advance: Told how many more prompts are done.
 
     Returns:
         For each prompt a value a word.
+
+    Raises:
+        ModelError: If a prompt does not fit the memory.
     """
+    scores: list[list[float]] = [[] for _ in prompts]
+    if reader.fault is not None:
+        for row, ids in enumerate(prompts):
+            scores[row] = [chance_alone(reader.lm, ids, word) for word in words[row]]
+            advance(1)
+        return scores
+    for batch in reader.batches(prompts):
+        for rows, cache in reader.read(prompts, batch):
+            found = word_chances(reader, cache, [words[row] for row in rows])
+            for row, values in zip(rows, found, strict=True):
+                scores[row] = values
+            advance(len(rows))
+    return scores
+
+
+def word_chances(
+    reader: PromptReader, cache: KVCache, words: Sequence[Sequence[Tokens]]
+) -> list[list[float]]:
+    """Return `score` of R prompts that were read."""
     first = cache.logits.log_softmax(dim=1).cpu()
     found = [[float(first[row, word[0]]) for word in own] for row, own in enumerate(words)]
     longer = [
@@ -593,12 +608,12 @@ def chance_alone(lm: "CausalLM", ids: Tokens, word: Tokens) -> float:
 
 
 def write_alone(
-    lm: "CausalLM",
+    reader: PromptReader,
     prompts: Sequence[Tokens],
     *,
     max_new_tokens: int,
     is_done: IsDone,
-    advance: Callable[[int], object] = int,
+    advance: Advance = int,
 ) -> list[list[int]]:
     """Write by transformers' own `generate`, which knows each LM's cache; see `write`."""
     from transformers import GenerationConfig, StoppingCriteriaList
@@ -611,7 +626,7 @@ def write_alone(
         no_repeat_ngram_size=0,
         pad_token_id=0,
     )
-    written = []
+    written, lm = [], reader.lm
     for ids in prompts:
         whole, start = torch.tensor([list(ids)], device=lm.device), len(ids)
 

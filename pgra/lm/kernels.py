@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import MethodType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,70 +52,54 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-4 if dtype == torch.float32 else 0.05
 
 
-def find_fault(
-    fast: Callable[[], Tensor], truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0
-) -> str | None:
+def find_fault(fast: "Way", truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> str | None:
     """Return why a fast way cannot be used; None if it gives the stock way's values.
-
-    Args:
-        fast: Computes (c * n, D): the n rows, c times over.
-        truth: The stock way's, (n, D).
-        dtype: What both were computed in.
-        noise: As `is_same` takes it.
-    """
-    try:
-        found = fast()
-    except _FAILURES as error:  # out of memory too: then the way takes more than there is
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return None if is_same(found, truth, dtype=dtype, noise=noise) else OTHER_VALUES
-
-
-def is_same(found: Tensor, truth: Tensor, *, dtype: torch.dtype, noise: float = 0.0) -> bool:
-    """Return whether vectors are the true ones, as nearly as their dtype allows.
 
     A row's distance to the truth must be within `tolerance` of its length. In half precision that
     is coarse, so it must also be within a third of what the row has of its own (the truth less the
     mean of the truths).
 
     Args:
-        found: (c * n, D), the n rows c times over.
-        truth: (n, D).
+        fast: Computes (c * n, D): the n rows, c times over.
+        truth: The stock way's, (n, D).
         dtype: What both were computed in.
         noise: A distance that is none of the way's doing; twice as much always passes the second.
     """
     whole = truth.float()
-    copies = len(found) // max(1, len(whole))
-    own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1).repeat(copies)
-    length = torch.linalg.vector_norm(whole, dim=1).repeat(copies)
-    distance = torch.linalg.vector_norm(found.float() - whole.repeat(copies, 1), dim=1)
-    if not bool((distance <= tolerance(dtype) * length).all()):
-        return False
-    if dtype == torch.float32 or len(truth) == 1:
-        return True
-    return bool((distance <= (_OWN_SHARE * own).clamp(min=_NOISE_TIMES * noise)).all())
+    try:
+        off = fast().float().view(-1, *whole.shape) - whole  # (c, n, D)
+    except _FAILURES as error:  # out of memory too: then the way takes more than there is
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    most = tolerance(dtype) * torch.linalg.vector_norm(whole, dim=1)
+    if dtype != torch.float32 and len(whole) > 1:
+        own = torch.linalg.vector_norm(whole - whole.mean(0), dim=1)
+        most = most.minimum((_OWN_SHARE * own).clamp(min=_NOISE_TIMES * noise))
+    is_same = bool((torch.linalg.vector_norm(off, dim=2) <= most).all())
+    return None if is_same else OTHER_VALUES
+
+
+Way = Callable[[], Tensor]
+
+
+class Kernel(NamedTuple):
+    """A kernel, and what the stock way costs instead."""
+
+    name: str
+    cost: str
 
 
 _compared: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], bool]]" = WeakKeyDictionary()
 
 
-def _is_trusted(
-    part: nn.Module,
-    kernel: str,
-    *,
-    fast: Callable[[], Tensor],
-    stock: Callable[[], Tensor],
-    at: Tensor,
-    cost: str,
-) -> bool:
+def _is_trusted(part: nn.Module, kernel: Kernel, fast: Way, stock: Way, at: Tensor) -> bool:
     """Return whether a part may use a kernel; at its first use on a device the two are compared.
 
     Args:
         part: What uses it.
-        kernel: Its name.
+        kernel: Which.
         fast: Runs the kernel on a little of the real input.
         stock: Runs the stock way on the same.
         at: A tensor of that input.
-        cost: What the stock way costs, for the warning.
     """
     if not are_allowed():
         return False
@@ -131,14 +115,14 @@ def _is_trusted(
             reason = find_fault(lambda: fast().reshape(1, -1), truth.reshape(1, -1), dtype=dtype)
         known[key] = reason is None
         if reason is not None:
-            _warn(kernel, reason, cost)
+            _warn(kernel, reason)
     return known[key]
 
 
 @cache
-def _warn(kernel: str, reason: str, cost: str) -> None:
+def _warn(kernel: Kernel, reason: str) -> None:
     """Say once for all layers that a kernel was dropped."""
-    logger.warning("%s does not work here (%s): %s", kernel, reason, cost)
+    logger.warning("%s does not work here (%s): %s", kernel.name, reason, kernel.cost)
 
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
@@ -367,6 +351,7 @@ BLOCKS = "pgra_blocks"
 """The attention implementation's name in transformers."""
 
 _BLOCK = 64  # queries; with 32 or 128 the same to a few percent
+_IN_BLOCKS = Kernel("attention in blocks", "long prompts are read more slowly")
 # What the stock attention is told that would change the weights.
 _UNKNOWN_BLOCKS = ("is_causal", "position_bias", "cache", "softcap")
 
@@ -391,55 +376,42 @@ def in_blocks(model: Any) -> Iterator[None]:
 def _attend_if_same(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend in blocks where that was seen to give what the stock attention gives."""
-    whole = (module, query, key, value, mask)
-    if mask is not None or query.shape[2] <= _BLOCK:
-        return stock_attention(*whole, **kwargs)
-    first = (module, query[:1], key[:1], value[:1], None)
-    is_same = _is_trusted(
-        module,
-        "attention in blocks",
-        fast=lambda: attend_in_blocks(*first, **kwargs)[0],
-        stock=lambda: stock_attention(*first, **kwargs)[0],
-        at=query,
-        cost="long prompts are read more slowly",
-    )
-    return (attend_in_blocks if is_same else stock_attention)(*whole, **kwargs)
-
-
-def attend_in_blocks(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attend to earlier tokens; the stock way where there is more to it, or nothing to cut.
+    """Attend in blocks; the stock way where there is more to it, or nothing to cut.
 
     Args:
         module: The attention layer.
         query: (R, heads, T, width).
         key: (R, key heads, S, width); heads that share keys stand side by side.
         value: The same; its width may be another.
-        attention_mask: With one, the stock way is taken.
-        scaling: Of the scores; None is one over the root of the width.
-        dropout: With any, the stock way is taken.
+        mask: With one, the stock way is taken.
         **kwargs: As the model gives them.
 
     Returns:
         (R, T, heads, the values' width), and None for the weights.
     """
+    T, whole = query.shape[2], (module, query, key, value, mask)
+    is_told = mask is not None or any(kwargs.get(name) is not None for name in _UNKNOWN_BLOCKS)
+    is_plain = getattr(module, "is_causal", True) and not kwargs.get("dropout")
+    if is_told or not is_plain or key.shape[2] != T or T <= _BLOCK:
+        return stock_attention(*whole, **kwargs)
+    scaling, first = kwargs.get("scaling"), (query[:1], key[:1], value[:1])
+    is_same = _is_trusted(
+        module,
+        _IN_BLOCKS,
+        fast=lambda: attend_in_blocks(*first, scaling),
+        stock=lambda: stock_attention(module, *first, None, **kwargs)[0],
+        at=query,
+    )
+    if not is_same:
+        return stock_attention(*whole, **kwargs)
+    return attend_in_blocks(query, key, value, scaling), None
+
+
+def attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
+) -> Tensor:
+    """Attend to earlier tokens, (R, T, heads, the values' width); see `_attend_if_same`."""
     R, heads, T, _ = query.shape
-    is_causal = getattr(module, "is_causal", True)
-    is_told = attention_mask is not None or any(kwargs.get(n) is not None for n in _UNKNOWN_BLOCKS)
-    if is_told or dropout or not is_causal or key.shape[2] != T or T <= _BLOCK:
-        return stock_attention(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
-        )
     # Row i hides what is behind column T + i: its last columns are any block's own keys.
     hidden = query.new_full((_BLOCK, T + _BLOCK), float("-inf")).triu(T + 1)
     out = query.new_empty(R, T, heads, value.shape[3])
@@ -454,7 +426,7 @@ def attend_in_blocks(
             enable_gqa=key.shape[1] != heads,
         )
         out[:, start:end] = seen.transpose(1, 2)
-    return out, None
+    return out
 
 
 # Linear layers with weights laid out once for oneDNN, while a float32 model only reads on a CPU.
@@ -468,6 +440,10 @@ def attend_in_blocks(
 Forward = Callable[..., Tensor]
 MANY_TOKENS = 4096
 """Packing takes as long as reading some hundred tokens."""
+_PACKED = Kernel(
+    "oneDNN's packed product",
+    "its weights are laid out anew in every call, and reading is slower",
+)
 _SHARE = 0.25  # of the machine's memory, for the packed copies
 _ACTIVATIONS = {  # as oneDNN names them
     **{SiLUActivation: ("swish", ""), nn.SiLU: ("swish", "")},
@@ -554,12 +530,7 @@ def _is_packed_same(part: nn.Module, first: nn.Linear, pack: Callable[[Any], For
     probe = torch.randn(2, first.in_features, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return _is_trusted(
-            part,
-            "oneDNN's packed product",
-            fast=lambda: pack(part)(probe),
-            stock=lambda: part(probe),
-            at=probe,
-            cost="its weights are laid out anew in every call, and reading is slower",
+            part, _PACKED, fast=lambda: pack(part)(probe), stock=lambda: part(probe), at=probe
         )
 
 
@@ -727,19 +698,21 @@ class LastLayer:
                 hooks.callback(last.register_forward_hook(lay_back).remove)
             yield
 
-    def find_fault(self, compare: Callable[[], str | None]) -> str | None:
+    def find_fault(self, fast: Callable[[], Tensor], truth: Tensor, **how: Any) -> str | None:
         """Return why a way of reading cannot be used; None if it can.
 
         Where the shortened layer is at fault, it is whole from now on, which is said.
 
         Args:
-            compare: Reads inside `only_at`, and says what is wrong with what comes out.
+            fast: Reads inside `only_at`.
+            truth: What it should give.
+            **how: As the function of this name takes it, and the other two.
         """
-        short_fault = compare()
+        short_fault = find_fault(fast, truth, **how)
         if short_fault is None or not self.is_short:
             return short_fault
         self.is_short = False
-        fault = compare()
+        fault = find_fault(fast, truth, **how)
         self.is_short = fault is not None
         if fault is None:
             logger.warning(
@@ -759,6 +732,12 @@ class LastLayer:
 # is q (E W_k')', and (p E) W_v' is p (E W_v'). Then the few queries are projected and all heads
 # read the encoded tokens themselves. DeepSeek-V2 (2024, section 2.1.2) absorbs its projections
 # likewise.
+
+
+_ACROSS = Kernel(
+    "cross-attention to encoded tokens",
+    "keys and values of all evidence are made in every layer, for every label",
+)
 
 
 def read_encoded_tokens(decoder: Any) -> None:
@@ -818,11 +797,10 @@ def _attend_across(
 
     is_same = _is_trusted(
         self,
-        "cross-attention to encoded tokens",
+        _ACROSS,
         fast=lambda: run(_attend_encoded),
         stock=lambda: run(_attend_projected),
         at=hidden_states,
-        cost="keys and values of all evidence are made in every layer, for every label",
     )
     attend = _attend_encoded if is_same else _attend_projected
     return attend(self, hidden_states, mask, key_value_states)

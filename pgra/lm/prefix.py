@@ -8,6 +8,7 @@ few texts, and not in the results.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
-from pgra.lm import kernels
-from pgra.lm.batching import BackOff, RowLayout, pack_rows, send, token_budget_batches
+from pgra.lm import batching, kernels
+from pgra.lm.batching import BackOff, RowLayout
 from pgra.lm.causal_lm import CausalLM, recall_budget, remember_budget
+from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.prompts.fewshot import FewShotPrompt
 
@@ -58,13 +60,15 @@ class SharedPrefix:
         row_tokens = ROW_TOKENS if way == "packed" else 1
         if way == "cascade" and kernels.takes_one_row(device):
             row_tokens = sum(lengths)
-        layout = RowLayout.of(lengths, pack_rows(lengths, row_tokens))
+        layout = RowLayout.of(lengths, batching.pack_rows(lengths, row_tokens))
         ids, positions = layout.place(texts), layout.positions + len(self.ids)
-        ends = send(layout.ends, device)
+        ends = batching.send(layout.ends, device)
         run = self._run_cascade if way == "cascade" else self._run_masked
         _ = self._prefix  # runs whole, before the last layer is shortened
         with torch.inference_mode(), self.lm.last_layer.only_at(ends):
-            hidden = run(send(ids, device), send(positions, device), layout)  # (R, T, H)
+            hidden = run(
+                batching.send(ids, device), batching.send(positions, device), layout
+            )  # (R, T, H)
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
         return states
 
@@ -93,12 +97,9 @@ class SharedPrefix:
             alone = torch.cat([self.lm.states_of([ids]) for ids in prompts])
             noise = float(torch.linalg.vector_norm(alone.float() - truth.float(), dim=1).max())
 
-        def compare() -> str | None:
-            return kernels.find_fault(
-                lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
-            )
-
-        return self.lm.last_layer.find_fault(compare)
+        return self.lm.last_layer.find_fault(
+            lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
+        )
 
     def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
         spans = None
@@ -116,21 +117,13 @@ class SharedPrefix:
         return hidden
 
     def _run_masked(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        from transformers import DynamicCache
-
-        # The cache begins with the prefix for all rows, and holds it once: the LM lays a batch's
-        # keys behind it, and that makes the one copy that is needed. It is gone with its batch.
-        cache = DynamicCache(config=self.lm.config)
-        for number, (keys, values) in enumerate(self._prefix):
-            cache.update(keys, values, number)
-            layer = cache.layers[number]
-            layer.keys = layer.keys.expand(len(ids), -1, -1, -1)
-            layer.values = layer.values.expand(len(ids), -1, -1, -1)
+        # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind it
+        # makes the one copy that is needed. It is gone with its batch.
         hidden: Tensor = self.lm.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=send(layout.mask(len(self.ids), self.lm.dtype), self.lm.device),
-            past_key_values=cache,
+            attention_mask=batching.send(layout.mask(len(self.ids), self.lm.dtype), self.lm.device),
+            past_key_values=stock_cache(self._prefix, len(ids)),
             use_cache=True,
         ).last_hidden_state
         return hidden
@@ -139,13 +132,15 @@ class SharedPrefix:
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
         """The prefix's keys and values, (1, heads, S, width) each, for each layer."""
         ids = torch.tensor([self.ids], device=self.lm.device)
+        cache = stock_cache([], 1)
         with torch.inference_mode():
-            cache = self.lm.model(
+            self.lm.model(
                 input_ids=ids,
-                position_ids=torch.arange(ids.shape[1], device=self.lm.device)[None],
+                position_ids=torch.arange(len(self.ids), device=self.lm.device)[None],
+                past_key_values=cache,
                 use_cache=True,
-            ).past_key_values
-        return [(layer.keys, layer.values) for layer in cache.layers]
+            )
+        return kept_layers(cache, len(self.ids))
 
     @cached_property
     def _prepared_prefix(self) -> list[tuple[Tensor, Tensor]]:
@@ -228,16 +223,8 @@ class PromptedEncoder:
             ModelError: If the tokenizer cuts a prompt otherwise when a word follows it.
         """
         suffix = self.prompt.suffix(self.prompt.template.passage_fields("The film"))
-        bare, found = self.lm.tokenize([suffix])[0], []
-        for word in words:
-            ids = self.lm.tokenize([f"{suffix} {word}"])[0]
-            if ids[: len(bare)] != bare or len(ids) == len(bare):
-                raise ModelError(
-                    f"the tokenizer of '{self.lm.source.name}' joins '{word}' to the prompt "
-                    "before it: it cannot be scored apart. Use another LM"
-                )
-            found.append(ids[len(bare)])
-        return list(dict.fromkeys(found))
+        _, behind = self.lm.read_words(suffix, [f" {word}" for word in words])
+        return list(dict.fromkeys(ids[0] for ids in behind))
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -265,10 +252,9 @@ class PromptedEncoder:
     @cached_property
     def shared_ids(self) -> list[int]:
         """Give the tokens that the prompts of all ordinary texts begin with."""
-        probes = [self._prompt_ids(self.prompt.template.passage_fields(p)) for p in _PROBES]
-        least = min(map(len, probes)) - 1  # a text keeps a token of its own
-        same = (all(ids[i] == probes[0][i] for ids in probes) for i in range(least))
-        return probes[0][: next((i for i, equal in enumerate(same) if not equal), least)]
+        first, *others = (self._prompt_ids(self.prompt.template.passage_fields(p)) for p in _PROBES)
+        shared = min(batching.count_joint(first, ids) for ids in others)
+        return first[: min(shared, *(len(ids) - 1 for ids in (first, *others)))]  # of its own: 1
 
     def _prompt_ids(self, fields: Mapping[str, str]) -> list[int]:
         return self._tokenize([self.prompt.suffix(fields)])[0]
@@ -365,7 +351,7 @@ class PromptedEncoder:
             return self._behind.run([ids[row][shared:] for row in rows], self.way)
 
         lengths = [len(ids[row]) - shared for row in group]
-        for places in token_budget_batches(lengths, self._back_off.budget + spare):
+        for places in batching.token_budget_batches(lengths, self._back_off.budget + spare):
             batch = [group[place] for place in places]
             yield batch, self._back_off.run(batch, size, run)
 
@@ -387,15 +373,15 @@ class PromptedEncoder:
     def _cut(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Shorten the longest field from its end until the prompt fits; the tail always stays."""
         name = max(fields, key=lambda n: len(fields[n]))
-        low, high = 0, len(fields[name])
-        while low < high:  # longest that fits
-            middle = (low + high + 1) // 2
-            fits = len(self._prompt_ids({**fields, name: fields[name][:middle]})) <= self.limit
-            low, high = (middle, high) if fits else (low, middle - 1)
-        if low == 0:
+
+        def count_tokens(most: int) -> int:
+            return len(self._prompt_ids({**fields, name: fields[name][:most]}))
+
+        longest = bisect_right(range(1, len(fields[name]) + 1), self.limit, key=count_tokens)
+        if longest == 0:
             name_all = ", ".join(fields)
             raise ConfigError(f"the inputs ({name_all}) do not fit {self.limit} tokens even cut")
-        return {**fields, name: fields[name][:low]}
+        return {**fields, name: fields[name][:longest]}
 
     @cached_property
     def _behind(self) -> SharedPrefix:

@@ -19,16 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError, PgraError
 from pgra.lm.base import REMOTE, Advance, CompleterArguments, Completion
 from pgra.lm.cache import Answer, AnswersCache, answer_key
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -209,12 +206,6 @@ class RemoteLM:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-    def states(self, prompts: Sequence[str]) -> "Tensor":
-        """Refuse: an endpoint gives no states."""
-        raise ConfigError(
-            f"{self.name} gives no hidden states of {len(prompts)} prompts: use an LM that is here"
-        )
 
     def complete(
         self,

@@ -24,9 +24,9 @@ What `Reranker` implements has sensible defaults and may be left out.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.exemplars.prompt import NearestExemplars
-    from pgra.lm.cost import Reading, Speed
+    from pgra.lm.cost import Counter, Reading, Trial
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.retrieval.survey import FirstStage
 
@@ -123,7 +123,8 @@ class Cost:
         shards: Units of work that processes share.
         bank_bytes: On disk, that the bank grows by.
         reading: What reading them costs; None where nothing is known of the model.
-        trial: Reads for about so many seconds and says how fast that was.
+        trial: Times the model on such texts.
+        for_fit: Of `to_read`, what is no candidate: a similarity is fitted to it.
     """
 
     basis: str
@@ -135,7 +136,8 @@ class Cost:
     shards: int
     bank_bytes: int
     reading: "Reading"
-    trial: "Callable[[float], Speed]"
+    trial: "Trial"
+    for_fit: int = 0
 
     @property
     def is_exact(self) -> bool:
@@ -227,13 +229,6 @@ class FirstStageOrder(Reranker):
         return candidates
 
 
-class Counter(Protocol):
-    """A model that counts what it reads: tokens, and texts that were cut."""
-
-    num_tokens: int
-    num_cut: int
-
-
 class ScoringReranker(Reranker):
     """Orders candidates by scores of what a model reads once and keeps in banks.
 
@@ -241,7 +236,7 @@ class ScoringReranker(Reranker):
         counter: The model.
     """
 
-    counter: Counter
+    counter: "Counter"
 
     @abstractmethod
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:

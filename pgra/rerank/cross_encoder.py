@@ -6,11 +6,9 @@ several, the log-probability of the class named "relevant", or else of the last 
 """
 
 import math
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from pgra.config import RerankArguments, arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
-from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, time_reading
+from pgra.lm.cost import Reading, TextSample, Trial, estimate_reading, time_reading
 from pgra.lm.load import (
     batch_budget,
     choose_device,
@@ -40,7 +38,6 @@ from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
-_TRIAL_PAIRS = 64  # in a piece of a trial
 _RELEVANT = "relevant"
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
@@ -252,13 +249,13 @@ class CrossEncoderReranker(PairReranker):
         first: FirstStage,
         new_pairs: int,
         new_queries: int,  # noqa: ARG002 (it reads pairs only)
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Tokenise some pairs by chance."""
         model, rng = self.model, np.random.default_rng(0)
-        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
         size, cut = min(_SAMPLE, new_pairs), model.num_cut
         asked = [examples[i].text for i in rng.integers(len(examples), size=size)]
-        pairs = model.tokenize(asked, self.corpus.texts(rng.choice(rows, size))) if size else []
+        texts = self.corpus.texts(rng.choice(first.rows, size))
+        pairs = model.tokenize(asked, texts) if size else []
         lengths = [len(pair["input_ids"]) for pair in pairs]
         reading = estimate_reading(
             model,
@@ -268,17 +265,13 @@ class CrossEncoderReranker(PairReranker):
             is_causal=False,
         )
         model.num_cut = cut
-        pairs.sort(key=lambda pair: -len(pair["input_ids"]))  # as in a shard
-        pieces = [pairs[i : i + _TRIAL_PAIRS] for i in range(0, size, _TRIAL_PAIRS)]
-        random.Random(0).shuffle(pieces)
-
-        def read(piece: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
-            start, tokens = time.perf_counter(), model.num_tokens
-            model.score(piece)
-            return len(piece), model.num_tokens - tokens, time.perf_counter() - start
-
-        return reading, lambda seconds: time_reading(
-            lambda: model.score(pairs[:1]), iter(pieces), read, seconds=seconds
+        return reading, partial(
+            time_reading,
+            model,
+            iter([(pairs, lengths)]),
+            model.score,
+            batch_tokens=model.batch_tokens,
+            is_cpu=model.device.type == "cpu",
         )
 
 

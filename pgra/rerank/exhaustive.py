@@ -6,6 +6,7 @@ they stop at 150 and see the metric still rising.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -51,9 +52,6 @@ _SPARE = 32  # hits beyond those asked for, so that rounding does not decide who
 _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 _QUERY_BATCH = 1024
 
-Find = Callable[[Sequence[Example], int, int], Candidates]
-"""Gives queries their best `depth`, having looked at so many more."""
-
 
 class ExhaustiveSearch:
     """Finds each query's evidence among all passages of a corpus.
@@ -64,8 +62,27 @@ class ExhaustiveSearch:
             of the states, which is faster in a large corpus and may miss some.
     """
 
-    def __init__(self, reranker: PromptedReranker, *, factory: str = EXACT) -> None:
-        self.reranker, self.factory = reranker, factory
+    def __init__(
+        self, reranker: Reranker, *, factory: str = EXACT, memory_gb: float | None = None
+    ) -> None:
+        """Open the search without a first stage.
+
+        Args:
+            reranker: The second stage.
+            factory: FAISS factory string for the states, or auto; "Flat" compares them all.
+            memory_gb: Memory that an index may take, for auto; None: half of the machine's.
+
+        Raises:
+            ConfigError: If the reranker has no states to search by.
+        """
+        if not isinstance(reranker, PromptedReranker):
+            raise ConfigError(
+                "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
+            )
+        self.reranker = reranker
+        self.factory = factory
+        if factory == AUTO:
+            self.factory = choose_factory(factory, self.num_rows, self._num_columns, memory_gb)
         self._device = str(reranker.encoder.lm.device)
 
     @property
@@ -139,9 +156,8 @@ class ExhaustiveSearch:
         sample = np.linspace(0, len(examples) - 1, size).astype(int).tolist()
         true = self._in_chunks([examples[i] for i in sample], depth, self._best_of_all).rows
         pairs = list(zip(found.rows[sample], true, strict=True))
-        return {
-            str(d): round(float(np.mean([_share(*pair, d) for pair in pairs])), 4) for d in depths
-        }
+        shared = {d: [len(np.intersect1d(a[:d], b[:d])) / d for a, b in pairs] for d in depths}
+        return {str(d): round(float(np.mean(shares)), 4) for d, shares in shared.items()}
 
     @property
     def is_exact(self) -> bool:
@@ -155,7 +171,7 @@ class ExhaustiveSearch:
 
     @cached_property
     def _width(self) -> int:
-        return _state_width(self.reranker)
+        return self.reranker.bank.width or LmShape.of(self.reranker.encoder.lm.config).state
 
     @property
     def _num_columns(self) -> int:
@@ -163,9 +179,21 @@ class ExhaustiveSearch:
         return self.reranker.fitting.num_columns(self._width)
 
     def _in_chunks(
-        self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
+        self,
+        examples: Sequence[Example],
+        depth: int,
+        find: Callable[[Sequence[Example], int, int], Candidates],
+        *,
+        spare: int = _SPARE,
     ) -> Candidates:
-        """Search for so many queries at a time as memory holds; the bank is read for each."""
+        """Search for so many queries at a time as memory holds; the bank is read for each.
+
+        Args:
+            examples: The queries.
+            depth: Hits a query.
+            find: Finds queries their best `depth`, having looked at `spare` more.
+            spare: How many more.
+        """
         rows = np.empty((len(examples), depth), dtype=np.int64)
         scores = np.empty((len(examples), depth), dtype=np.float32)
         step = max(1, _CHUNK_BYTES // (4 * self._width + 24 * (depth + spare)))
@@ -182,7 +210,13 @@ class ExhaustiveSearch:
         score to rounding: it is searched again, deeper.
         """
         fetched = min(depth + spare, self.num_rows)
-        hits = self._nearest(self._queries(examples), fetched)
+        queries = self._queries(examples)
+        try:
+            hits = nearest_in_blocks(queries, self._blocks(), fetched, device=self._device)
+        except torch.OutOfMemoryError:
+            logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
+            self._device = "cpu"
+            hits = nearest_in_blocks(queries, self._blocks(), fetched)
         best = self.reranker.rerank(examples, hits)
         kept = best.top(depth)
         if fetched == self.num_rows:
@@ -194,14 +228,6 @@ class ExhaustiveSearch:
             deeper = self._in_chunks(again, depth, self._best_of_all, spare=4 * spare)
             kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
         return kept
-
-    def _nearest(self, queries: Vectors, depth: int) -> Candidates:
-        try:
-            return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
-        except torch.OutOfMemoryError:
-            logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
-        self._device = "cpu"
-        return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
 
     def _ask(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Ask the FAISS index, then let the reranker score what it gives."""
@@ -268,40 +294,9 @@ class ExhaustiveSearch:
         return self.reranker.fitting.similarity
 
 
-def open_exhaustive(
-    reranker: Reranker, *, factory: str, memory_gb: float | None = None
-) -> ExhaustiveSearch:
-    """Open the search without a first stage.
-
-    Args:
-        reranker: The second stage.
-        factory: FAISS factory string for the states, or auto; "Flat" compares them all.
-        memory_gb: Memory that an index may take, for auto; None: half of the machine's.
-
-    Raises:
-        ConfigError: If the reranker has no states to search by.
-    """
-    if not isinstance(reranker, PromptedReranker):
-        raise ConfigError(
-            "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
-        )
-    if factory == AUTO:
-        width = reranker.fitting.num_columns(_state_width(reranker))
-        factory = choose_factory(factory, len(reranker.corpus), width, memory_gb)
-    return ExhaustiveSearch(reranker, factory=factory)
-
-
 def num_kept(num_evidence: int, num_passages: int) -> int:
     """Return how much evidence is kept on disk: the next multiple of 150, at most the corpus.
 
     So all settings of d up to the paper's k share one product.
     """
-    return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
-
-
-def _state_width(reranker: PromptedReranker) -> int:
-    return reranker.bank.width or LmShape.of(reranker.encoder.lm.config).state
-
-
-def _share(ours: Rows, true: Rows, depth: int) -> float:
-    return len(np.intersect1d(ours[:depth], true[:depth])) / depth
+    return min(math.ceil(num_evidence / _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)

@@ -8,7 +8,7 @@ each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity c
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from pgra.core import Context, Example, Json, Rows
 from pgra.data.corpus import Corpus
 from pgra.errors import ConfigError
 from pgra.exemplars.prompt import NearestExemplars
-from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, measure_speed
+from pgra.lm.cost import Reading, Trial, foresee_prompts
 from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, query_key
@@ -189,7 +189,7 @@ class NeighborReranker(PairReranker):
 
     def estimate(
         self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Foresee with exemplars by chance, as long as others on average.
 
         Which are the nearest is not looked up for that, nor does the LM run.
@@ -200,30 +200,18 @@ class NeighborReranker(PairReranker):
             self.exemplars.encoder_for(self.encoder, query, rng.sample(pool, self.exemplars.count))
             for query in rng.sample(queries, min(_PREFIXES, len(queries)))
         ]
-        encoder = encoders[0]
-        prefix = round(float(np.mean([len(one.shared_ids) for one in encoders])))
         asked = rng.sample(queries, min(_TEXTS, len(queries)))
-        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
-        texts = draw_texts(self.corpus, rows, _TEXTS, _SEED)
-        template, cut, skip = encoder.prompt.template, encoder.num_cut, len(encoder.shared_ids)
-        is_shared, kinds = self.encoder.sharing != "none", []
-        for number, fields in (
-            (new_queries, [query.fields for query in asked]),
-            (new_pairs, [template.passage_fields(text) for text in texts]),
-        ):
-            own = [max(1, len(ids) - skip) for ids in encoder.tokenize(fields).ids]
-            whole = [prefix + length for length in own]
-            kinds.append(TextSample(number, own if is_shared else whole, whole))
-        reading = estimate_reading(
-            self.encoder.lm,
-            kinds,
-            prefix=prefix,
-            num_prefixes=new_queries,
-            is_shared=is_shared,
-            num_cut=encoder.num_cut - cut,
-            batch_tokens=encoder.batch_tokens,
-        )
+        template = self.encoder.prompt.template
+        texts = draw_texts(self.corpus, first.rows, _TEXTS, _SEED)
         # As a query meets them: k passages behind one prefix.
         k, seeds = first.num_candidates, range(1, len(queries) + 1)
-        shards = (draw_texts(self.corpus, rows, k, seed) for seed in seeds)
-        return reading, lambda seconds: measure_speed(encoder, shards, seconds=seconds)
+        return foresee_prompts(
+            encoders[0],
+            [
+                (new_queries, [query.fields for query in asked]),
+                (new_pairs, [template.passage_fields(text) for text in texts]),
+            ],
+            (draw_texts(self.corpus, first.rows, k, seed) for seed in seeds),
+            prefix=round(float(np.mean([len(encoder.shared_ids) for encoder in encoders]))),
+            num_prefixes=new_queries,
+        )

@@ -5,8 +5,8 @@ stopped job goes on with the queries that are missing, and fewer candidates cost
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
-from pgra.lm.cost import Reading, Speed
+from pgra.lm.cost import Reading, Trial
 from pgra.rerank.bank import Advance, Bank
 from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, ScoringReranker
 from pgra.retrieval.survey import FirstStage
@@ -180,9 +180,9 @@ class PairReranker(ScoringReranker):
             basis, pairs = PAIRS, len(known.keys)
             new_pairs = len(self.bank.missing(known.keys))
             new_queries = self._count_queries(known)
-        if not self.reads_queries:
-            new_queries = 0
-        to_read = new_pairs + new_queries
+        if not len(first.rows):  # no query has a word of the corpus
+            first = replace(first, rows=np.arange(len(self.corpus)))
+        to_read = new_pairs + new_queries * self.reads_queries
         every = pairs + queries * self.reads_queries
         reading, trial = self.estimate(examples, first, new_pairs, new_queries)
         return Cost(
@@ -201,5 +201,5 @@ class PairReranker(ScoringReranker):
     @abstractmethod
     def estimate(
         self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Return what reading so many texts costs, and what times the model; see `Cost`."""

@@ -45,7 +45,7 @@ class FirstStage:
 
     Attributes:
         rows: Distinct passages among the candidates: all of them where `is_exact`, else some that
-            stand for them; empty where nothing was searched.
+            stand for them; the whole corpus where nothing was searched.
         num_texts: How many there are, or are expected.
         basis: How that was found: "stored", "searched", "whole corpus", "sampled", "trial" or
             "guessed".
@@ -112,7 +112,7 @@ class Survey:
         is_built = len(finished) == len(folders)
         is_encoded = encoder is None or any(map(is_finished, folders[:1]))
         base = FirstStage(
-            rows=np.empty(0, np.int64),
+            rows=np.arange(len(corpus)),
             num_texts=self._guess(),
             basis=GUESSED,
             num_candidates=args.num_candidates,

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, write_jsonl
+from conftest import ENCODER_KINDS, GOOD, LM_KINDS, SENTENCES, THINGS, review_rows, write_jsonl
 
-GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
-THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
 WORDS = ["fast", "pretty", "brave", "cold"]
 ASKED = {
     "syn": (
@@ -72,28 +70,16 @@ def digest(root: Path) -> str:
     return found.hexdigest()[:12]
 
 
-def review(i: int, words: list[str], step: int) -> str:
-    return f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}."
-
-
-def reviews(start: int, stop: int) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
-    for i in range(start, stop):
-        rows.append({"text": review(i, GOOD, 1), "label": "positive"})
-        rows.append({"text": review(i, BAD, 3), "label": "negative"})
-    return rows
-
-
 def build(root: Path) -> None:
     """Write models and files into an empty folder."""
     shutil.copytree(_models(), root / "m")
     shutil.copytree(Path(__file__).parent / "files", root, dirs_exist_ok=True)
     (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
     (root / "more.txt").write_text("A ship came home.\nThe plot of the second film was wasted.\n")
-    write_jsonl(root / "train.jsonl", reviews(0, 20))
-    write_jsonl(root / "test.jsonl", reviews(20, 24))
-    write_jsonl(root / "other.jsonl", reviews(25, 27))
-    write_jsonl(root / "dev.jsonl", reviews(30, 56))
+    write_jsonl(root / "train.jsonl", review_rows(40))
+    write_jsonl(root / "test.jsonl", review_rows(8, start=20))
+    write_jsonl(root / "other.jsonl", review_rows(4, start=25))
+    write_jsonl(root / "dev.jsonl", review_rows(52, start=30))
     (root / "new.txt").write_text("A warm film by the sea.\nThe dull end of a family.\n")
     pairs = [
         {

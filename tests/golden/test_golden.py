@@ -58,26 +58,12 @@ def test_a_changed_value_is_told_by_its_place(path, change):
     assert told.startswith(" / ".join(map(str, path)) + ": expected ")
 
 
-@pytest.mark.parametrize(
-    ("expected", "actual", "is_same"),
-    [
-        (0.5, 0.50004, True),
-        (0.5, 0.5003, False),
-        (24.38448, 24.3850, True),
-        ("1@2/0.98123", "1@2/0.98124", True),
-        ("1@2/0.98123", "1@2/0.98223", False),
-        ("1@2/0.98123", "1@3/0.98123", False),
-        ("n = 10", "n = 11", False),
-        (1, 1.0, False),
-        (True, 1, False),
-        (None, 0, False),
-        ([1], [1, 2], False),
-        ({"a": 1}, {}, False),
-        ({}, {"a": 1}, False),
-    ],
-)
-def test_numbers_may_differ_in_their_last_digits_and_words_may_not(expected, actual, is_same):
-    assert (not list(differences(expected, actual))) is is_same
+def test_numbers_may_differ_in_their_last_digits_and_words_may_not():
+    same = [(0.5, 0.50004), (24.38448, 24.3850), ("1@2/0.98123", "1@2/0.98124")]
+    others = [(0.5, 0.5003), ("1@2/0.98123", "1@2/0.98223"), ("1@2/0.98123", "1@3/0.98123")]
+    others += [("n = 10", "n = 11"), (1, 1.0), (True, 1), (None, 0), ([1], [1, 2]), ({"a": 1}, {})]
+    assert not any(list(differences(*pair)) for pair in same)
+    assert all(list(differences(*pair)) for pair in others)
 
 
 def test_records_are_small_and_hold_nothing_of_a_machine():

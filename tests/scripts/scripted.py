@@ -14,15 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import SENTENCES, write_jsonl
+from conftest import GOOD as GOOD
+from conftest import SENTENCES, review_rows, write_jsonl
 
 from pgra.cli import run
 from pgra.commands.train import evaluate as evaluate_main
 from pgra.commands.train import main as train_main
 
 ROOT = Path(__file__).parents[2]
-GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
-THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,6 @@ def call(main: Callable[[Sequence[str] | None], int], argv: Sequence[str]) -> Ca
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(main, argv)
     return Called(code, out.getvalue(), err.getvalue())
-
-
-def review_rows(count: int, *, start: int = 0) -> list[dict[str, object]]:
-    """Reviews whose words tell their label, one positive and one negative in turn."""
-    rows = []
-    for i in range(start, start + count // 2):
-        rows.append({"text": f"A {GOOD[i % 4]} {THINGS[i % 10]} number {i}.", "label": "positive"})
-        rows.append(
-            {"text": f"A {BAD[i % 4]} {THINGS[i * 3 % 10]} number {i}.", "label": "negative"}
-        )
-    return rows
 
 
 @dataclass

@@ -39,6 +39,20 @@ def benchmark(monkeypatch):
     logging.getLogger("pgra").setLevel(before)  # benchmarks are silent
 
 
+@pytest.fixture
+def measure(benchmark, tmp_path, capfd):
+    """Run a benchmark here and return its figures and what it printed."""
+
+    def run(name, *words):
+        path = tmp_path / "figures.json"
+        assert benchmark(name).main([*map(str, words), "--json", str(path)]) == 0
+        told = json.loads(path.read_text())["figures"]
+        assert all(math.isfinite(value) for value in told.values())
+        return told, capfd.readouterr().out
+
+    return run
+
+
 def run_apart(name, words):
     """Run a benchmark in a process of its own, and give its figures and what it printed."""
     figures = Path(words[words.index("--json") + 1])
@@ -65,21 +79,17 @@ def test_a_random_lm_is_another_than_the_one_that_lends_its_tokens(
 
 
 @pytest.mark.slow
-def test_rerank_measures_all_ways(benchmark, tmp_path, capsys):
-    figures = tmp_path / "figures.json"
+def test_rerank_measures_all_ways(measure, tmp_path):
     # A long window: to a tokeniser of 500 words the prompt is long.
-    lms = [str(build_lm(tmp_path / kind, kind, window=2048)) for kind in ("opt", "llama")]
-    words = ["--quick", "--seconds", "0.1", "--num_texts", "24", "--device", "cpu"]
-    words += ["--lm", *lms, "--json", str(figures)]
-    assert benchmark("rerank").main(words) == 0
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    lms = [build_lm(tmp_path / kind, kind, window=2048) for kind in ("opt", "llama")]
+    words = ("--quick", "--seconds", "0.1", "--num_texts", "24", "--device", "cpu", "--lm", *lms)
+    told, printed = measure("rerank", *words)
     for way in ("literal", "released", "expanded", "packed", "cascade", "own", "floor"):
         assert told[f"{way}_texts_per_second"] > 0
     for name in ("speedup_vs_released", "share_of_floor", "share_of_matrix_rate"):
         assert told[name] > 0
     assert told["max_relative_error"] < 1e-4
-    assert "cascade" in capsys.readouterr().out
+    assert "cascade" in printed
 
 
 @pytest.mark.slow
@@ -102,45 +112,31 @@ def test_index_measures_all_parts_beside_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_bank_measures_cost_size_and_what_fewer_bytes_change(benchmark, tmp_path, capfd):
-    figures = tmp_path / "figures.json"
+def test_bank_measures_cost_size_and_what_fewer_bytes_change(measure, tmp_path):
     lm = build_lm(tmp_path / "lm", "opt", window=2048)
-    words = ["--quick", "--device", "cpu", "--lm", str(lm), "--json", str(figures)]
-    assert benchmark("bank").main(words) == 0
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    told, _ = measure("bank", "--quick", "--device", "cpu", "--lm", lm)
     assert told["second_run_texts_read"] == 0
     assert 0.5 < told["int8_top16_same_dot"] <= told["float16_top16_same_dot"] + 0.1
     assert told["rss_growth_mb_10k_to_100k"] < 200
 
 
 @pytest.mark.slow
-def test_memory_measures_opening_look_ups_and_writes(benchmark, tmp_path, capsys):
-    figures = tmp_path / "figures.json"
-    words = ["--quick", "--sizes", "300", "--num_queries", "10", "--json", str(figures)]
-    assert benchmark("memory").main(words) == 0
-    told = json.loads(figures.read_text())["figures"]
+def test_memory_measures_opening_look_ups_and_writes(measure):
+    told, printed = measure("memory", "--quick", "--sizes", "300", "--num_queries", "10")
     for name in ("open_s", "encoder_ms", "encoder_worst_ms", "edit_ms", "durable_ms"):
         assert told[f"300/{name}"] > 0
     assert told["300/recall"] == 1.0  # so few are compared one by one
-    assert "a durable write" in capsys.readouterr().out
+    assert "a durable write" in printed
 
 
 @pytest.mark.slow
-def test_quantized_measures_every_width(benchmark, tmp_path, capsys, two_threads):
-    figures = tmp_path / "figures.json"
-    words = ["--num_queries", "2", "--num_candidates", "6", "--num_evidence", "2"]
+def test_quantized_measures_every_width(measure, tmp_path, two_threads):
     lm = build_lm(tmp_path / "lm", "llama", window=2048)
-    wide = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "head_dim": 16,
-    }  # 4 bits share a scale by 64
+    # 4 bits share a scale by 64
+    wide = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(lm, **wide)).save_pretrained(lm)
-    words += ["--device", "cpu", "--json", str(figures), "--lm", str(lm)]
-    assert benchmark("quantized").main(words) == 0
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    few = ("--num_queries", "2", "--num_candidates", "6", "--num_evidence", "2")
+    told, _ = measure("quantized", *few, "--device", "cpu", "--lm", lm)
     assert told["8bit_bytes_vs_float32"] < 1
     assert told["4bit_bytes_vs_float32"] < told["8bit_bytes_vs_float32"]
 
@@ -167,27 +163,23 @@ def test_reader_measures_both_ways_and_decisions(tmp_path, review_files):
 
 
 @pytest.mark.slow
-def test_icl_writes_what_a_loop_writes(benchmark, tmp_path, capsys):
-    figures, data = tmp_path / "figures.json", tmp_path / "data"
+def test_icl_writes_what_a_loop_writes(measure, tmp_path):
+    data = tmp_path / "data"
     data.mkdir()
     rows = [{"question": f"{text[:-1]}?", "answers": [text.split()[1]]} for text in SENTENCES]
     write_jsonl(data / "train.jsonl", rows)
     write_jsonl(data / "test.jsonl", rows[:6])
-    words = ["--quick", "--device", "cpu", "--task", "webquestions", "--dataset_name", str(data)]
-    words += ["--lm", str(build_lm(tmp_path / "lm", "llama", window=2048))]
-    words += ["--num_exemplars", "6", "--json", str(figures)]
-    assert benchmark("icl").main(words) == 0
-    told = json.loads(figures.read_text())["figures"]
-    assert all(math.isfinite(value) for value in told.values())
+    lm = build_lm(tmp_path / "lm", "llama", window=2048)
+    words = ("--quick", "--device", "cpu", "--task", "webquestions", "--dataset_name", data)
+    told, printed = measure("icl", *words, "--lm", lm, "--num_exemplars", "6")
     for kind in ("nearest", "shared"):
         for way in ("loop", "to_end", "pgra"):
             assert told[f"{kind}_{way}_same_answers"] == 1
             assert told[f"{kind}_{way}_prompts_per_second"] > 0
-    assert told["speedup_vs_loop"] > 0
     read = told["shared_read_tokens_per_prompt"]
     assert read < told["shared_prompt_tokens"] / 2
     assert told["nearest_read_tokens_per_prompt"] > read
-    assert "shared: 6 prompts" in capsys.readouterr().out
+    assert "shared: 6 prompts" in printed
 
 
 def flags(benchmark, *words):
@@ -207,23 +199,18 @@ def test_figures_without_a_place_are_refused_before_anything_is_measured(benchma
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing was left behind
 
 
-@pytest.mark.parametrize("words", [("--num_texts", "0"), ("--num_texts", "few"), ("--nonsense",)])
-def test_a_wrong_flag_is_refused_in_a_line(benchmark, words):
-    with pytest.raises(ConfigError, match=f"{words[0]}.* See --help."):
-        benchmark("rerank").parse([*words])
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("name", "words", "message"),
     [
-        (("--sizes", "100", "--k", "150"), "k is 150, more than the 100 passages: lower it"),
-        (("--sizes", "0"), "--sizes.* See --help."),
-        (("--parts", "all"), "--parts.* See --help."),
+        ("rerank", ("--num_texts", "0"), "--num_texts.* See --help."),
+        ("rerank", ("--nonsense",), "--nonsense.* See --help."),
+        ("index", ("--sizes", "100", "--k", "150"), "k is 150, more than the 100 passages: lower"),
+        ("index", ("--parts", "all"), "--parts.* See --help."),
     ],
 )
-def test_sizes_that_cannot_be_searched_are_refused(benchmark, words, message):
+def test_a_wrong_flag_is_refused_in_a_line(benchmark, name, words, message):
     with pytest.raises(ConfigError, match=message):
-        benchmark("index").parse([*words])
+        benchmark(name).parse([*words])
 
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -256,13 +243,3 @@ def test_a_users_error_is_a_line_and_exit_code_2(name, benchmark, tmp_path):
     assert (called.code, called.out) == (2, "")
     assert called.error == f"--json {tmp_path} is a folder: name a file in it"
     assert (FOLDER / f"{name}.py").read_text().endswith(AS_A_SCRIPT)
-
-
-@pytest.mark.slow
-def test_a_users_error_is_a_line_and_exit_code_2_of_the_script(tmp_path):
-    words = [sys.executable, str(FOLDER / "rerank.py"), "--quick", "--json", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    last = done.stderr.splitlines()[-1]  # libraries may have spoken while they were imported
-    assert last == f"pgra: error: --json {tmp_path} is a folder: name a file in it"
-    assert "Traceback" not in done.stderr

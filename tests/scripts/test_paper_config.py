@@ -66,12 +66,6 @@ def test_the_yaml_gives_the_papers_constants():
     assert args.method == "pgra"
 
 
-def test_the_command_line_wins_over_it():
-    args, training = paper_arguments("--num_evidence", "8", "--learning_rate", "2e-5")
-    assert args.rerank.num_evidence == 8
-    assert training.learning_rate == 2e-5
-
-
 def test_it_names_every_value_once_and_nothing_unknown():
     text = PAPER.read_text()
     keys = [line.split(":")[0] for line in text.splitlines() if line and line[0] not in "# "]
@@ -111,27 +105,3 @@ def test_every_stage_is_built_from_it(small, tmp_path, capsys):
 def test_the_baselines_are_the_same_file_and_one_flag(method):
     args, _ = paper_arguments(*METHODS[method])
     assert args.method == method
-
-
-def test_the_same_command_again_is_reused(small, tmp_path, capsys):
-    stages, training = small
-    flags = [*stages, *training, "--output_dir", str(tmp_path / "run"), "--num_evidence", "0"]
-    assert train_main(flags) == 0
-    assert "(reused)" not in capsys.readouterr().out
-    assert train_main(flags) == 0
-    assert "(reused)" in capsys.readouterr().out
-
-
-def test_a_task_of_ones_own_runs_under_the_papers_settings(small, tmp_path):
-    """A new task is one YAML and nothing else, under the paper's settings too."""
-    stages, training = small
-    task = tmp_path / "tone.yaml"
-    task.write_text(
-        "labels: [negative, positive]\n"
-        'prompt: "Is the tone of this good?\\n{text}"\n'
-        'reader_template: "{text} It was <extra_id_0> ."\n'
-        "verbalizer: {negative: terrible, positive: great}\n"
-    )
-    flags = [*stages, *training, "--task", str(task), "--output_dir", str(tmp_path / "tone")]
-    assert train_main(flags) == 0
-    assert json.loads((tmp_path / "tone" / "metrics.json").read_text())["task"] == "tone"

@@ -1,20 +1,27 @@
 """Arguments from the command line, a YAML and a profile; every YAML in `configs/` is loaded."""
 
 import dataclasses
+import math
+import pkgutil
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import pytest
 
+import pgra
 from pgra.commands.common import parse_run
 from pgra.config import (
     DRAWN_EXEMPLARS,
     EXEMPLARS,
     PROFILES,
+    Arguments,
     RerankArguments,
     RetrieverArguments,
+    check_depths,
     config_root,
     parse_arguments,
     read_yaml,
+    rules,
 )
 from pgra.data.tasks import load_task, task_names
 from pgra.encoders.encoder import POOLINGS
@@ -72,6 +79,7 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
         ("count: yes\n", "count is True, a bool; it must be int"),
         ("price: 1e-4\n", "price is '1e-4', a str; it must be .*write it as 1.0e-4"),
         ("- a\n", "must be a mapping of names to values"),
+        ("a: [", "is not valid YAML"),
     ],
 )
 def test_a_yaml_that_cannot_work_is_refused(yaml, text, message):
@@ -95,7 +103,69 @@ def test_a_command_line_that_cannot_work_is_refused(words, message):
         parse(*words)
 
 
+# What an argument declares of itself.
+
+
+def argument_classes():
+    """Return every class of arguments in the package, sorted by its place."""
+    for module in pkgutil.walk_packages(pgra.__path__, "pgra."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    found, left = set(), [Arguments]
+    while left:
+        found |= {*(below := left.pop().__subclasses__())}
+        left += below
+    mine = (cls for cls in found if cls.__module__.startswith("pgra."))
+    return sorted(mine, key=lambda cls: (cls.__module__, cls.__name__))
+
+
+def refused(rule, name, defaults):
+    """Return values that break a rule, each with what its message must name beside the value."""
+    cases = [("no such name", "")] if rule.choices is not None else []
+    cases += [(rule.least - 1, f"at least {rule.least:g}")] if rule.least is not None else []
+    cases += [(rule.above, "above")] if rule.above is not None else []
+    bounded = rule.below is not None and math.isfinite(rule.below)
+    cases += [(rule.below, "below")] if bounded else []
+    for other, wanted in rule.needs.items():
+        values = (*(rule.choices or ()), rule.least, True)
+        value = next(value for value in values if value not in (None, defaults[name]))
+        fitting = wanted if isinstance(wanted, tuple) else (wanted,)
+        cases += [] if defaults[other] in fitting else [(value, f"--{other}")]
+    return cases
+
+
+def test_every_declared_rule_refuses_what_breaks_it_by_name_and_value():
+    classes, count = argument_classes(), 0
+    for cls in classes:
+        defaults = {f.name: f.default for f in dataclasses.fields(cls)}
+        for name, rule in rules(cls).items():
+            for value, more in refused(rule, name, defaults):
+                with pytest.raises(ConfigError) as told:
+                    cls(**{name: value})
+                for part in (name, f"{value}", more):
+                    assert part in str(told.value), (cls, name, value)
+                count += 1
+    assert len(classes) > 40
+    assert count > 150
+
+
+def test_a_name_that_is_nearly_right_and_two_that_contradict_each_other_are_told():
+    with pytest.raises(ConfigError, match="unknown retriever 'bm52'. Did you mean 'bm25'"):
+        RetrieverArguments(retriever="bm52")
+    check_depths(RetrieverArguments(num_candidates=5), RerankArguments(num_evidence=5))
+    with pytest.raises(ConfigError, match=r"num_evidence \(6\) exceeds num_candidates \(5\)"):
+        check_depths(RetrieverArguments(num_candidates=5), RerankArguments(num_evidence=6))
+
+
 # Every YAML in `configs/`.
+
+
+@pytest.mark.parametrize("path", sorted(config_root().rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_yaml_is_read(path):
+    if path.parent.name == "profiles" and path.stem == "pgra":
+        assert "Every value is" in path.read_text()  # it says nothing, and says so
+    else:
+        assert read_yaml(path)
 
 
 CONFIGS = {

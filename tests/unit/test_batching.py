@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pgra.errors import ModelError
 from pgra.lm.batching import (
     BackOff,
-    PrefixGroup,
     RowLayout,
     group_by_prefix,
     pack_rows,
+    pad,
     token_budget_batches,
 )
 
@@ -65,30 +65,33 @@ def test_a_batch_that_does_not_fit_is_run_in_parts_and_later_ones_fit(sizes, roo
     assert len(device.failed) == num_failed
 
 
-def test_only_a_full_batch_teaches_later_runs_and_a_moment_teaches_none():
-    learned, device = [], Device(100)
-    back_off = BackOff(40, "here: buy more", learned.append)
-    device.rooms = [0]
-    back_off.run([2, 3], sum, device.run)  # small: nothing larger fitted so far
-    assert (back_off.budget, learned) == (2, [])
-    back_off = BackOff(40, "here: buy more", learned.append)
-    back_off.run([10, 10, 10, 10], sum, device.run)
-    device.rooms = [0]
-    back_off.run([2, 3], sum, device.run)
-    assert (back_off.budget, learned) == (40, [])  # larger ones fitted: short for a moment
-    device.rooms = [0]
-    back_off.run([2, 3], sum, device.run)
-    assert (back_off.budget, learned) == (2, [])  # from the second time on it is learned here
-    back_off = BackOff(40, "here: buy more", learned.append)
-    device.rooms = [0]
-    back_off.run([10, 10, 10, 10], sum, device.run)
-    assert (back_off.budget, learned) == (20, [20])
+FULL, SMALL = [10, 10, 10, 10], [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("batches", "budget", "learned"),
+    [
+        ([(SMALL, False)], 2, []),  # nothing larger fitted so far
+        ([(FULL, True), (SMALL, False)], 40, []),  # memory was short for a moment
+        ([(FULL, True), (SMALL, False), (SMALL, False)], 2, []),
+        ([(FULL, False)], 20, [20]),
+    ],
+)
+def test_only_a_full_batch_teaches_later_runs_and_a_moment_teaches_none(batches, budget, learned):
+    told, device = [], Device(100)
+    back_off = BackOff(40, "here: buy more", told.append)
+    for batch, fits in batches:
+        device.rooms = [] if fits else [0]
+        back_off.run(batch, sum, device.run)
+    assert (back_off.budget, told) == (budget, learned)
     device.rooms = [0]
     with pytest.raises(ModelError, match="one text of 7 tokens does not fit the memory of here: b"):
         back_off.run([7], sum, device.run)
 
 
 def test_rows_masks_and_ends_by_hand():
+    ids, mask = pad([[5, 6], [], [7]], 9)
+    assert (ids.tolist(), mask.sum(1).tolist()) == ([[5, 6], [9, 9], [7, 9]], [2, 0, 1])
     assert pack_rows([9, 4, 3, 3, 1], 8) == [[0], [1, 2], [3, 4]]
     layout = RowLayout.of([2, 1, 3, 1], [[2], [0, 3, 1]])
     assert layout.place([[5, 6], [7], [8, 9, 10], [11]]).tolist() == [[8, 9, 10, 0], [5, 6, 11, 7]]
@@ -121,7 +124,8 @@ GROUPED = {
 @pytest.mark.parametrize("name", GROUPED)
 def test_prompts_that_begin_alike_are_grouped_where_that_saves_most(name):
     prompts, groups = GROUPED[name]
-    assert group_by_prefix(prompts) == [PrefixGroup(*group) for group in groups]
+    found = group_by_prefix(prompts)
+    assert [(len(group.shared), group.rows) for group in found] == groups
 
 
 @few
@@ -130,5 +134,6 @@ def test_each_prompt_is_in_one_group_and_begins_like_the_others_in_it(prompts):
     groups = group_by_prefix(prompts, least=1)
     assert sorted(row for group in groups for row in group.rows) == list(range(len(prompts)))
     for group in groups:
-        assert len({tuple(prompts[row][: group.num_shared]) for row in group.rows}) == 1
-        assert all(len(prompts[row]) > group.num_shared for row in group.rows)
+        size = len(group.shared)
+        assert {tuple(prompts[row][:size]) for row in group.rows} == {group.shared}
+        assert all(len(prompts[row]) > size for row in group.rows)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pgra import __version__
-from pgra.cli import COMMANDS, main, run
-from pgra.errors import ArtifactError, ConfigError, PgraError, unknown_name
+from pgra.cli import _OS_ERRORS, COMMANDS, main, run
+from pgra.errors import ConfigError, unknown_name
 
 
 def raising(error):
@@ -25,9 +25,8 @@ def test_a_script_that_works_gives_its_code(capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("kind", [ConfigError, ArtifactError, PgraError])
-def test_a_users_error_is_one_line(kind, capsys):
-    assert run(raising(kind("k is 3:\n  lower it"))) == 2
+def test_a_users_error_is_one_line(capsys):
+    assert run(raising(ConfigError("k is 3:\n  lower it"))) == 2
     assert capsys.readouterr().err == "\npgra: error: k is 3: lower it\n"
 
 
@@ -36,27 +35,16 @@ def test_an_interrupt_says_how_to_go_on(capsys):
     assert "the same command goes on where it stopped" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        (errno.ENOSPC, "the disk is full: make room"),
-        (errno.EDQUOT, "quota is used up"),
-        (errno.EACCES, "no permission: choose a folder you may write to"),
-        (errno.EROFS, "read-only: choose"),
-        (errno.EFBIG, "larger than a file may be here"),
-        (errno.ENOTDIR, "a part of the path is a file"),
-        (errno.EISDIR, "it is a folder"),
-        (errno.EEXIST, "it is there, and is no folder"),
-        (errno.ENOENT, "does not exist or was removed"),
-        (errno.ENAMETOOLONG, "the name is too long"),
-    ],
-)
-def test_what_the_disk_refuses_is_one_line(code, message, capsys):
-    assert run(raising(OSError(code, os.strerror(code), "/some/file"))) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("\npgra: error: cannot read or write /some/file: ")
-    assert message in told
-    assert told.count("\n") == 2
+def test_what_the_disk_refuses_is_one_line_each_with_its_own_way_out(capsys):
+    told = {}
+    for code in _OS_ERRORS:
+        assert run(raising(OSError(code, os.strerror(code), "/some/file"))) == 2
+        text = capsys.readouterr().err
+        assert text.startswith("\npgra: error: cannot read or write /some/file: ")
+        assert text.count("\n") == 2
+        told[code] = text
+    assert "the disk is full: make room" in told[errno.ENOSPC]
+    assert len(set(told.values())) == len(told) - 1  # two numbers mean no permission
 
 
 @pytest.mark.parametrize(
@@ -79,12 +67,6 @@ def test_our_own_mistakes_are_not_hidden(error):
         run(raising(error))
 
 
-def test_a_real_file_in_the_way_is_one_line(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run(lambda argv: (tmp_path / "file" / "x").mkdir(parents=True) or 0) == 2
-    assert f"{tmp_path / 'file' / 'x'}: a part of the path is a file" in capsys.readouterr().err
-
-
 def test_kernels_are_bounded_unless_the_user_says_how_many(monkeypatch):
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
@@ -94,10 +76,10 @@ def test_kernels_are_bounded_unless_the_user_says_how_many(monkeypatch):
     assert seen == ["128", "7"]
 
 
-def test_help_names_every_command(capsys):
+def test_no_word_is_help_and_the_version_is_told(capsys):
     assert main([]) == main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in COMMANDS)
+    first, second = capsys.readouterr().out.split("usage:")[1:]
+    assert first == second
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pgra {__version__}\n"
 
@@ -147,19 +129,8 @@ def test_every_script_has_help(script, capsys, monkeypatch):
     assert "usage: " in capsys.readouterr().out
 
 
-@pytest.fixture
-def memory_of_two(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    for question in ("what is near < fast > ?", "what is near < slow > ?"):
-        assert main(["memory", "add", question, "a synonym", "--memory", str(path)]) == 0
-    return path
-
-
-@pytest.mark.parametrize("words", [["--help"], ["data"], ["models"], ["memory", "list"]], ids=str)
-def test_a_reader_that_leaves_ends_a_listing_without_a_word(words, memory_of_two):
-    if words[0] == "memory":
-        words = [*words, "--memory", str(memory_of_two)]
-    command = [sys.executable, "-m", "pgra", *words]
+def test_a_reader_that_leaves_ends_a_listing_without_a_word():
+    command = [sys.executable, "-m", "pgra", "data"]
     read, write = os.pipe()
     os.close(read)
     alone = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
@@ -174,23 +145,18 @@ def test_a_pipe_of_our_own_that_breaks_is_not_hidden():
         run(raising(BrokenPipeError(errno.EPIPE, "ours")))
 
 
-def test_an_unknown_command_names_the_nearest(capsys):
-    assert main(["trian"]) == 2
-    assert "unknown command 'trian'. Did you mean 'train'?" in capsys.readouterr().err
-
-
-def test_a_commands_own_errors_are_one_line(capsys):
-    assert main(["evaluate"]) == 2
-    assert "--run is missing: give the folder of a finished run" in capsys.readouterr().err
-
-
-def test_consistency_is_a_command_of_its_own(capsys):
-    assert main(["consistency"]) == 2
-    assert "--runs is missing: give the folders of finished runs" in capsys.readouterr().err
-    assert main(["consistency", "--runs", "runs"]) == 2
-    assert "--output_dir is missing: say where labels, tables and plots go" in (
-        capsys.readouterr().err
-    )
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'. Did you mean 'train'?"),
+        (["evaluate"], "--run is missing: give the folder of a finished run"),
+        (["consistency"], "--runs is missing: give the folders of finished runs"),
+        (["consistency", "--runs", "runs"], "--output_dir is missing: say where labels"),
+    ],
+)
+def test_a_command_that_lacks_something_says_what(words, message, capsys):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_names_without_a_near_one_are_listed():

@@ -1,7 +1,6 @@
 """A cross-encoder's scores against stock calls of transformers and sentence-transformers."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def corpus(corpus_file, tmp_path):
 
 @pytest.fixture
 def start(corpus, cross_encoder_dir, tmp_path):
-    def start(where="artifacts", folder=cross_encoder_dir, tokens=None, **changes):
+    def start(folder=cross_encoder_dir, tokens=None, **changes):
         changes = {"bank_shard_rows": 2, "lm_dtype": "float32", **changes}
         args = RerankArguments(reranker="cross-encoder", **changes)
         return open_reranker(
@@ -48,7 +47,7 @@ def start(corpus, cross_encoder_dir, tmp_path):
                 args=args,
                 prompt=FewShotPrompt(PromptTemplate("{text}")),
                 corpus=corpus,
-                context=Context(artifacts=tmp_path / where, device="cpu"),
+                context=Context(artifacts=tmp_path / "artifacts", device="cpu"),
                 options=CrossEncoderArguments(
                     cross_encoder=str(folder), cross_encoder_tokens=tokens
                 ),
@@ -75,7 +74,7 @@ def by_hand(folder, pairs=PAIRS):
         return torch.cat([model(**tokenizer(*pair, return_tensors="pt")).logits for pair in pairs])
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 64, 4096])
+@pytest.mark.parametrize("batch_tokens", [1, 64])
 def test_one_logit_is_the_score_whatever_the_batches(cross_encoder_dir, batch_tokens):
     model = CrossEncoder(str(cross_encoder_dir), device="cpu", batch_tokens=batch_tokens)
     found = score(model)
@@ -85,6 +84,7 @@ def test_one_logit_is_the_score_whatever_the_batches(cross_encoder_dir, batch_to
     assert np.abs(turned - found).max() > 0.05  # the control: query and passage are not alike
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_sentence_transformers(cross_encoder_dir):
     from sentence_transformers import CrossEncoder as Stock
 
@@ -135,40 +135,13 @@ def test_candidates_are_ordered_by_the_scores_and_each_pair_is_scored_once(start
     assert run(start(), [same], ROWS[:1, :2])[1].num_new == 0
 
 
-def test_another_model_length_or_dtype_scores_anew(start, tmp_path, cross_encoder_dir):
+def test_another_model_length_or_dtype_scores_anew(start, tmp_path):
     run(start())
-    moved = tmp_path / "moved"
-    shutil.copytree(cross_encoder_dir, moved)
-    assert start(folder=moved).fingerprint == start().fingerprint  # it is the content that counts
     other = build_cross_encoder(tmp_path / "other", num_labels=2)
     for changes in ({"folder": other}, {"tokens": 32}, {"lm_dtype": "bfloat16"}):
         changed = start(**changes)
         assert changed.fingerprint != start().fingerprint
         assert run(changed)[1].num_new == 11
-
-
-def test_a_stopped_job_goes_on_and_leaves_the_same_bytes(start, tmp_path):
-    expected, _ = run(start("whole"))
-    stopped, scored = start(), []
-    compute = stopped.compute
-
-    def stop_at_the_third(shard, advance):
-        if len(scored) == 2:
-            raise KeyboardInterrupt
-        scored.append(len(shard))
-        return compute(shard, advance)
-
-    stopped.compute = stop_at_the_third
-    with pytest.raises(KeyboardInterrupt):
-        run(stopped)
-    found, work = run(start())
-    assert work.num_new == 11 - sum(scored) < 11
-    np.testing.assert_array_equal(found.scores, expected.scores)
-    whole, again = (
-        {path.name: path.read_bytes() for path in folder.glob("banks/*/*.npy")}
-        for folder in (tmp_path / "whole", tmp_path / "artifacts")
-    )
-    assert whole == again != {}
 
 
 def test_a_model_without_a_trained_head_is_refused(encoder_dir, start):

@@ -14,7 +14,6 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.plan import make_plan
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
@@ -202,12 +201,12 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
     args = with_retriever(fitted, **way)
     find(with_rerank(args, similarity="dot"), done)
-    plan = make_plan(args, seconds=0).cost
+    plan = Stages.read(args, ALONE).plan(seconds=0).cost
     work = find(args, done)[1]
     assert plan.is_exact
     assert (plan.to_read, plan.passages) == (work.num_new, work.num_passages)
     assert (plan.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
-    assert make_plan(args, seconds=0).cost.to_read == 0
+    assert Stages.read(args, ALONE).plan(seconds=0).cost.to_read == 0
 
 
 @pytest.fixture
@@ -221,7 +220,8 @@ def wide(fitted, corpus_file, monkeypatch):
 def test_an_estimate_counts_the_draw_beside_the_candidates(wide):
     args = wide
     plan, plain = (
-        make_plan(one, seconds=0).cost for one in (args, with_rerank(args, similarity="dot"))
+        Stages.read(one, ALONE).plan(seconds=0).cost
+        for one in (args, with_rerank(args, similarity="dot"))
     )
     assert plain.basis == plan.basis == "guessed"
     # 48 queries with one candidate each: 200 (1 - 0.995^48) passages, and 39 of the 50 beside.

@@ -1,58 +1,18 @@
 """An LM on this machine: batches, shared beginnings and padding change nothing that it answers."""
 
-import math
-
 import pytest
 import torch
 from conftest import LM_KINDS, SENTENCES
-from tiny_models import _lively, build_lm
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from tiny_models import build_lm, build_odd_lm
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.generate import (
-    KVBuffer,
-    PromptReader,
-    chance_alone,
-    join,
-    next_logits,
-    word_chances,
-    write,
-    write_alone,
-)
+from pgra.lm.generate import KVBuffer, PromptReader, join, next_logits, write, write_alone
 from pgra.lm.kernels import LastLayer
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
 PROMPTS = [SHARED + f"Q: {text}\nA:" for text in SENTENCES[2:7]] + ["Q: who?\nA:", SENTENCES[9]]
 NO_STOP = {"max_new_tokens": 5, "stop": "no such text"}
-
-
-def build_odd_lm(folder, kind):
-    """Write a tiny LM of a rarer kind, with GPT-2's tokens."""
-    build_lm(folder, "gpt2")
-    tokens = {"vocab_size": open_lm(folder).config.vocab_size, "eos_token_id": 1}
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    wide = {**size, "num_key_value_heads": 2, "intermediate_size": 64, "sliding_window": 16}
-    config, model = {
-        "bloom": (BloomConfig(**tokens, hidden_size=32, n_layer=2, n_head=4), BloomForCausalLM),
-        "gemma2": (Gemma2Config(**tokens, **wide, head_dim=8), Gemma2ForCausalLM),
-        "mistral": (MistralConfig(**tokens, **wide), MistralForCausalLM),
-        "mamba": (
-            MambaConfig(**tokens, hidden_size=16, num_hidden_layers=1, state_size=4),
-            MambaForCausalLM,
-        ),
-    }[kind]
-    _lively(model(config)).save_pretrained(folder)
-    return folder
 
 
 def open_lm(folder, **changes):
@@ -85,12 +45,31 @@ def check_completions(lm, prompts, **how):
     return found
 
 
+def check_scores(lm, prompts, words):
+    """Compare with the chances of all next tokens of whole texts; return the words' tokens."""
+    done, sizes = [], set()
+    found = lm.score(prompts, words, advance=done.append)
+    assert sum(done) == len(prompts)
+    for prompt, values in zip(prompts, found, strict=True):
+        (ids,) = tokenize(lm, [prompt])
+        for word, value in zip(words, values, strict=True):
+            tokens = tokenize(lm, [prompt + word])[0][len(ids) :]
+            sizes.add(len(tokens))
+            chances = next_logits(lm, [*ids, *tokens]).log_softmax(1)[len(ids) - 1 : -1]
+            truth = float(chances[range(len(tokens)), tokens].sum())
+            assert value == pytest.approx(truth, abs=2e-4)
+    assert found[0] != found[1]
+    return sizes
+
+
 @pytest.mark.parametrize("kind", LM_KINDS)
-def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs, fast_kernels):
+def test_completions_are_those_of_each_prompt_alone(kind, lm_dirs):
     lm = open_lm(lm_dirs[kind])
     found = check_completions(lm, PROMPTS, **NO_STOP)
     assert lm.reader.fault is None
     assert lm.complete([PROMPTS[0] + " It"], **NO_STOP)[0].text != found[0]  # the control
+    sizes = check_scores(lm, PROMPTS, [" great", " terrible", " no", " the old house"])
+    assert min(sizes) == 1 < max(sizes)
 
 
 @pytest.mark.parametrize("kind", ["bloom", "gemma2", "mamba", "mistral"])
@@ -100,19 +79,20 @@ def test_other_kinds_of_attention_give_the_same(kind, tmp_path, caplog):
     lm = open_lm(build_odd_lm(tmp_path / kind, kind))
     check_completions(lm, PROMPTS[3:], **NO_STOP)
     assert (lm.reader.fault is not None) == (kind == "mamba")
-    warned = [r for r in caplog.records if "one at a time, which is slower" in r.getMessage()]
-    assert len(warned) == (kind == "mamba")
+    assert caplog.text.count("one at a time, which is slower") == (kind == "mamba")
     check_scores(lm, PROMPTS[4:], [" great", " the old house"])
 
 
-def test_size_of_batches_and_of_what_is_kept_changes_nothing(lm_dirs):
-    lm = open_lm(lm_dirs["llama"])
+def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypatch):
+    lm, expected = open_lm(lm_dirs["llama"]), []
     ids = tokenize(lm, PROMPTS)
     how = {"max_new_tokens": 6, "is_done": lambda tokens: len(tokens) > 4}
-    expected = write_alone(lm, ids, **how)
+    expected = write_alone(lm.reader, ids, **how)
     assert {len(tokens) for tokens in expected} == {5}
     for batch_tokens, kept_bytes in ((2048, None), (40, 1), (40, 1 << 16), (40, 1 << 20)):
         assert write(PromptReader(lm, batch_tokens, kept_bytes), ids, **how) == expected
+    monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
+    assert write(open_lm(lm_dirs["llama"]).reader, ids, **how) == expected
 
 
 def test_memory_of_earlier_calls_leaves_no_trace(lm_dirs):
@@ -123,18 +103,13 @@ def test_memory_of_earlier_calls_leaves_no_trace(lm_dirs):
         )
 
 
-def test_shared_beginnings_are_read_once(lm_dirs):
-    lm = open_lm(lm_dirs["opt"])
-    lm.complete(PROMPTS[:5], max_new_tokens=1, stop="\n")
-    shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS[:5])
-    assert lm.reader.num_tokens == sum(lengths) - 4 * shared
-    before = lm.reader.num_tokens
-    lm.complete(PROMPTS[5:], max_new_tokens=1, stop="\n")  # the control: nothing in common
-    assert lm.reader.num_tokens - before == sum(lm.count_tokens(PROMPTS[5:]))
-
-
-def test_a_prompt_that_grows_is_read_once_and_answered_as_alone(lm_dirs):
+def test_what_prompts_begin_with_is_read_once(lm_dirs):
     lm, alone = open_lm(lm_dirs["opt"]), open_lm(lm_dirs["opt"])
+    shared, lengths = lm.count_tokens([SHARED + "Q:"])[0], lm.count_tokens(PROMPTS)
+    for prompts, read in ((PROMPTS[:5], sum(lengths[:5]) - 4 * shared), (PROMPTS[5:], None)):
+        before = lm.reader.num_tokens
+        lm.complete(prompts, max_new_tokens=1, stop="\n")
+        assert lm.reader.num_tokens - before == (read or sum(lengths[5:]))  # nothing in common
     cut = SHARED[: len(SHARED) // 2]  # the last: less in common
     for start in (SHARED, SHARED + "A: red\n\n", SHARED + "A: red\n\nA: blue\n\n", cut):
         prompts = [start + end for end in ("Q: one", "Q: two three")]
@@ -175,12 +150,9 @@ def test_prompts_that_do_not_fit_memory_together_are_read_in_parts(lm_dirs, monk
 def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
     lm, seen = open_lm(lm_dirs["gpt2"]), []
     ids, step = tokenize(lm, PROMPTS[:4]), lm.reader.step
-
-    def watched(cache, tokens):
-        seen.append(len(tokens))
-        return step(cache, tokens)
-
-    monkeypatch.setattr(lm.reader, "step", watched)
+    monkeypatch.setattr(
+        lm.reader, "step", lambda cache, tokens: seen.append(len(tokens)) or step(cache, tokens)
+    )
     lengths, wanted = iter([1, 3, 9, 9]), {}
 
     def is_done(tokens):
@@ -195,10 +167,7 @@ def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
 def test_room_and_buffers_save_copies_and_change_nothing(lm_dirs):
     lm = open_lm(lm_dirs["llama"])
     reader, ids, buffer = lm.reader, tokenize(lm, PROMPTS[:4]), KVBuffer()
-    first, second = (
-        [reader.read_batch(ids[:2]), reader.read_batch([ids[2]])],
-        [reader.read_batch([ids[3]])],
-    )
+    first = [reader.read_batch(ids[:2]), reader.read_batch([ids[2]])]
     with pytest.raises(ValueError, match="after they were joined"):
         reader.step(first[0], [3, 4])
     buffer.num_tokens = 4 * (max(map(len, ids)) + 6)
@@ -209,8 +178,8 @@ def test_room_and_buffers_save_copies_and_change_nothing(lm_dirs):
         places.append(laid.layers[0][0].data_ptr())
     assert places[0] == places[1] != places[2]  # the third has no room
     assert (laid.room, laid.longest) == (0, plain.longest)
-    laid, plain = laid.keep([0, 2]), plain.take([0, 2])  # moved, and copied
-    laid, plain = join([*second, laid], room=3, buffer=buffer), join([*second, plain])
+    laid, plain, last = laid.keep([0, 2]), plain.take([0, 2]), reader.read_batch([ids[3]])
+    laid, plain = join([last, laid], room=3, buffer=buffer), join([last, plain])
     assert laid.layers[0][0].data_ptr() == places[0]  # in the same memory again
     assert laid.lengths.tolist() == plain.lengths.tolist()
     ends = [reader.step(cache, [6, 7, 8]).logits for cache in (laid, plain)]
@@ -237,35 +206,6 @@ def test_text_ends_before_the_stop_string(lm_dirs):
         cuts = lm.complete(PROMPTS[:3], **{**NO_STOP, "stop": stop})
         assert any(cut.text == free.text.split(stop)[0] for cut in cuts)
         assert all(stop not in cut.text for cut in cuts)
-
-
-def check_scores(lm, prompts, words):
-    done, sizes = [], set()
-    found = lm.score(prompts, words, advance=done.append)
-    assert sum(done) == len(prompts)
-    for prompt, values in zip(prompts, found, strict=True):
-        (ids,) = tokenize(lm, [prompt])
-        for word, value in zip(words, values, strict=True):
-            tokens = tokenize(lm, [prompt + word])[0][len(ids) :]
-            sizes.add(len(tokens))
-            assert value == pytest.approx(chance_alone(lm, ids, tokens), abs=2e-4)
-    assert found[0] != found[1]
-    return sizes
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "opt"])
-def test_scores_are_the_chances_of_all_of_a_words_tokens(kind, lm_dirs, fast_kernels):
-    lm = open_lm(lm_dirs[kind], batch_tokens=60)
-    sizes = check_scores(lm, PROMPTS, [" great", " terrible", " no", " the old house"])
-    assert min(sizes) == 1 < max(sizes)
-
-
-def test_the_chances_of_all_next_tokens_sum_to_one(lm_dirs):
-    lm = open_lm(lm_dirs["gpt2"])
-    vocabulary = [[token] for token in range(len(lm.tokenizer))]
-    cache = lm.reader.read_batch(tokenize(lm, PROMPTS[:1]))
-    values = word_chances(lm.reader, cache, [vocabulary])[0]
-    assert sum(map(math.exp, values)) == pytest.approx(1, abs=1e-4)
 
 
 def test_prompts_that_cannot_be_answered_are_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pgra.exemplars.selection import majority, vote_shares
+from pgra.exemplars.selection import vote
 from pgra.methods.answers import calibrate
 
 
@@ -24,7 +24,7 @@ def test_chances_of_next_to_nothing_stay_finite():
 
 
 def test_a_tie_of_the_vote_goes_to_the_nearest_of_the_tied():
-    assert majority(["c", "a", "b", "b", "a"]) == "a"
-    assert majority(["c", "b", "a", "b", "a"]) == "b"  # the control
-    assert majority(["c", "a", "a"]) == "a"
-    assert vote_shares(["c", "a", "a", "c"], ["a", "b", "c"]) == [0.5, 0, 0.5]
+    assert list(vote(["c", "a", "b", "b", "a"])) == ["a", "b", "c"]
+    assert list(vote(["c", "b", "a", "b", "a"])) == ["b", "a", "c"]  # the control
+    assert vote(["c", "a", "a", "c"]) == {"c": 0.5, "a": 0.5}
+    assert vote([]) == {}

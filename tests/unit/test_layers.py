@@ -8,12 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     *("errors", "core", "config", "artifacts", "data", "prompts", "lm", "encoders", "retrieval"),
-    *("exemplars", "rerank", "reader", "report", "run_folder", "publish", "memory"),
-    "methods",  # of one height with those below: see KNOT
-    *("runs", "experiments", "commands", "cli", "__main__"),
+    *("exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
+    *("memory", "methods", "runs", "experiments", "commands", "cli", "__main__"),
 ]
-KNOT = ("plan",)
-"""Modules that import methods and are imported by them."""
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(
     path for path in (ROOT / "pgra").rglob("*.py") if path != ROOT / "pgra/__init__.py"
@@ -33,24 +30,20 @@ def imported_names(tree, package):
             yield from (f"{base}.{alias.name}" for alias in node.names if base == "pgra")
 
 
-def height(part):
-    return LAYERS.index("methods" if part in KNOT else part)
-
-
 def layer_of(name):
     parts = name.split(".")
-    return height(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
+    return LAYERS.index(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
 
 
 def violations(source, path):
     """Say which imports of a module point to a later layer, or to a program."""
     own = path.relative_to(ROOT).with_suffix("").parts
-    here = height(own[1])
+    here = LAYERS.index(own[1])
     found = []
     for name in imported_names(ast.parse(source), list(own[:-1])):
         if name.split(".")[0] in PROGRAMS and own[1] not in ("commands", "cli"):
             found.append(f"{'.'.join(own)} imports the program {name}")
-        is_ours = name.startswith("pgra.") and name.split(".")[1] in (*LAYERS, *KNOT)
+        is_ours = name.startswith("pgra.") and name.split(".")[1] in LAYERS
         if is_ours and layer_of(name) > here:
             found.append(f"{'.'.join(own)} imports the later {name}")
     return found
@@ -63,40 +56,25 @@ def test_no_module_imports_a_later_layer():
 
 def test_every_module_has_a_layer():
     homes = {path.relative_to(ROOT / "pgra").parts[0].removesuffix(".py") for path in MODULES}
-    assert homes <= {*LAYERS, *KNOT}
+    assert homes <= {*LAYERS}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from pgra.reader.train import train_reader",
-        "import pgra.runs",
-        "from pgra import methods",
-        "from ..reader import train",
-        "def late():\n    from pgra.cli import main",
-        "from train import main",
-    ],
-)
-def test_a_made_up_violation_is_caught(line):
-    assert len(violations(line, ROOT / "pgra/data/corpus.py")) == 1
+LATER = [
+    "from pgra.reader.train import train_reader",
+    "import pgra.runs",
+    "from pgra import methods",
+    "from ..reader import train",
+    "def late():\n    from pgra.cli import main",
+    "from train import main",
+]
+EARLIER = [
+    "from pgra.artifacts import digest",
+    "import torch",
+    "from .textfile import x",
+    "from pgra import artifacts",
+]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from pgra.artifacts import digest",
-        "import torch",
-        "from .textfile import x",
-        "from pgra import artifacts",
-    ],
-)
-def test_an_import_of_an_earlier_or_the_own_layer_passes(line):
-    assert violations(line, ROOT / "pgra/data/corpus.py") == []
-
-
-def test_importing_the_package_is_left_to_its_own_test():
-    """`pgra/__init__.py` names all layers; it imports them only when asked (test_public_api)."""
-    tree = ast.parse((ROOT / "pgra/__init__.py").read_text())
-    at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {node.module for node in at_import if isinstance(node, ast.ImportFrom)}
-    assert modules == {"importlib", "typing"}
+@pytest.mark.parametrize(("line", "count"), [*((x, 1) for x in LATER), *((x, 0) for x in EARLIER)])
+def test_a_made_up_violation_is_caught_and_no_other_line(line, count):
+    assert len(violations(line, ROOT / "pgra/data/corpus.py")) == count

@@ -7,15 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import SENTENCES
-from tiny_models import _lively, build_lm
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    BloomConfig,
-    BloomForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-)
+from tiny_models import build_odd_lm
+from transformers import AutoModel, AutoTokenizer
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import kernels
@@ -33,6 +26,7 @@ PREFIX = (
 )
 PROMPT = FewShotPrompt(TEMPLATE, PREFIX)
 TEXTS = [*SENTENCES, "a", "éa 中!", "x" * 90]
+WHOLE = (tuple(TEXTS), PREFIX)
 
 
 @functools.cache
@@ -59,70 +53,49 @@ def open_encoder(folder, prompt=PROMPT, *, dtype="auto", **options):
     return PromptedEncoder(CausalLM.from_name(str(folder), dtype=dtype), prompt, **options)
 
 
-@pytest.mark.parametrize("sharing", [*WAYS, "none", "auto"])
-def test_shared_prefix_equals_whole_prompt(lm_dir, sharing):
-    encoder = open_encoder(lm_dir, sharing=sharing)
-    states = encoder.encode(TEXTS)
-    assert error_of(states, lm_dir) < 1e-4
+@pytest.fixture(scope="module")
+def lm(lm_dir):
+    return CausalLM.from_name(str(lm_dir))
+
+
+def test_every_way_gives_the_states_of_whole_prompts_in_any_batch_and_order(lm, lm_dir):
+    order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
+    for sharing in (*WAYS, "none", "auto"):
+        for batch_tokens in (1, 70):
+            encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
+            states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
+            assert error_of(states, lm_dir) < 1e-4
+    assert encoder.way == "cascade"
+    assert len(encoder.shared_ids) > 50
+    assert lm.model.config._attn_implementation == "sdpa"  # as before
     other = PREFIX.replace("negative", "positive")
     assert error_of(states, lm_dir, prefix=other) > 1e-2  # the control
-    assert encoder.encode([]).shape == (0, encoder.lm.width)
-    assert encoder.lm.width == (16 if lm_dir.name == "opt-350m" else 32)  # which is projected
+    assert encoder.encode([]).shape == (0, lm.width)
+    assert lm.width == (16 if lm_dir.name == "opt-350m" else 32)  # which is projected
+    bare = PromptedEncoder(lm, FewShotPrompt(TEMPLATE))  # shares the head of its template
+    assert error_of(bare.encode(TEXTS), lm_dir, prefix="") < 1e-4
 
 
-def test_kernels_on_or_off_give_whole_prompts(lm_dir, fast_kernels, monkeypatch):
-    monkeypatch.setattr("pgra.lm.kernels.MANY_TOKENS", 1)  # weights are laid out for oneDNN
-    encoder = open_encoder(lm_dir)
-    assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-4
-    assert encoder.way == ("cascade" if fast_kernels == "auto" else "packed")
-    assert len(encoder.shared_ids) > 50
-    assert encoder.lm.model.config._attn_implementation == "sdpa"  # as before
-    if fast_kernels == "off":
-        with pytest.raises(ModelError, match=r"does not work on .* \(--fast_kernels is off\)"):
-            open_encoder(lm_dir, sharing="cascade").encode(["a"])
+def test_stock_calls_give_the_same_and_no_cascade(lm_dirs, monkeypatch):
+    monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
+    encoder = open_encoder(lm_dirs["llama"])
+    assert error_of(encoder.encode(TEXTS), lm_dirs["llama"]) < 1e-4
+    assert encoder.way == "packed"
+    with pytest.raises(ModelError, match=r"does not work on .* \(--fast_kernels is off\)"):
+        open_encoder(lm_dirs["llama"], sharing="cascade").encode(["a"])
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 70, 4096])
-def test_batch_size_and_order_change_nothing(lm_dir, batch_tokens):
-    encoder = open_encoder(lm_dir, batch_tokens=batch_tokens)
-    order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
-    assert (
-        error_of(encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()], lm_dir)
-        < 1e-4
-    )
-    states = encoder.lm.states(TEXTS)  # whole prompts of the contract
-    alone = torch.cat([encoder.lm.states([text]) for text in TEXTS])
-    torch.testing.assert_close(states, alone, rtol=1e-4, atol=1e-4)
-    assert encoder.lm.states([]).shape == (0, encoder.lm.width)
-
-
-def test_a_prompt_without_exemplars_shares_the_head_of_its_template(lm_dir):
-    encoder = open_encoder(lm_dir, FewShotPrompt(TEMPLATE))
-    assert error_of(encoder.encode(TEXTS), lm_dir, prefix="") < 1e-4
-
-
-@pytest.mark.parametrize("kind", ["bloom", "gpt-neo"])
+@pytest.mark.parametrize("kind", ["bloom", "gpt_neo"])
 def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
     """BLOOM counts places by the mask; behind others GPT-Neo's window loses the prefix."""
-    folder = build_lm(tmp_path, "gpt2")
-    size = {"vocab_size": len(AutoTokenizer.from_pretrained(folder)), "hidden_size": 32}
-    if kind == "bloom":
-        model = BloomForCausalLM(BloomConfig(**size, n_layer=2, n_head=4))
-    else:
-        window = {"attention_types": [[["global", "local"], 1]], "window_size": 32}
-        config = GPTNeoConfig(
-            **size, **window, num_layers=2, num_heads=4, max_position_embeddings=512
-        )
-        model = GPTNeoForCausalLM(config)
-    _lively(model).save_pretrained(folder)
+    folder = build_odd_lm(tmp_path, kind)
     encoder = open_encoder(folder)
     with caplog.at_level("WARNING", "pgra"):
         assert encoder.way == "expanded"
     assert error_of(encoder.encode(TEXTS), folder) < 1e-4
+    assert "'expanded' costs a mask, and a copy of the prefix's" in caplog.text
     if kind == "bloom":
-        warnings = [r.getMessage() for r in caplog.records if r.name == "pgra.lm.prefix"]
-        assert "'expanded' costs a mask, and a copy of the prefix's" in warnings[-1]
-        assert "'packed' does not work here (ValueError: too many values" in warnings[-1]
+        assert "'packed' does not work here (ValueError: too many values" in caplog.text
         with pytest.raises(ModelError, match=r"'cascade' does not work .*: use auto or none"):
             open_encoder(folder, sharing="cascade").encode(["a"])
 
@@ -154,18 +127,15 @@ def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(
 
 def test_a_long_text_is_cut_in_the_text_and_counted(lm_dirs):
     encoder = open_encoder(lm_dirs["gpt2"], max_prompt_tokens=250)
-    long = "The film is warm. " * 100
-    assert error_of(encoder.encode(["a", long])[:1], lm_dirs["gpt2"], ["a"]) < 1e-4
+    encoder.tokenize([{"text": "a"}])
+    assert encoder.num_cut == 0
+    (ids,) = encoder.tokenize([{"text": "The film is warm. " * 100}]).ids
     assert encoder.num_cut == 1
-    (ids,) = encoder.tokenize([{"text": long}]).ids
     assert 240 < len(ids) <= 250
     assert encoder.lm.tokenizer.decode(ids).startswith(PREFIX)
     assert encoder.lm.tokenizer.decode(ids).endswith("\nThe answer is")
-
-
-def test_a_prompt_that_leaves_no_room_is_refused_with_its_tokens(lm_dirs, tmp_path):
     with pytest.raises(ConfigError, match=r"the prompt has \d+ tokens .* may read 64: use fewer"):
-        open_encoder(build_lm(tmp_path, "opt", window=64))
+        open_encoder(lm_dirs["opt"], max_prompt_tokens=64)
     with pytest.raises(ConfigError, match=r"max_prompt_tokens is 9999, .* at most 512"):
         open_encoder(lm_dirs["opt"], max_prompt_tokens=9999)
 
@@ -231,8 +201,8 @@ def test_what_does_not_fit_alone_is_refused_or_another_way_is_taken(lm_dirs, mem
     assert open_encoder(lm_dirs["opt"]).way == "packed"
 
 
-def test_the_prefix_is_not_copied_behind_texts(lm_dir):
-    lm, rows, left = CausalLM.from_name(str(lm_dir)), [], []
+def test_the_prefix_is_not_copied_behind_texts(lm_dirs):
+    lm, rows, left = CausalLM.from_name(str(lm_dirs["llama"])), [], []
 
     def look(_module, _args, kwargs, _output):
         cache = kwargs.get("past_key_values")
@@ -242,18 +212,18 @@ def test_the_prefix_is_not_copied_behind_texts(lm_dir):
 
     with lm.model.register_forward_hook(look, with_kwargs=True):
         PromptedEncoder(lm, PROMPT, sharing="cascade").encode(TEXTS)
-        assert rows == []
+        assert rows == [1]  # the prefix itself
         PromptedEncoder(lm, PROMPT, sharing="expanded").encode(TEXTS)
     assert max(rows) > 1  # the control has copies, which do not outlive their batch
     assert [ref for ref in left if ref() is not None] == []
 
 
 def test_bfloat16_errs_no_more_than_whole_prompts_in_bfloat16(lm_dir):
+    lm, truth = CausalLM.from_name(str(lm_dir), dtype="bfloat16"), read_whole(lm_dir, *WHOLE)
     errors = {}
     for sharing in ("cascade", "none"):
-        states = open_encoder(lm_dir, dtype="bfloat16", sharing=sharing).encode(TEXTS)
+        states = PromptedEncoder(lm, PROMPT, sharing).encode(TEXTS)
         assert states.dtype == torch.bfloat16
-        truth = read_whole(lm_dir, tuple(TEXTS), PREFIX)
         errors[sharing] = ((states.float() - truth).norm(dim=1) / truth.norm(dim=1)).mean()
     assert errors["cascade"] < 1.25 * errors["none"] < 0.1
 
@@ -271,18 +241,15 @@ class FlashKernel:
     """FlashAttention-2 for many lengths as torch calls it on a GPU, with its demands, on a CPU.
 
     Attributes:
-        takes_float32: It does not; where its numbers are looked at, it may.
+        dtypes: Which it takes; where its numbers are looked at, float32 too.
         groups: Query heads a key head, of each call.
     """
 
-    takes_float32 = False
-
     def __init__(self):
-        self.groups = []
+        self.dtypes, self.groups = {torch.float16, torch.bfloat16}, []
 
     def __call__(self, q, k, v, cu_q, cu_k, max_q, max_k, dropout, is_causal, is_debug, **how):
-        kinds = (torch.float16, torch.bfloat16, *([torch.float32] * self.takes_float32))
-        if q.dtype not in kinds:
+        if q.dtype not in self.dtypes:
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         assert {k.dtype, v.dtype} == {q.dtype}
         for part in (q, k, v):
@@ -290,7 +257,6 @@ class FlashKernel:
         for ends, longest, rows in ((cu_q, max_q, len(q)), (cu_k, max_k, len(k))):
             assert (ends.dtype, ends.dim(), ends.is_contiguous()) == (torch.int32, 1, True)
             assert (int(ends[0]), int(ends[-1]), int(ends.diff().max())) == (0, rows, longest)
-        assert len(cu_q) == len(cu_k)
         self.groups.append(q.shape[1] // k.shape[1])
         out, lse = torch.empty_like(q), torch.empty(q.shape[1], len(q))  # (heads, T) float32
         for i in range(len(cu_q) - 1):
@@ -299,9 +265,8 @@ class FlashKernel:
             scale = q.shape[-1] ** -0.5 if how["scale"] is None else how["scale"]
             scores = torch.einsum("thd,shd->hts", q[own].float(), keys) * scale
             if is_causal:
-                own_tokens = len(q[own])
-                after = torch.ones(scores.shape[1:], dtype=torch.bool)
-                scores = scores.masked_fill(after.triu(len(keys) - own_tokens + 1), -torch.inf)
+                seen = torch.ones(scores.shape[1:], dtype=torch.bool)
+                scores = scores.masked_fill(~seen.tril(len(keys) - len(q[own])), -torch.inf)
             lse[:, own] = scores.logsumexp(-1)
             out[own] = torch.einsum("hts,shd->thd", scores.softmax(-1), values).to(q.dtype)
         return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
@@ -317,23 +282,18 @@ def kernel(monkeypatch):
         yield kernel
 
 
-def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel):
-    kernel.takes_float32 = True
+def test_one_row_of_a_gpu_gives_the_states_of_whole_prompts(lm_dir, kernel, caplog):
+    with caplog.at_level("WARNING", "pgra"):
+        encoder = open_encoder(lm_dir, dtype="bfloat16")
+        assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
+        assert (encoder.way, "does not work here" in caplog.text) == ("cascade", False)
+        assert open_encoder(lm_dir).way == "packed"  # it takes no float32
+    assert "(RuntimeError: FlashAttention only support fp16" in caplog.text
+    kernel.dtypes.add(torch.float32)
     encoder = open_encoder(lm_dir, sharing="cascade")
     assert error_of(encoder.encode(TEXTS), lm_dir) < 1e-5
     heads, config = 4, encoder.lm.config
     assert set(kernel.groups) == {heads // getattr(config, "num_key_value_heads", heads)}
-
-
-def test_auto_takes_one_row_of_a_gpu_in_bfloat16(lm_dir, kernel, caplog):
-    encoder = open_encoder(lm_dir, dtype="bfloat16")
-    with caplog.at_level("WARNING", "pgra"):
-        assert error_of(encoder.encode(TEXTS), lm_dir) < 0.1
-        assert encoder.way == "cascade"
-        assert not [r for r in caplog.records if r.name.startswith("pgra")]
-        assert open_encoder(lm_dir).way == "packed"  # it takes no float32
-    (warning,) = [r.getMessage() for r in caplog.records if r.name.startswith("pgra")]
-    assert "(RuntimeError: FlashAttention only support fp16" in warning
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from loopback_endpoint import Fault, LoopbackEndpoint, busy, says, toy_writer
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
-from pgra.lm.cache import AnswersCache, CachedLM
+from pgra.lm.cache import CachedLM
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.remote import Reply, Spending, word_chance
 
@@ -317,8 +317,6 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
     assert len(str(named.fingerprint["tokens"])) == 64
     with pytest.raises(ModelError, match="cannot load the tokenizer"):
         open_at(URL, tokenizer=str(tmp_path))
-    with pytest.raises(ConfigError, match="gives no hidden states"):
-        lm.states(["a"])
 
 
 @pytest.mark.parametrize("changes", [{"base_url": URL}, {"tokenizer": "gpt2"}])
@@ -368,8 +366,7 @@ def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path):
             killed.kill()
         server.seconds = 0.0
         paid = server.num_answered
-        answers = AnswersCache(tmp_path / "answers")
-        assert paid - 2 <= len(answers) <= paid < 20
+        assert paid < 20
         again = open_at(url)
         assert complete(again, prompts) == [f" {i}" for i in range(20)]
     asked = [str(body["prompt"]) for body in server.bodies]

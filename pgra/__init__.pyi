@@ -1,0 +1,82 @@
+"""The names of the Python API, each with its home; `pgra/__init__.py` reads them from here."""
+
+from pgra.config import (
+    CorpusArguments,
+    DataArguments,
+    PgraArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RunArguments,
+    RuntimeArguments,
+)
+from pgra.core import Candidates, Context, Example, Prediction
+from pgra.data.corpus import Corpus, open_corpus
+from pgra.data.examples import Splits, load_splits
+from pgra.data.tasks import Task, load_task
+from pgra.encoders.encoder import Encoder
+from pgra.errors import ArtifactError, ConfigError, DataError, ModelError, PgraError
+from pgra.exemplars.prompt import build_prompt
+from pgra.lm.causal_lm import CausalLM
+from pgra.lm.prefix import PromptedEncoder
+from pgra.methods.base import Method
+from pgra.methods.stages import Stages, prompt_template
+from pgra.prompts.fewshot import FewShotPrompt
+from pgra.prompts.template import PromptTemplate
+from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.fid import FusionReader
+from pgra.reader.record import Reader
+from pgra.rerank import Reranker, RerankRequest, open_reranker
+from pgra.rerank.prompted import PromptedReranker
+from pgra.retrieval import open_retriever
+from pgra.runs import Answer, Outcome, Predictor, evaluate_run, run, run_seeds
+
+__version__: str
+__all__ = [
+    "Answer",
+    "ArtifactError",
+    "Candidates",
+    "CausalLM",
+    "ConfigError",
+    "Context",
+    "Corpus",
+    "CorpusArguments",
+    "DataArguments",
+    "DataError",
+    "Encoder",
+    "Example",
+    "FewShotPrompt",
+    "FusionReader",
+    "Method",
+    "ModelError",
+    "Outcome",
+    "PgraArguments",
+    "PgraError",
+    "Prediction",
+    "Predictor",
+    "PromptTemplate",
+    "PromptedEncoder",
+    "PromptedReranker",
+    "Reader",
+    "ReaderArguments",
+    "ReaderTrainingArguments",
+    "RerankArguments",
+    "RerankRequest",
+    "Reranker",
+    "RetrieverArguments",
+    "RunArguments",
+    "RuntimeArguments",
+    "Splits",
+    "Stages",
+    "Task",
+    "build_prompt",
+    "evaluate_run",
+    "load_splits",
+    "load_task",
+    "open_corpus",
+    "open_reranker",
+    "open_retriever",
+    "prompt_template",
+    "run",
+    "run_seeds",
+]
