@@ -321,7 +321,7 @@ def train_encoder(
     if by_type and len(set(kinds)) < 2:
         raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
     start = time.monotonic()
-    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
+    encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
     if encoder.fingerprint["pooling"] == "pooler":
         raise ConfigError(
             "a sentence-transformers folder cannot say pooling 'pooler': choose another encoder"

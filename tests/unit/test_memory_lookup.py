@@ -13,7 +13,7 @@ from rapidfuzz.distance import Levenshtein
 
 from pgra.config import config_root, read_yaml
 from pgra.core import Context
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.memory.families import load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
@@ -28,8 +28,6 @@ from pgra.memory.lookup import (
     normalize_key,
     strip_slot,
 )
-from pgra.memory.report import Trial, choose_threshold, judge_threshold, try_lookup
-from pgra.memory.stream import Step
 from pgra.memory.vectors import KeyVectors
 
 CPU = Context(device="cpu")
@@ -274,24 +272,3 @@ def test_the_papers_rule_is_for_the_papers_families_and_for_slots(name, tmp_path
     gate = None if name == "webquestions" else -5 if is_released else 0.85
     assert args.gate_of(family) == gate
     assert LookupArguments(threshold=0.0).settle(family).gate_of(family) == 0  # given: it counts
-
-
-def test_the_threshold_with_the_largest_f1_is_chosen():
-    scores = {None: (False, False), 0.9: (True, True), 0.7: (False, True), 0.5: (True, True)}
-    trials = [Trial(score, *flags) for score, flags in scores.items()]
-    report = judge_threshold(trials, 0.6)
-    assert (report.precision, report.recall, report.num_passed) == (1 / 2, 1 / 3, 2)
-    assert judge_threshold(trials, 2.0).precision is None
-    assert choose_threshold(trials).threshold == 0.5  # 4/6 each; 0.9: 1/2
-    with pytest.raises(DataError, match="no threshold can be chosen from 1 questions"):
-        choose_threshold(trials[:1])
-
-
-def test_a_dev_stream_looks_only_among_the_questions_before():
-    asked = {"what is like < a >": "syn", "what is like < b >": "syn", "what is unlike <c>": "ant"}
-    trials = try_lookup([Step("", kind, key, "f") for key, kind in asked.items()], EditLookup)
-    assert trials == [
-        Trial(None, is_right=False, has_right=False),
-        Trial(0.0, is_right=True, has_right=True),
-        Trial(-2.0, is_right=False, has_right=False),
-    ]

@@ -189,7 +189,7 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     if encoder == "encoder":
         model = load_encoder(args.retriever, "cpu")
     else:
-        model = load_t5_encoder(args.reader.model_name_or_path, device="cpu")
+        model = load_t5_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
     train, test = (
         model.encode([example.text for example in part]) for part in (data.train, data.test)
     )
