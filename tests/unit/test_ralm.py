@@ -24,7 +24,7 @@ from pgra.methods.ralm import (
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
-from pgra.report.results import check_comparable, is_unseeded, load_collection, row_names
+from pgra.report.results import check_comparable, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
@@ -184,7 +184,7 @@ def test_without_evidence_it_is_the_plain_lm_whatever_finds_evidence(args, tmp_p
     (group,) = load_collection([tmp_path / "a", tmp_path / "b"]).groups
     check_comparable(group)
     assert row_names(group) == ["ralm num_evidence=0", "ralm num_evidence=3"]
-    assert all(is_unseeded(each) for each in group.runs)
+    assert not any(each.is_seeded for each in group.runs)
 
 
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
