@@ -32,9 +32,8 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import Reranker, RerankRequest
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
@@ -187,18 +186,7 @@ class CrossEncoderReranker(PairReranker):
 
     Arguments = CrossEncoderArguments
 
-    def __init__(self, model: CrossEncoder, request: RerankRequest) -> None:
-        super().__init__(
-            request.corpus,
-            request.context,
-            name=bank_name(model.source.name),
-            fields={**model.fingerprint, "reranker": "cross-encoder"},
-            shard_rows=batch_budget(request.args.bank_shard_rows, model.device),
-        )
-        self.model = self.counter = model
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> Reranker:
+    def __init__(self, request: RerankRequest) -> None:
         """Open a cross-encoder and the bank of its scores.
 
         Raises:
@@ -208,14 +196,15 @@ class CrossEncoderReranker(PairReranker):
         """
         args, options = request.args, request.options
         assert isinstance(options, CrossEncoderArguments)  # its own
-        model = CrossEncoder(
+        self.model = self.counter = CrossEncoder(
             options.cross_encoder,
             dtype=args.lm_dtype,
             device=request.context.device,
             max_tokens=options.cross_encoder_tokens,
             batch_tokens=args.lm_batch_tokens,
         )
-        return cls(model, request)
+        fields = {**self.model.fingerprint, "reranker": "cross-encoder"}
+        super().__init__(request, self.model.source.name, self.model.device, fields)
 
     @classmethod
     def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003

@@ -60,6 +60,8 @@ class ExhaustiveSearch:
         reranker: Gives the states, and the scores of what is found.
         factory: "Flat" compares with every state; any other FAISS factory string builds an index
             of the states, which is faster in a large corpus and may miss some.
+        num_rows: Passages of the corpus.
+        is_exact: Whether every passage is compared.
     """
 
     def __init__(
@@ -79,10 +81,10 @@ class ExhaustiveSearch:
             raise ConfigError(
                 "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
             )
-        self.reranker = reranker
-        self.factory = factory
+        self.reranker, self.factory, self.num_rows = reranker, factory, len(reranker.corpus)
         if factory == AUTO:
             self.factory = choose_factory(factory, self.num_rows, self._num_columns, memory_gb)
+        self.is_exact = self.factory == EXACT
         self._device = str(reranker.encoder.lm.device)
 
     @property
@@ -158,16 +160,6 @@ class ExhaustiveSearch:
         pairs = list(zip(found.rows[sample], true, strict=True))
         shared = {d: [len(np.intersect1d(a[:d], b[:d])) / d for a, b in pairs] for d in depths}
         return {str(d): round(float(np.mean(shares)), 4) for d, shares in shared.items()}
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every passage is compared."""
-        return self.factory == EXACT
-
-    @property
-    def num_rows(self) -> int:
-        """Count the passages."""
-        return len(self.reranker.corpus)
 
     @cached_property
     def _width(self) -> int:

@@ -16,19 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.config import Arguments as _Arguments
-from pgra.config import RerankArguments
-from pgra.core import Context, Example, Json, Rows
-from pgra.data.corpus import Corpus
+from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import NearestExemplars
 from pgra.lm.cost import Reading, Trial, foresee_prompts
-from pgra.lm.load import batch_budget
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, query_key
-from pgra.rerank.base import Reranker, RerankRequest, draw_texts
+from pgra.rerank.base import RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.rerank.states import bank_name, open_prompted_encoder
+from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.survey import FirstStage
 
 KEPT = ("dot", "cosine")
@@ -59,40 +54,8 @@ class NeighborReranker(PairReranker):
     reads_queries = True
     columns = len(KEPT)
 
-    def __init__(
-        self,
-        encoder: PromptedEncoder,
-        exemplars: NearestExemplars,
-        corpus: Corpus,
-        context: Context,
-        *,
-        similarity: str = "dot",
-        shard_rows: int = 512,
-        name: str = "bank",
-    ) -> None:
-        """Open the bank of an LM, a template and a corpus, whatever the exemplars.
-
-        Args:
-            encoder: The LM, without exemplars.
-            exemplars: Chooses each query's.
-            corpus: What rows stand for.
-            context: Where the bank is kept, and who shares the work.
-            similarity: "dot" or "cosine".
-            shard_rows: Pairs in one shard of the bank.
-            name: How the bank's folder begins.
-
-        Raises:
-            ArtifactError: If the bank is damaged.
-        """
-        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(corpus, context, name=name, fields=fields, shard_rows=shard_rows)
-        self.encoder = self.counter = encoder
-        self.exemplars, self.similarity = exemplars, similarity
-        self.column = KEPT.index(similarity)
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> Reranker:
-        """Open an LM under each query's own prompt.
+    def __init__(self, request: RerankRequest) -> None:
+        """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.
 
         Raises:
             ConfigError: If the exemplars are not given, or leave no room for a text.
@@ -106,20 +69,11 @@ class NeighborReranker(PairReranker):
                 "a NearestExemplars, or use other exemplars"
             )
         encoder = open_prompted_encoder(args, exemplars.prompt(()), request.context)
-        return cls(
-            encoder,
-            exemplars,
-            request.corpus,
-            request.context,
-            similarity=args.similarity,
-            shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
-            name=bank_name(args.lm),
-        )
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
-        """Name the LM."""
-        return [args.lm]
+        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
+        super().__init__(request, args.lm, encoder.lm.device, fields)
+        self.encoder = self.counter = encoder
+        self.exemplars, self.similarity = exemplars, args.similarity
+        self.column = KEPT.index(args.similarity)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

@@ -12,15 +12,17 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Context, Example, Json, Rows, Scores
-from pgra.data.corpus import Corpus
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import Reading, Trial
-from pgra.rerank.bank import Advance, Bank
-from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, ScoringReranker
+from pgra.lm.load import batch_budget
+from pgra.rerank.bank import Advance, Bank, query_key
+from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
+from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _KEY_BYTES = 12  # a key and a norm
@@ -89,29 +91,24 @@ class PairReranker(ScoringReranker):
     column = 0
 
     def __init__(
-        self,
-        corpus: Corpus,
-        context: Context,
-        *,
-        name: str,
-        fields: Mapping[str, Json],
-        shard_rows: int,
+        self, request: RerankRequest, model: str, device: torch.device, fields: Mapping[str, Json]
     ) -> None:
         """Open the bank.
 
         Args:
-            corpus: What rows stand for.
-            context: Where banks are kept, and who shares the work.
-            name: How the bank's folder begins.
+            request: Corpus, context and arguments.
+            model: What reads, as the user wrote it.
+            device: Where it runs.
             fields: What scores depend on, besides corpus, query and passage.
-            shard_rows: Pairs in one shard of the bank.
 
         Raises:
             ArtifactError: If the bank is damaged.
         """
-        self.corpus, self.context, self.shard_rows = corpus, context, shard_rows
-        fields = {**fields, **corpus.fingerprint}
-        self.bank = Bank(artifact_dir(context.artifacts / "banks", f"{name}-pairs", fields), fields)
+        self.corpus, self.context = request.corpus, request.context
+        self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
+        fields = {**fields, **self.corpus.fingerprint}
+        root = self.context.artifacts / "banks"
+        self.bank = Bank(artifact_dir(root, f"{bank_name(model)}-pairs", fields), fields)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:
@@ -171,7 +168,7 @@ class PairReranker(ScoringReranker):
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Count the pairs that are yet to be read; those on disk are looked up."""
-        queries = new_queries = len({canonical_json(dict(e.fields)) for e in examples})
+        queries = new_queries = len({query_key(example) for example in examples})
         pairs = new_pairs = queries * first.num_candidates
         # The bank may hold some of them, and words may find fewer than k.
         basis = PAIRS if first.is_full and not len(self.bank) else MOST_PAIRS

@@ -121,7 +121,7 @@ class PromptedReranker(ScoringReranker):
         """
         args, corpus, context = request.args, request.corpus, request.context
         if args.per_query:
-            return NeighborReranker.open(request)
+            return NeighborReranker(request)
         name = bank_name(args.lm)
         with_head = find_similarity(args.similarity).reads_words
         first = open_prompted_encoder(args, request.prompt, context, with_head=with_head)
@@ -282,9 +282,6 @@ class AveragedReranker(Reranker):
     Attributes:
         members: One reranker a prefix.
     """
-
-    open = PromptedReranker.open
-    models = PromptedReranker.models
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)
