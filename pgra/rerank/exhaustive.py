@@ -21,7 +21,6 @@ from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import Similarity
 from pgra.retrieval.faiss import (
     AUTO,
     DEPTHS,
@@ -261,11 +260,11 @@ class ExhaustiveSearch:
         """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
+        return self.reranker.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys))
 
     def _states(self, rows: Rows) -> Vectors:
         bank = self.reranker.bank
-        return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
+        return self.reranker.fitting.similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
         """Return all states by row: an index must not depend on how the bank was filled."""
@@ -275,15 +274,14 @@ class ExhaustiveSearch:
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Return all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
-            yield block.keys, self._similarity.of_passages(block.states, block.norms)
+            yield (
+                block.keys,
+                self.reranker.fitting.similarity.of_passages(block.states, block.norms),
+            )
 
     @property
     def _block_rows(self) -> int:
         return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
-
-    @property
-    def _similarity(self) -> Similarity:
-        return self.reranker.fitting.similarity
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

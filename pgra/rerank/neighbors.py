@@ -9,7 +9,6 @@ each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity c
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +32,8 @@ _TEXTS = 1000  # passages, and queries, likewise
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A query with candidates, tokenised; the query's prompt comes first."""
-
-    encoder: PromptedEncoder
-    prompts: Prompts
-    indices: npt.NDArray[np.intp]  # of the candidates in the shard
+Unit = tuple[PromptedEncoder, Prompts, npt.NDArray[np.intp]]
+"""A query's encoder, its prompt and its candidates', and their indices in the shard."""
 
 
 class NeighborReranker(PairReranker):
@@ -111,11 +105,11 @@ class NeighborReranker(PairReranker):
         self.exemplars.warn_shortened()
         return counts
 
-    def read(self, pairs: Pairs, keys: Rows) -> deque[_Unit]:
+    def read(self, pairs: Pairs, keys: Rows) -> deque[Unit]:
         """Write and tokenise a shard's prompts, query by query."""
         at = pairs.find(keys)
         queries = pairs.queries[at]
-        units: deque[_Unit] = deque()
+        units: deque[Unit] = deque()
         for query in np.unique(queries):
             example, mine = pairs.examples[query], np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
@@ -123,21 +117,21 @@ class NeighborReranker(PairReranker):
             texts = self.corpus.texts(pairs.rows[at[mine]])
             fields = [example.fields, *(template.passage_fields(text) for text in texts)]
             _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
-            units.append(_Unit(encoder, encoder.tokenize(fields), mine))
+            units.append((encoder, encoder.tokenize(fields), mine))
         return units
 
-    def compute(self, shard: deque[_Unit], advance: Advance) -> Tensor:
+    def compute(self, shard: deque[Unit], advance: Advance) -> Tensor:
         """Read a shard's queries, each under its own prefix: (n, 2) float32, as `KEPT` says."""
-        found = torch.empty(sum(len(unit.indices) for unit in shard), len(KEPT))
+        found = torch.empty(sum(len(indices) for _, _, indices in shard), len(KEPT))
         while shard:  # a prefix's keys and values are gone with its query
-            unit = shard.popleft()
-            states = unit.encoder.encode_prompts(unit.prompts).float()  # (1 + n, H)
+            encoder, prompts, indices = shard.popleft()
+            states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
             query, passages = states[0], states[1:]
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
-            found[unit.indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
-            self.encoder.num_tokens += unit.encoder.num_tokens
-            self.encoder.num_cut += unit.encoder.num_cut
+            found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
+            self.encoder.num_tokens += encoder.num_tokens
+            self.encoder.num_cut += encoder.num_cut
             advance(len(passages))
         return found
 

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,20 +43,6 @@ class Pairs:
     keys: Rows
     queries: Rows
     rows: Rows
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], keys: Rows, rows: Rows) -> Self:
-        """Gather pairs.
-
-        Args:
-            examples: B queries.
-            keys: (B, K).
-            rows: Candidates, (B, K), `MISSING_ROW` where missing.
-        """
-        present = rows != MISSING_ROW
-        distinct, first = np.unique(keys[present], return_index=True)
-        queries = np.nonzero(present)[0].astype(np.int64)
-        return cls(examples, distinct, queries[first], rows[present][first])
 
     def find(self, keys: Rows) -> npt.NDArray[np.intp]:
         """Return the indices of keys that are there, (n,)."""
@@ -129,7 +115,10 @@ class PairReranker(ScoringReranker):
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """Name the pairs of queries and candidates, (B, K)."""
-        return Pairs.of(examples, self._keys(examples, rows), rows)
+        present = rows != MISSING_ROW
+        keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
+        queries = np.nonzero(present)[0].astype(np.int64)
+        return Pairs(examples, keys, queries[first], rows[present][first])
 
     def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
         """Return the keys of pairs, (B, K): hashes of query and passage."""

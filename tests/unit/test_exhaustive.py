@@ -8,7 +8,7 @@ import torch
 from conftest import SENTENCES
 
 from pgra.cli import main
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ConfigError
@@ -44,9 +44,8 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
-    reranker = PromptedReranker(
-        encoder, corpus, Context(artifacts=tmp_path), similarity=similarity, shard_rows=64
-    )
+    args = RerankArguments(similarity=similarity, bank_shard_rows=64)
+    reranker = PromptedReranker(encoder, corpus, Context(artifacts=tmp_path), args)
     return ExhaustiveSearch(reranker, factory=factory)
 
 
@@ -140,7 +139,7 @@ def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path,
     search = search_of(lm_dirs, tmp_path, passages, queries, **states)
     found = search.search(QUERIES, 150)
     (folder,) = (path.parent for path in (tmp_path / "indexes").glob("*/manifest.json"))
-    assert folder.name.startswith("bank-states-")
+    assert folder.name.startswith("gpt2-states-")
     counts = json.loads((folder / "manifest.json").read_text())["counts"]
     assert (counts["rows"], counts["dim"], counts["is_exact"]) == (NUM_ROWS, WIDTH, False)
     assert counts["recall"]["150"] >= 0.95 or counts["search"]["nprobe"] == 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
@@ -52,10 +52,8 @@ def start(lm_dirs, corpus, tmp_path):
             PromptedEncoder(lm, prompt),
             corpus,
             Context(artifacts=tmp_path / where),
-            similarity=similarity,
-            shard_rows=5,
+            RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
             reference=Reference(train, words, made),
-            **kwargs,
         )
 
     return start
@@ -96,7 +94,7 @@ def test_scores_by_hand_from_the_states(start):
 @pytest.mark.parametrize("similarity", FITTED)
 def test_a_lazy_bank_scores_as_a_full_one(start, similarity):
     lazy, work = rerank(start(similarity, "lazy"))
-    full, whole = rerank(start(similarity, "full", full=True))
+    full, whole = rerank(start(similarity, "full", bank="full"))
     assert work.num_passages == len(
         {3, 0, 7, 11, 1, 2, 5, 10} | {*start("whitened").fitting.rows()}
     )

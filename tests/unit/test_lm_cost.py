@@ -14,7 +14,6 @@ from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import (
     LmShape,
-    TextSample,
     estimate_reading,
     measure_speed,
     own_lengths,
@@ -94,7 +93,7 @@ def test_a_configuration_that_cannot_work_is_refused():
 def test_a_reading_adds_up_its_kinds_of_texts(lm_dirs):
     """Of 10 texts two were sampled, with 2 and 4 own tokens behind 5; of another kind 1 of 1."""
     lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float16", device="cpu")
-    shape, kinds = LmShape.of(lm.config), [TextSample(10, [2, 4], [7, 9]), TextSample(1, [3], [8])]
+    shape, kinds = LmShape.of(lm.config), [(10, [2, 4], [7, 9]), (1, [3], [8])]
     how = {"prefix": 5, "num_prefixes": 1, "batch_tokens": 10}
     shared = estimate_reading(lm, kinds, is_shared=True, num_cut=1, **how)
     assert (shared.tokens, shared.tokens_whole) == (10 * 3 + 3 + 5, 10 * 8 + 8)
@@ -105,7 +104,7 @@ def test_a_reading_adds_up_its_kinds_of_texts(lm_dirs):
     assert (shared.cache, shared.weights) == (shape.cache_bytes(5, 2), shape.weight_bytes(2))
     assert shared.device_bytes == shared.cache + shared.weights + shape.batch_bytes(10, 2)
     assert shared.device == "cpu, 1 thread, float16"
-    whole = [TextSample(kind.count, kind.whole, kind.whole) for kind in kinds]
+    whole = [(count, whole, whole) for count, _, whole in kinds]
     alone = estimate_reading(lm, whole, is_shared=False, **how)
     assert (alone.tokens, alone.flops) == (shared.tokens_whole, shared.flops_whole)
     assert alone.cache == 0
