@@ -135,11 +135,6 @@ class ExhaustiveSearch:
             ConfigError: If the factory cannot work, or not so deep on a GPU.
             ArtifactError: If the index or a state on disk is damaged.
         """
-        if depth > self.num_rows or len(self.reranker.bank) < self.num_rows:
-            raise ValueError(
-                f"depth is {depth}, the corpus has {self.num_rows} passages, the bank "
-                f"{len(self.reranker.bank)} states"
-            )
         return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
 
     def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:

@@ -14,10 +14,8 @@ _READERS = ("model_name_or_path", "max_steps", "per_device_train_batch_size", "s
 
 
 @pytest.fixture(autouse=True)
-def apart(tmp_path, monkeypatch):
+def toys(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "outside"))
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "500")  # nothing is folded
 
 
 @pytest.fixture

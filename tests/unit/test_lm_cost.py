@@ -27,11 +27,6 @@ PROMPT = FewShotPrompt(PromptTemplate("Good?\n{text}"), "Follow:\nGood?\nA film.
 BY_HAND = LmShape(3, 8, 8, attended=8, cached=4, middle=32, weights=1500, matrices=1000)
 
 
-@pytest.fixture(autouse=True)
-def no_budget_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def lm(lm_dir):
     return CausalLM.from_name(str(lm_dir), device="cpu")
@@ -42,17 +37,13 @@ def shape(lm):
     return LmShape.of(lm.config)
 
 
-def test_weights_and_state_are_the_models(lm, shape):
+def test_weights_state_and_cache_are_the_models(lm, shape):
     assert shape.weight_bytes(4) == sum(4 * p.numel() for p in lm.model.parameters())
     assert shape.weight_bytes(2) * 2 == shape.weight_bytes(4)
     assert shape.state == lm.width
-
-
-def test_a_prefix_takes_what_the_models_cache_takes(lm, shape):
     cache = lm.model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
     kept = sum(4 * (layer.keys.numel() + layer.values.numel()) for layer in cache.layers)
     assert shape.cache_bytes(3, 4) == kept
-    assert shape.cache_bytes(4, 4) > kept
 
 
 def test_operations_are_those_that_are_counted_in_the_model(lm, shape):
@@ -62,7 +53,6 @@ def test_operations_are_those_that_are_counted_in_the_model(lm, shape):
     # Eager attention also multiplies what the mask hides: all 40 x 40, where 820 are looked at.
     hidden = 4 * shape.layers * shape.attended * (40 * 40 - 820)
     assert shape.flops([40]) + hidden == pytest.approx(counter.get_total_flops(), rel=1e-3)
-    assert shape.flops([80]) > 2 * shape.flops([40])  # attention grows faster than the text
 
 
 def test_operations_and_bytes_by_hand():
