@@ -129,13 +129,14 @@ def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path
     stages = Stages.read(args, ALONE)
     stages.find(["test"])
     query = stages.data.test[0]
+    used = asdict(with_retriever(args, encoder_dtype="auto"))
     record = replace(
         RECORD,
         inputs=stages.data.task.inputs,
         layout=SegmentLayout("{text} <extra_id_0>"),
         num_evidence=stages.depth,
         prompt=stages.prompt,
-        arguments=asdict(with_retriever(args, encoder_dtype="auto")),
+        arguments={name: part for name, part in used.items() if part is not None},
         fingerprints=stages.fingerprints,
     )
     reader = FusionReader.from_name(str(t5_dir))
