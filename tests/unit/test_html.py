@@ -289,31 +289,6 @@ def test_filters_give_the_examples_worked_out_by_hand(group):
     assert answer["numbers"] == ["none", "0.000", "0.123", "-12.35", "1831.1"]
 
 
-MANY = """
-const {select, firstRuns} = require(process.argv[1]);
-const n = 10000, d = 16;
-const range = (k, f) => Array.from({length: k}, (_, i) => f(i));
-const run = (r) => ({name: `r${r}`, method: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
-  chances: range(n, () => [[0, 0.5], [1, 0.5]]), evidence: range(n, (i) => r * n + i), read: d});
-const data = {texts: range(5 * n, (i) => `passage number ${i}, with words of a usual length in it`),
-  tasks: [{name: "t", labels: ["a", "b"], ids: range(n, (i) => `${i}`), queries: range(n, (i) => i),
-    gold: range(n, (i) => i % 2), runs: range(6, run),
-    lists: range(6 * n, (i) => range(4 * d, (k) => (k % 4 ? 1 : (i * 7 + k * 311) % (5 * n))))}]};
-const start = Date.now();
-const state = {task: 0, show: "all", label: -1, runs: firstRuns(data.tasks[0]),
-  text: "number 49999,", deep: true, order: "unsure"};
-const found = select(data, state).length;
-console.log(JSON.stringify({found, seconds: (Date.now() - start) / 1000}));
-"""
-
-
-@pytest.mark.skipif(NODE is None, reason="no node")
-def test_ten_thousand_examples_are_searched_with_their_evidence_at_once():
-    answer = ask_node(MANY)
-    assert 0 < answer["found"] < 10000
-    assert answer["seconds"] < 2  # a tenth of it on a machine that does nothing else
-
-
 def dom(path, words):
     """Give what a real browser makes of a page, after its script."""
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
