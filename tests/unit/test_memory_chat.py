@@ -24,12 +24,6 @@ AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a 
 
 
 @pytest.fixture
-def log(tmp_path):
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
-
-
-@pytest.fixture
 def talk(log):
     """Say lines to a memory; return what was answered."""
 

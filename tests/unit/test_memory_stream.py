@@ -54,12 +54,6 @@ def play(simulated, steps, system, p=1.0):
     return list(simulated.play(steps, system, probability=p, seed=0))
 
 
-@pytest.fixture
-def log(tmp_path):
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
-
-
 def remembering(log, threshold=-5.0):
     return MemPrompt(FAMILY, FEW_SHOT, log, EditLookup(log), threshold)
 
