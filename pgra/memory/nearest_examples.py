@@ -98,9 +98,8 @@ def choose_examples(
     )
     selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))
-    chosen = selector.choose(
-        [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
-    )
+    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    chosen = selector.choose(queries)
     logger.info(
         "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
         "nothing; %d examples were left out, being nearly a question itself",

@@ -176,8 +176,7 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     if form is not None and not path.exists():
         raise DataError(
             f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
-            f"give your own jsonl file, a line with situation, {form.about} and label "
-            f"({', '.join(form.labels)}) for each"
+            f"give your own, lines with situation, {form.about}, label ({', '.join(form.labels)})"
         )
     check_file(path, ("jsonl",))
     read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
@@ -332,9 +331,7 @@ class PromptedArguments(Arguments):
         None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(
-        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
-    )
+    max_prompt_tokens: int = arg(2048, "Most tokens of a prompt, within the LM's window.", least=1)
     artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
 

@@ -65,9 +65,8 @@ class MemoryPage:
             raise
         self.about = f"{about}: {self.conversation.about}"
         self._tabs: OrderedDict[str, _Turns] = OrderedDict()
-        pages = Environment(
-            loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined
-        )
+        loader = FileSystemLoader(_PAGE)
+        pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
         pages.filters["visible"] = visible
         self._template = pages.get_template("memory.html")
 
@@ -78,7 +77,7 @@ class MemoryPage:
 
     def close(self) -> None:
         """Finish what is under way, and let go of the memory."""
-        self._thread.submit(self.conversation.log.close).result()
+        self._thread.submit(self.conversation.system.log.close).result()
         self._thread.shutdown()
 
     def app(self, hosts: Sequence[str]) -> Starlette:
@@ -97,10 +96,8 @@ class MemoryPage:
             # A refused form's address is its own: who loads that again gets the conversation.
             Route("/chat/{tab}/{name}", self._back),
         ]
-        return Starlette(
-            routes=routes,
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
-        )
+        guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        return Starlette(routes=routes, middleware=[guard])
 
     async def _start(self, _: Request) -> Response:
         tab = secrets.token_urlsafe(16)
@@ -165,7 +162,7 @@ class MemoryPage:
         entries = await self._do(lambda c: c.entries())
         text = self._template.render(
             about=self.about,
-            conversation=self.conversation,
+            system=self.conversation.system,
             here=f"/chat/{request.path_params['tab']}",
             turns=list(turns.items()),
             entries=entries[: -_MOST_SHOWN - 1 : -1],
