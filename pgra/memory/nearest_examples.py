@@ -36,10 +36,9 @@ def read_pool(path: Path) -> list[PromptExample]:
     check_file(path, ("jsonl",))
     pool = []
     for record in read_records(path):
-        place, fields = f"{path}, line {record.line}", record.fields
-        named = "answers" if "answers" in fields and "answer" not in fields else "answer"
-        question, answer, *_ = read_texts(place, fields, ["question", named])
-        feedback = read_texts(place, fields, ["feedback"])[0] if "feedback" in fields else ""
+        named = {"answer", "answers"} & set(record.fields) or {"answer"}
+        question, answer, *_ = read_texts(record, ["question", min(named)])
+        (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
         pool.append(PromptExample(question, answer, feedback))
     if not pool:
         raise DataError(f"{path} holds no example")

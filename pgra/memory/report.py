@@ -20,7 +20,7 @@ from typing import Any
 
 from pgra.artifacts import write_text
 from pgra.core import Json
-from pgra.data.read import Row, check_file, json_rows, table_rows
+from pgra.data.read import Record, check_file, read_records, table_rows
 from pgra.errors import DataError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
@@ -219,14 +219,14 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
     asked: list[str] = []  # the type of each row
     judged: dict[str, list[tuple[bool, bool]]] = {}  # by column, understood and answered
     file_kind = check_file(path, ("jsonl", "csv"))
-    found = json_rows(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
+    found = read_records(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
     for row in found:
         gold = _first_text(row, _GOLD)
         if gold is None:
             raise DataError(f"{row.place} has none of {', '.join(_GOLD)}: the right output")
         kind = _kind_of(row, gold, family)
         asked.append(kind)
-        for column, output in row.values.items():
+        for column, output in row.fields.items():
             if column.endswith(_OUTPUT):
                 verdict = judge_output(family, kind, str(output), [gold], as_released=as_released)
                 judged.setdefault(column, []).append(verdict)
@@ -243,12 +243,12 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
     return _markdown(["understood", *kinds, "all", "answered"], rows)
 
 
-def _first_text(row: Row, names: Sequence[str]) -> str | None:
-    found = (row.values.get(name) for name in names)
+def _first_text(row: Record, names: Sequence[str]) -> str | None:
+    found = (row.fields.get(name) for name in names)
     return next((text for text in found if isinstance(text, str) and text.strip()), None)
 
 
-def _kind_of(row: Row, gold: str, family: Family) -> str:
+def _kind_of(row: Record, gold: str, family: Family) -> str:
     if family.situations is not None and not family.situations.categories:
         return family.kinds[0]
     form = match_form(family, gold)
