@@ -36,8 +36,8 @@ def read_pool(path: Path) -> list[PromptExample]:
     check_file(path, ("jsonl",))
     pool = []
     for record in read_records(path):
-        named = {"answer", "answers"} & set(record.fields) or {"answer"}
-        question, answer, *_ = read_texts(record, ["question", min(named)])
+        named = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, ["question", named])
         (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
         pool.append(PromptExample(question, answer, feedback))
     if not pool:

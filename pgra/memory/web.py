@@ -41,7 +41,6 @@ _MOST_TURNS = 50  # of a tab
 _MOST_SHOWN = 200  # entries on a page
 _T = TypeVar("_T")
 _Turns = dict[str, Turn]  # of a tab, by their numbers in it, the newest last
-_NOTHING: Mapping[str, str] = {}
 
 
 class MemoryPage:
@@ -157,7 +156,7 @@ class MemoryPage:
         await self._do(lambda c: c.forget(int(entry)))
 
     async def _render(
-        self, request: Request, turns: _Turns, error: str = "", typed: Mapping[str, str] = _NOTHING
+        self, request: Request, turns: _Turns, error: str = "", typed: dict[str, str] | None = None
     ) -> Response:
         entries = await self._do(lambda c: c.entries())
         text = self._template.render(
@@ -168,7 +167,7 @@ class MemoryPage:
             entries=entries[: -_MOST_SHOWN - 1 : -1],
             num_entries=len(entries),
             error=error,
-            typed=typed,
+            typed=typed or {},
         )
         return HTMLResponse(text, 422 if error else 200, headers=_HEADERS)
 
