@@ -32,13 +32,6 @@ def encoder(name):
     return {"fingerprint": dict(encoder.fingerprint), "vector": encoder.encode([TEXT])[0].tolist()}
 
 
-def reader(name):
-    from pgra.reader.fid import FusionReader
-
-    parameters = FusionReader.from_name(name).named_parameters()
-    return {name: float(weight.detach().abs().sum()) for name, weight in parameters}
-
-
 def corpus(name):
     found = open_corpus(CorpusArguments(corpus=name), Path.cwd() / "artifacts")
     return found.texts(range(len(found)))

@@ -21,41 +21,36 @@ from pgra.encoders.encoder import Encoder
 from pgra.errors import ModelError
 from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
-from pgra.reader.fid import FusionReader
 
 ROOT = Path(__file__).parents[2]
 OLD = {"config.json": b"{}", "pytorch_model.bin": b"old"}
 CONVERTED = {**OLD, "model.safetensors": b"new"}
 OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
-REVISIONS = {
-    "refs/pr/7": CONVERTED,
-    "v1.0": {**CONVERTED, "a": b""},
-    "b": {**CONVERTED, "b": b""},
-}
-NO_WEIGHTS = {  # pull requests, and the files of the first
-    "none": ({}, CONVERTED),
-    "closed": ({1: {"author": BOT, "status": "closed"}}, CONVERTED),
-    "not-the-bots": ({1: {"author": "anyone", "status": "open"}}, CONVERTED),
-    "without-weights": (OPEN_REQUEST, {**OLD, "README.md": b""}),
-    "weights-elsewhere": (OPEN_REQUEST, {**OLD, "onnx/model.safetensors": b""}),
+TAGS = {name: {**CONVERTED, name: b""} for name in ("refs/pr/7", "v1.0", "b")}
+NO_WEIGHTS = {  # a pull request, and its files
+    "none": (None, CONVERTED),
+    "closed": ({"author": BOT, "status": "closed"}, CONVERTED),
+    "not-the-bots": ({"author": "anyone", "status": "open"}, CONVERTED),
+    "without-weights": (OPEN_REQUEST[1], {**OLD, "README.md": b""}),
+    "weights-elsewhere": (OPEN_REQUEST[1], {**OLD, "onnx/model.safetensors": b""}),
 }
 MODELS = {
     "bots": Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST),
     "main": Repo({"main": CONVERTED, "refs/pr/1": {**CONVERTED, "more": b""}}, OPEN_REQUEST),
-    "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **REVISIONS}),
+    "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **TAGS}),
     "gated": Repo({"main": CONVERTED}, is_gated=True),
     **{
-        name: Repo({"main": OLD, "refs/pr/1": files}, pulls)
-        for name, (pulls, files) in NO_WEIGHTS.items()
+        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull} if pull else {})
+        for name, (pull, files) in NO_WEIGHTS.items()
     },
 }
 FOUND = {
     "some/bots": CONVERTED,
     "some/main": CONVERTED,
-    "some/tagged@refs/pr/7": REVISIONS["refs/pr/7"],
-    "some/tagged@v1.0": REVISIONS["v1.0"],
-    f"some/tagged@{commit_of(REVISIONS['b'])}": REVISIONS["b"],
+    "some/tagged@refs/pr/7": TAGS["refs/pr/7"],
+    "some/tagged@v1.0": TAGS["v1.0"],
+    f"some/tagged@{commit_of(TAGS['b'])}": TAGS["b"],
 }
 NO_FOLDER = "cannot find model '{name}': it is no folder here"
 REFUSED = {
@@ -169,22 +164,10 @@ def ask(folder, endpoint, *questions, **environment):
     return Told(json.loads(called.stdout), called.stderr)
 
 
-def parquet(*texts):
+def parquet(*texts, **columns):
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), buffer)
+    pq.write_table(pa.table({"text": texts, **columns}), buffer)
     return buffer.getvalue()
-
-
-def questions_parquet(labels):
-    """One split of CogComp/trec as the hub converts it: integers, whose names it states."""
-    from datasets import ClassLabel, Dataset, Features, Value
-
-    names = ClassLabel(names=["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"])
-    features = Features({"text": Value("string"), "coarse_label": names})
-    rows = {"text": [f"Question {i} ?" for i in range(len(labels))], "coarse_label": labels}
-    file = io.BytesIO()
-    Dataset.from_dict(rows, features=features).to_parquet(file)
-    return file.getvalue()
 
 
 SCRIPT = b"raise SystemExit('code of a hub was run')"
@@ -206,15 +189,13 @@ REVIEW = '{"text": "A %s film.", "label": 0, "label_text": "%s"}\n'
 
 
 @pytest.fixture(scope="module")
-def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
+def whole_hub(lm_dirs, encoder_dirs):
     bert, opt = read_folder(encoder_dirs["bert"]), read_folder(lm_dirs["opt"])
     old = {name: data for name, data in opt.items() if name != "model.safetensors"}
     old["pytorch_model.bin"] = b"never read"
     cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
-    trec = {
-        "default/train/0000.parquet": questions_parquet([0, 1]),
-        "default/test/0000.parquet": questions_parquet([3, 2]),
-    }
+    asked = parquet("Question 0 ?", "Question 1 ?", coarse_label=[3, 2])
+    trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
     sst2 = {
         f"{name}.jsonl": (REVIEW % (name, "positive") + REVIEW % ("dull", "negative")).encode()
         for name in ("train", "dev", "test")
@@ -224,7 +205,6 @@ def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
     revisions = {
         "models/some/bert": {"main": {**bert, **cls}},
         "models/some/plain-bert": {"main": bert},
-        "models/some/t5": {"main": read_folder(t5_dirs["t5"])},
         "datasets/owner/texts": {"main": {"file.txt": "\n".join(SENTENCES).encode()}},
         "datasets/CogComp/trec": {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": trec},
         "datasets/SetFit/sst2": {"main": sst2},
@@ -240,7 +220,7 @@ def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
 
 FILES = [
     *(["lm", "facebook/opt-tiny"], ["encoder", "some/bert"], ["encoder", "some/plain-bert"]),
-    *(["reader", "some/t5"], ["corpus", "owner/texts/file.txt"]),
+    ["corpus", "owner/texts/file.txt"],
 ]
 SETS = [
     *(["task", "trec"], ["task", "sst2"], ["corpus", "some/wiki:new"]),
@@ -262,8 +242,8 @@ def online(whole_hub, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_hub_model_is_the_model_of_its_folder(online, whole_hub, lm_dirs, encoder_dirs, t5_dirs):
-    lm, cls, mean, weights = online[1].answers[:4]
+def test_a_hub_model_is_the_model_of_its_folder(online, whole_hub, lm_dirs, encoder_dirs):
+    lm, cls, mean = online[1].answers[:3]
     near = CausalLM.from_name(str(lm_dirs["opt"]), device="cpu", dtype="float32")
     states = near.states_of(near.tokenize([TEXT]))
     assert lm["state"] == pytest.approx(states[0].tolist(), abs=1e-6)
@@ -274,21 +254,18 @@ def test_a_hub_model_is_the_model_of_its_folder(online, whole_hub, lm_dirs, enco
         encoder = Encoder.from_name(str(encoder_dirs["bert"]), pooling=pooling, device="cpu")
         assert found["vector"] == pytest.approx(encoder.encode([TEXT])[0].tolist(), abs=1e-6)
     assert cls["vector"] != pytest.approx(mean["vector"], abs=1e-3)
-    reader = FusionReader.from_name(str(t5_dirs["t5"]))
-    sums = {name: float(w.detach().abs().sum()) for name, w in reader.named_parameters()}
-    assert weights == pytest.approx(sums)
 
 
 @pytest.mark.slow
 def test_corpora_and_task_data_come_from_the_hub(online):
     """Those of a script are the hub's own conversion: its code is never run."""
-    corpus, trec, sst2, *sets = online[1].answers[4:11]
+    corpus, trec, sst2, *sets = online[1].answers[3:10]
     assert corpus == SENTENCES
     assert trec == [["Question 0 ?", "human"], ["Question 1 ?", "description"]]
     assert sst2 == [["A dev film.", "positive"], ["A dull film.", "negative"]]
     assert sets == [["one", "two", "three"], ["test"], ["old"], ["script"]]
     assert "read from refs/convert/parquet" in online[1].log
-    damaged, *errors = (answer["error"] for answer in online[1].answers[11:])
+    damaged, *errors = (answer["error"] for answer in online[1].answers[10:])
     assert damaged.startswith("DataError: cannot load data set")
     assert "JSON parse error" in damaged  # the cause, not that there was an error
     for (name, told), error in zip(FAILED.items(), errors, strict=True):
