@@ -226,16 +226,6 @@ def test_a_bad_value_is_refused_with_its_row(tmp_path):
         texts(table(tmp_path / "latin.parquet", text=raw))
 
 
-@pytest.mark.parametrize("kind", ["txt", "parquet"])
-def test_a_source_knows_how_far_it_was_read(tmp_path, kind):
-    path, lines = tmp_path / f"c.{kind}", [f"line {n}" for n in range(5000)]
-    table(path, text=lines) if kind == "parquet" else write(path, "\n".join(lines))
-    source = find_source(str(path))
-    read_by = [source.reading.done for _ in source.texts("text")]
-    assert (np.diff(read_by) >= 0).all()
-    assert 0 <= read_by[0] < source.size / 2 < source.reading.done <= path.stat().st_size
-
-
 @pytest.mark.parametrize("name", ["owner/set", "owner/set:conf:train", "owner/set/file.txt"])
 def test_what_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)

@@ -95,15 +95,10 @@ def test_any_texts_make_blocks_that_a_blank_line_parts(name, shown, query):
 
 
 def test_the_two_formats_and_their_parts_decide_the_fingerprint():
-    task = load_task("sst2")
-    style = task_format(task, "task")
-    others = [
-        task_format(task, "kate"),
-        PromptFormat(style.template, {**style.words, "positive": "fine"}),
-        PromptFormat(PromptTemplate("Is it?\n{text}"), style.words),
-    ]
-    assert all(other.fingerprint != style.fingerprint for other in others)
-    assert task_format(task, "task").fingerprint == style.fingerprint  # the control
+    kate, style = (task_format(load_task("sst2"), name) for name in FORMATS)
+    words = PromptFormat(style.template, {**style.words, "positive": "fine"})
+    template = PromptFormat(PromptTemplate("Is it?\n{text}"), style.words)
+    assert all(other.fingerprint != style.fingerprint for other in (kate, words, template))
 
 
 @pytest.mark.parametrize("name", FORMATS)
