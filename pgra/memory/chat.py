@@ -19,7 +19,7 @@ from pgra.errors import DataError, PgraError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import Lookup, LookupArguments, NearEntry, find_near, load_lookup
+from pgra.memory.lookup import Lookup, LookupArguments, Match, find_near, load_lookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import (
     BuiltPrompt,
@@ -62,10 +62,10 @@ def show_entry(entry: Event) -> str:
     return visible(" -> ".join(texts))
 
 
-def show_near(near: NearEntry) -> str:
+def show_near(near: Match) -> str:
     """Render that an entry has a near key and another feedback."""
     return (
-        f"entry {near.entry.id} has a key at edit distance {near.distance} and another "
+        f"entry {near.entry.id} has a key at edit distance {-near.score:g} and another "
         f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
     )
 

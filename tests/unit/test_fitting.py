@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
@@ -52,10 +52,8 @@ def start(lm_dirs, corpus, tmp_path):
             PromptedEncoder(lm, prompt),
             corpus,
             Context(artifacts=tmp_path / where),
-            similarity=similarity,
-            shard_rows=5,
+            RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
             reference=Reference(train, words, made),
-            **kwargs,
         )
 
     return start
@@ -97,7 +95,7 @@ def test_a_lazy_bank_scores_as_a_full_one_and_a_second_run_reads_nothing(
     start, similarity, monkeypatch
 ):
     lazy, work = rerank(start(similarity, "lazy"))
-    full, whole = rerank(start(similarity, "full", full=True))
+    full, whole = rerank(start(similarity, "full", bank="full"))
     drawn = {*start("whitened").fitting.rows()}
     assert work.num_passages == len({*CANDIDATES.rows.ravel().tolist()} | drawn)
     assert work.num_passages < whole.num_passages == len(SENTENCES)

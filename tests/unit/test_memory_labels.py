@@ -50,12 +50,9 @@ def test_entries_of_other_tasks_are_counted_and_none_of_the_task_is_a_warning(pa
     with opened(path) as memory:
         assert (memory.num_entries, memory.num_others) == (1, 1)
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
-    with opened(path, task="cr") as memory:
-        assert (memory.num_entries, memory.num_others) == (0, 2)
-        assert memory.recall({"text": GOOD}) == []
-    told = caplog.records[-1]
-    assert told.levelname == "WARNING"
-    assert "holds 0 corrections of task 'cr'; not used: 1 of 'mr', 1 of 'sst2'" in told.message
+    assert recalled(path, GOOD, task="cr") == []
+    assert caplog.records[-1].levelname == "WARNING"
+    assert "holds 0 corrections of task 'cr'; not used: 1 of 'mr', 1 of 'sst2'" in caplog.text
 
 
 def test_a_label_that_the_task_does_not_have_is_refused_by_name(path):
@@ -71,27 +68,25 @@ def test_a_label_that_the_task_does_not_have_is_refused_by_name(path):
 
 def test_the_order_of_writing_decides_nothing_but_of_one_text_the_last_word_counts(tmp_path):
     pairs = [(GOOD, "positive"), (FAR, "negative")]
-    orders = {"one": pairs, "other": pairs[::-1], "last": [*pairs, (GOOD, "negative")]}
-    found = {}
-    for name, written in orders.items():
+
+    def found(name, *written):
         with FeedbackLog.open(tmp_path / name) as log:
             for key, label in written:
                 log.write(key, label, task="sst2")
         with opened(tmp_path / name, memory_matches=2, memory_threshold=0) as memory:
-            recalled = memory.recall({"text": NEAR})
-            found[name] = [(m.entry.key, m.entry.feedback, m.score) for m in recalled]
-    assert found["one"] == found["other"]
-    assert [pair[:2] for pair in found["one"]] == pairs
-    assert found["last"][0] == (GOOD, "negative", pytest.approx(1 - 3 / 47))
+            return [(one.entry.key, one.entry.feedback) for one in memory.recall({"text": NEAR})]
+
+    assert found("one", *pairs) == found("other", *pairs[::-1]) == pairs
+    assert found("last", *pairs, (GOOD, "negative")) == [(GOOD, "negative"), pairs[1]]
 
 
-@pytest.mark.parametrize("lookup", ["edit", "bm25"])
-def test_what_stands_between_angle_brackets_is_text(tmp_path, lookup):
+# BM25 of the only text: 0.115 a word that stands there once; all words, or all but one.
+@pytest.mark.parametrize(("lookup", "gate"), [("edit", -1), ("bm25", 0.6)])
+def test_what_stands_between_angle_brackets_is_text(tmp_path, lookup, gate):
     key = "A <br> terrible <br> film"
     with FeedbackLog.open(tmp_path / "m") as log:
         log.write(key, "negative", task="sst2")
-    # BM25 of the only text: 0.115 a word that stands there once; all words, or all but one.
-    how = {"memory_lookup": lookup, "memory_threshold": -1 if lookup == "edit" else 0.6}
+    how = {"memory_lookup": lookup, "memory_threshold": gate}
     assert recalled(tmp_path / "m", key, **how)
     assert not recalled(tmp_path / "m", "A <br> great <br> film", **how)
 
@@ -129,13 +124,8 @@ def test_chances_are_mixed_with_the_shares_of_the_corrections():
     assert mix_labels(sure, [], weight=1) is sure
 
 
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({"memory_threshold": 0.5}, r"memory_threshold is 0\.5, and no memory is named"),
-        ({"memory": "m", "memory_threshold": 5}, "threshold is 5: a relative edit distance is"),
-    ],
-)
-def test_arguments_that_cannot_be_are_refused(values, told):
-    with pytest.raises(ConfigError, match=told):
-        PromptMemoryArguments(**values).check_named()
+def test_a_gate_without_a_memory_and_one_of_another_look_up_are_refused():
+    with pytest.raises(ConfigError, match=r"memory_threshold is 0\.5, and no memory is named"):
+        PromptMemoryArguments(memory_threshold=0.5).check_named()
+    with pytest.raises(ConfigError, match="threshold is 5: a relative edit distance is"):
+        PromptMemoryArguments(memory="m", memory_threshold=5)

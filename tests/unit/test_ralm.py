@@ -18,14 +18,13 @@ from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import (
     LMClassifier,
-    LMModule,
     PromptReader,
     RalmArguments,
-    load_for_training,
 )
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
-from pgra.report.results import check_comparable, is_unseeded, load_collection, row_names
+from pgra.report.results import check_comparable, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
@@ -117,7 +116,7 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
 
 
 def classifier_of(lm_dir, rank=None):
-    module = LMModule(load_for_training(str(lm_dir)))
+    module = CausalModule.from_name(str(lm_dir))
     if rank is not None:
         module.add_adapters(RalmArguments(lora_rank=rank), seed=1)
     return LMClassifier(module, CausalLM.from_name(str(lm_dir), device="cpu"), WORDS)
@@ -185,7 +184,7 @@ def test_without_evidence_it_is_the_plain_lm_whatever_finds_evidence(args, tmp_p
     (group,) = load_collection([tmp_path / "a", tmp_path / "b"]).groups
     check_comparable(group)
     assert row_names(group) == ["ralm num_evidence=0", "ralm num_evidence=3"]
-    assert all(is_unseeded(each) for each in group.runs)
+    assert not any(each.is_seeded for each in group.runs)
 
 
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
