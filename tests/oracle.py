@@ -6,8 +6,6 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from pgra.reader.fid import FusionReader
-
 
 class _TokensAsEmbeddings(torch.nn.Module):
     """Embeddings that are the token ids themselves."""
@@ -55,14 +53,3 @@ class ScriptedT5(T5ForConditionalGeneration):
                 for token, chance in self.script(query, tuple(written[1 : place + 1])).items():
                     logits[row, place, token] = math.log(chance)
         return Seq2SeqLMOutput(logits=logits)
-
-
-def oracle(tokenizer, inputs):
-    """Give a reader that writes the target of each query it knows."""
-    known = {tuple(item.segments[0].tolist()): item.target.tolist() for item in inputs}
-    assert len(known) == len(inputs), "it cannot tell two of them apart"
-
-    def script(query, written):
-        return {[*known[query], tokenizer.pad_token_id][min(len(written), len(known[query]))]: 1.0}
-
-    return FusionReader(ScriptedT5(tokenizer, script).eval())

@@ -138,18 +138,19 @@ def test_a_person_sees_label_probabilities_and_evidence(run):
 def test_a_task_of_two_inputs_takes_one_text_or_both_fields(bench, t5_dir, tmp_path):
     task = tmp_path / "pairs.yaml"
     task.write_text(
-        "inputs: [claim, source]\nlabels: ['no', 'yes']\nprompt: '{claim} {source}'\n"
-        "reader_template: '{source} {claim} <extra_id_0>'\n"
-        "verbalizer: {'no': terrible, 'yes': great}\n"
+        "inputs: [claim, source]\nlabels: ['no', 'yes', maybe]\nprompt: '{claim} {source}'\n"
+        "reader_template: '{source} {claim} <extra_id_0>'\nmetric: macro_f1\n"
+        "verbalizer: {'no': terrible, 'yes': great, maybe: film}\n"
     )
     rows = [
-        {"claim": row["text"], "source": "the sea", "label": "yes" if i % 2 else "no"}
+        {"claim": row["text"], "source": "the sea", "label": ["no", "yes", "maybe"][i % 3]}
         for i, row in enumerate(review_rows(60))
     ]
     names = ("train_file", "validation_file", "test_file")
     files = {name: write_jsonl(tmp_path / f"{name}.jsonl", rows) for name in names}
     run = trained(bench, "pairs", task=task, num_evidence=0, **files)
     elsewhere = ("--artifacts_dir", tmp_path / "none")  # it searches nothing
+    assert read_json(run / "metrics.json")["metric"] == "macro_f1"
     pair = {"claim": TEXTS[0], "source": "a town on a hill"}
     both, first = write_jsonl(tmp_path / "q.jsonl", [pair]), tmp_path / "q.txt"
     first.write_text(TEXTS[0])

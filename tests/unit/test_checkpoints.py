@@ -41,21 +41,23 @@ def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
     assert last_checkpoint(copy) == whole
 
 
-NEEDED = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"]
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_checkpoint_that_lacks_a_file_is_not_gone_on_from(copy, t5_dir, name):
-    (copy / "checkpoint-6" / name).unlink()
-    assert last_checkpoint(copy) == copy / "checkpoint-3"
-    asked = name.replace("model", "*")
-    if name == "rng_state.pth":
-        assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-3"
-    with pytest.raises(
-        ArtifactError, match=rf"6 is no whole checkpoint \({asked!s} is missing".replace("*", r"\*")
-    ):
-        again(t5_dir, copy, resume_from_checkpoint=str(copy / "checkpoint-6"))
-    (copy / "checkpoint-3" / name).unlink()
+@pytest.mark.parametrize("is_cut", [False, True], ids=["missing", "cut"])
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors", "config.json"]
+)
+def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut):
+    for path in sorted(copy.glob(f"checkpoint-*/{name}")):
+        if is_cut:
+            path.write_bytes(path.read_bytes()[:-20])
+        elif name != "config.json":  # the Trainer does without
+            path.unlink()
+        else:
+            return
+        told = "is cut short" if is_cut else "is missing"
+        if path.parent.name == "checkpoint-3":
+            assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-6"
+        with pytest.raises(ArtifactError, match=rf"is no whole checkpoint \(.*{told}\): give"):
+            again(t5_dir, copy, resume_from_checkpoint=str(path.parent))
     with pytest.raises(ArtifactError, match=r"no whole checkpoint to resume from \(checkpoint-3: "):
         again(t5_dir, copy)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import reader_inputs
-from oracle import ScriptedT5, oracle
+from oracle import ScriptedT5
 
 from pgra.errors import ModelError
 from pgra.lm.load import find_model, load_tokenizer
@@ -139,43 +139,3 @@ def test_all_tokens_of_a_word_count_not_only_its_first(tokenizer):
     # One token is "a", which is no label's word, and so the first label.
     (found,) = predict(*parts, verbalizer, Decision("official"))
     assert found.label == "two"
-
-
-def accuracies(tokenizer, verbalizer, items):
-    """Return the share of an oracle's labels that are right, by decode."""
-    inputs = reader_inputs(tokenizer, verbalizer, items)
-    reader = oracle(tokenizer, inputs)
-    found = {}
-    for decode in ("verbalizer", "official"):
-        labels = predict(reader, tokenizer, inputs, verbalizer, Decision(decode))
-        right = [p.label == label for p, (_, _, label) in zip(labels, items, strict=True)]
-        found[decode] = sum(right) / len(right)
-    return found
-
-
-def questions(verbalizer, counts):
-    """Make as many different questions of each label as it has."""
-    return [
-        (
-            f"{label}-{i}",
-            (verbalizer.template.format(text=f"question {len(label)}, {i * 7} of {label}"),),
-            label,
-        )
-        for label, count in counts.items()
-        for i in range(count)
-    ]
-
-
-@pytest.mark.parametrize("template", ["{text} It was <extra_id_0> .", "Say: {text} It was"])
-@pytest.mark.parametrize("kind", ["t5", "t5-v1.1", "mt5"])
-def test_official_decode_is_never_right_on_a_word_of_two_tokens(t5_dirs, kind, template):
-    tokenizer = load_tokenizer(find_model(str(t5_dirs[kind])))
-    words = {"positive": "great", "negative": "terrible", "mixed": "a b"}
-    verbalizer = Verbalizer({**words, "calm": "sea"}, template)
-    multi = verbalizer.audit(tokenizer)
-    assert "mixed" in multi
-    assert "negative" not in multi
-    counts = {"positive": 3, "negative": 4, "mixed": 2, "calm": 1}
-    missed = sum(counts[label] for label in multi if label != "positive")
-    found = accuracies(tokenizer, verbalizer, questions(verbalizer, counts))
-    assert found == {"verbalizer": 1.0, "official": (10 - missed) / 10}

@@ -104,25 +104,19 @@ def test_evidence_counts_and_its_order_does_not(reader):
     assert abs(without[0][0] - found[0][0]) > 1e-4
 
 
-@pytest.mark.parametrize(
-    "decision", [Decision(), Decision(length_normalize=True), Decision("official")]
-)
-def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader, decision):
-    classifier = replace(reader.classifier, decision=decision, batch_tokens=100)
-    model, tokenizer = classifier.module, classifier.tokenizer
+def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader):
+    classifier, model = replace(reader.classifier, batch_tokens=100), reader.classifier.module
+    tokenizer = classifier.tokenizer
     inputs = build_inputs(
         reader.examples(QUERIES), EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout
     )
     scores, shares = classifier.attend(inputs)
     np.testing.assert_array_equal(scores, classifier.score(inputs))
-    # One by one: the segments of a query, and the target of the label that it got.
-    for row, found in enumerate(shares):
+    for row, found in enumerate(shares):  # one by one
         segments = inputs[row].segments
-        label = int(scores[row].argmax())
-        target = RECORD.verbalizer.target_ids(tokenizer)[label]
+        target = RECORD.verbalizer.target_ids(tokenizer)[int(scores[row].argmax())]
         packed = pack_segments([segments], pad_token_id=0, cost=GroupCost(1, 999))
-        lengths = [[len(segment) for segment in segments]]
-        (alone,) = model.attention_mass(packed, lengths, pad_targets([target]))
+        (alone,) = model.attention_mass(packed, [[*map(len, segments)]], pad_targets([target]))
         np.testing.assert_allclose(found, alone, atol=1e-5)
 
 
