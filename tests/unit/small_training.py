@@ -157,13 +157,15 @@ def log_lines(result) -> list[dict]:
     ]
 
 
-def script(*words: object, processes: int = 1) -> subprocess.CompletedProcess:
-    """Run this file with arguments, in as many processes."""
+def script(
+    *words: object, processes: int = 1, file: Path = Path(__file__)
+) -> subprocess.CompletedProcess:
+    """Run this or another file with arguments, in as many processes."""
     here = Path(__file__).parent
     paths = [str(here.parents[1]), str(here.parent), str(here)]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     return subprocess.run(
-        [sys.executable, *(launch if processes > 1 else []), __file__, *map(str, words)],
+        [sys.executable, *(launch if processes > 1 else []), str(file), *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

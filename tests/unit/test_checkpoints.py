@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+import torch
 from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
 
@@ -13,11 +14,14 @@ def run(t5_dir, tmp_path_factory):
     """A finished run with two checkpoints: the better, and the last."""
     folder = tmp_path_factory.mktemp("run")
     values = iter([0.9, 0.5])
-    train(
+    reader, result = train(
         t5_dir,
         make_arguments(folder, save_total_limit=2),
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
+    for kept in ("checkpoint-3", result.folder.name):
+        weights = AutoModelForSeq2SeqLM.from_pretrained(folder / kept).state_dict()
+        assert all(torch.equal(weights[n], w) for n, w in reader.state_dict().items())
     return folder
 
 

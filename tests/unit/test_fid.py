@@ -161,15 +161,6 @@ def test_attention_mass_is_the_share_of_each_segments_tokens(
     assert other[0] != pytest.approx(found[0], abs=1e-6)
 
 
-def test_the_loss_is_divided_by_the_items_of_all_accumulated_batches(reader, examples, labels):
-    whole = read(reader, examples, labels).loss
-    count = (labels != -100).sum()
-    parts = [
-        read(reader, [examples[i]], labels[[i]], num_items_in_batch=count).loss for i in range(B)
-    ]
-    torch.testing.assert_close(torch.stack(parts).sum(), whole)
-
-
 def test_weights_come_back_under_plain_t5_names(reader):
     weights = {name: tensor.clone() for name, tensor in reader.state_dict().items()}
     assert "shared.weight" in weights

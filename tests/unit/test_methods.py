@@ -21,7 +21,7 @@ from pgra.methods.rag import RagReader
 from pgra.methods.ralm import LMModule
 from pgra.methods.stages import Stages
 from pgra.reader.fid import FusionReader
-from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
+from pgra.runs import Predictor, evaluate_run, open_method, run
 
 FEW = {"num_shots": 4, "exemplar_sets": 2}
 
@@ -98,14 +98,6 @@ def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind
     assert lines_of(stopped) == lines_of(whole)
     for encoder in whole.glob("reader/query_encoder*"):
         assert encoder.read_bytes() == (stopped / "reader" / encoder.name).read_bytes()
-
-
-def test_seeds_of_a_method_that_trains_nothing(args, tmp_path):
-    summary = run_seeds(run_of(args, "knn", tmp_path / "knn"), [0, 1])
-    assert summary.values["seeds_are"] == find_method("knn").SEEDS
-    assert summary.values["sd"] == 0
-    assert [each["seed"] for each in summary.values["runs"]] == [0, 1]
-    assert (tmp_path / "knn" / "seed-1" / "metrics.json").is_file()
 
 
 # What tells readers apart.
@@ -234,9 +226,7 @@ def test_the_seed_of_lm_bff_gives_the_split(args, tmp_path):
     [
         ("lm-bff", {"decode": "official"}, "decode 'official' writes one token, and lm-bff"),
         ("lm-bff", {"num_shots": 11}, "label 'negative' has 20 training examples"),
-        ("rag", {"decode": "official"}, "decode 'official' is not for method 'rag'"),
         ("rag", {"lora_rank": 2}, "lora_rank is not for method 'rag'"),
-        ("rag", {"evidence_attention": True}, "evidence_attention is not for method 'rag'"),
     ],
 )
 def test_what_a_method_cannot_do_is_refused(args, tmp_path, method, changes, told):

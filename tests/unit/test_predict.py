@@ -72,22 +72,6 @@ def test_predictions_do_not_depend_on_batches_or_order(reader_dir):
     assert other[0].scores != together[0].scores
 
 
-def test_scores_are_the_softmax_of_plain_t5_log_probabilities(reader_dir):
-    reader, tokenizer = lively(reader_dir), load_tokenizer(find_model(str(reader_dir)))
-    (found,) = predict(reader, tokenizer, reader_inputs(tokenizer, VERBALIZER, ITEMS[:1]))
-    encoded = tokenizer(ITEMS[0][1][0], return_tensors="pt")
-    totals = []
-    for label in LABELS:
-        target = tokenizer(VERBALIZER.target_text(label), return_tensors="pt").input_ids
-        with torch.no_grad():
-            loss = reader.model(**encoded, labels=target).loss
-        totals.append(-loss.item() * target.shape[1])
-    expected = torch.tensor(totals, dtype=torch.float64).softmax(0).numpy()
-    np.testing.assert_allclose(chances([found])[0], expected, atol=1e-5)
-    assert found.label == LABELS[int(expected.argmax())]
-    assert sum(found.scores.values()) == pytest.approx(1)
-
-
 def test_dropout_is_off_and_training_mode_comes_back(reader, tokenizer, inputs):
     expected = predict(reader, tokenizer, inputs)
     reader.train()

@@ -50,20 +50,6 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
 
 
-def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp_path):
-    values = iter([0.2, 0.9, 0.5])
-    reader, result = train(
-        t5_dir,
-        make_arguments(tmp_path, eval_steps=2),
-        measure=lambda labels, predictions: {"accuracy": next(values)},
-    )
-    assert (result.best_step, result.best_metric) == (4, 0.9)
-    kept = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-4").shared.weight
-    assert torch.equal(kept, reader.model.shared.weight)
-    written = AutoModelForSeq2SeqLM.from_pretrained(result.folder).shared.weight
-    assert torch.equal(written, kept)
-
-
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):

@@ -95,15 +95,6 @@ def test_it_decides_as_the_parts_do_that_it_was_made_of(made, reader):
     assert np.abs(np.subtract(chances(cold), chances(expected))).max() > 1e-3  # probabilities do
 
 
-def test_evidence_counts_and_its_order_does_not(reader):
-    found = chances(reader.predict(QUERIES, EVIDENCE))
-    turned = chances(reader.predict(QUERIES, [texts[::-1] for texts in EVIDENCE]))
-    np.testing.assert_allclose(turned, found, atol=1e-5)
-    without = chances(reader.predict(QUERIES, []))
-    np.testing.assert_allclose(without[1], found[1], atol=1e-5)  # it had none
-    assert abs(without[0][0] - found[0][0]) > 1e-4
-
-
 def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader):
     classifier, model = replace(reader.classifier, batch_tokens=100), reader.classifier.module
     tokenizer = classifier.tokenizer
@@ -148,19 +139,15 @@ def test_generation_writes_a_text_for_each_query(reader):
     ("changes", "message"),
     [
         ({"format": 9}, r"pgra\.json has format 9, this pgra \(.*\) reads 1: update pgra"),
-        ({"format": "gone"}, r"pgra\.json is damaged \(KeyError: 'format'\)"),
         ({"labels": ["a"]}, r"pgra\.json is damaged \(ValueError: words and labels differ"),
         ({"layout": {"template": "{text}", "order": "x"}}, "unknown layout.order 'x'"),
+        ({"prompt": 3}, r"prompt is 3; it must be a mapping\): copy the folder again"),
     ],
 )
 def test_a_damaged_or_foreign_record_is_refused(copy, changes, message):
     path = copy / RECORD_FILE
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in values.items() if v != "gone"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(ArtifactError, match=message):
-        Reader.load(copy)
-    path.write_text('{"format"')
-    with pytest.raises(ArtifactError, match=r"pgra\.json is damaged .*: copy the folder again"):
         Reader.load(copy)
 
 
