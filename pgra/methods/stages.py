@@ -243,15 +243,17 @@ class Stages(Timed):
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
-        with self.timed("states"):
-            self._read(splits)
+        with self.timed("states"):  # the LM reads the union of all candidates, each passage once
+            everything = [example for split in splits for example in self.data.examples(split)]
+            rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
+            work = self.reranker.prepare(everything, rows)
+            if work.num_passages:
+                pairs = int((rows != MISSING_ROW).sum())
+                logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
         with self.timed("evidence"):
             for split in splits:
                 first = self.candidates[split]
-                fields = {
-                    **self.reranker.fingerprint,
-                    "candidates": digest(first.fingerprint),
-                }
+                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
                 self.evidence[split] = self._store(
                     "evidence",
                     split,
@@ -318,15 +320,6 @@ class Stages(Timed):
             context=self.context,
             measure=measure,
         )
-
-    def _read(self, splits: Sequence[str]) -> None:
-        """Let the LM read the union of the splits' candidates, each passage once."""
-        examples = [example for split in splits for example in self.data.examples(split)]
-        rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
-        work = self.reranker.prepare(examples, rows)
-        if work.num_passages:
-            pairs = int((rows != MISSING_ROW).sum())
-            logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
 
     def _find_in_all(self, splits: Sequence[str]) -> None:
         """Find evidence among all passages; it stands in for the first stage's candidates too."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import reader_inputs
 
 from pgra.core import Context, Worker
@@ -65,6 +66,15 @@ def make_arguments(folder, **changes):
 
 def classifier_of(reader, t5_dir, **changes):
     return T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER, **changes)
+
+
+def lively(folder: Path) -> FusionReader:
+    """Load a reader, livelier than T5's own start, so that errors show."""
+    reader = FusionReader.from_name(str(folder))
+    generator = torch.Generator().manual_seed(5)
+    for parameter in reader.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    return reader
 
 
 def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import T5_KINDS
+from small_training import lively
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -18,11 +19,8 @@ COSTS = [GroupCost(1, 1 << 20), GroupCost(10_000, 1 << 20), GroupCost(1, 8)]
 
 @pytest.fixture(scope="module", params=T5_KINDS)
 def reader(request, t5_dirs):
-    reader = FusionReader.from_name(str(t5_dirs[request.param]))
+    reader = lively(t5_dirs[request.param])
     assert has_own_head(reader) == (request.param != "t5")
-    generator = torch.Generator().manual_seed(5)
-    for parameter in reader.parameters():  # livelier than T5's own start, so that errors show
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
     return reader.eval()
 
 

@@ -56,9 +56,7 @@ def test_losses_are_written_by_the_chunk_and_cut_back_to_a_checkpoint(log):
 def test_a_broken_loss_is_named_and_what_went_before_is_kept(log, broken):
     step(log, 1.0)
     step(log, 1.0, broken, ids=[f"train-{i}" for i in range(9)])
-    assert log.looks_broken
     step(log, 1.0)
-    assert not log.looks_broken
     names = ", ".join(f"train-{i % 9}" for i in range(16))
     with pytest.raises(
         ModelError, match=rf"^the loss is {broken} at step 2 \(examples {names} and 2 more\): do be"

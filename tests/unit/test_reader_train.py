@@ -33,10 +33,8 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     run = tmp_path / "run"
     reader, result = train(t5_dir, make_arguments(run, max_steps=30, eval_steps=10))
     losses = _losses(result)
-    assert len(losses) == 30
+    assert len(losses) == result.steps == 30
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    assert result.steps == 30
-    assert result.best_step in (10, 20, 30)
     measured = {e["step"]: e["eval_accuracy"] for e in result.history if "eval_accuracy" in e}
     assert sorted(measured) == [10, 20, 30]
     assert result.best_metric == max(measured.values()) == measured[result.best_step]
@@ -54,10 +52,11 @@ def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path)
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
         changes = {"eval_strategy": "no", "load_best_model_at_end": False, "seed": seed}
+        changes |= {"max_steps": 3, "save_strategy": "no"}
         with batches_read() as batches:
             arguments = make_arguments(tmp_path / name, **changes)
             train(t5_dir, arguments, rows=make_inputs(18, extra=extra))
-        orders.append(batches[:6])
+        orders.append(batches)
     assert orders[0] == orders[1] != orders[2]
 
 

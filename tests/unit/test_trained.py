@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
+from small_training import lively
 
 from pgra.core import Example
 from pgra.errors import ArtifactError, ConfigError
@@ -16,7 +16,7 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout, build_inputs, pad_targets
+from pgra.reader.inputs import SegmentLayout, build_inputs, pad_targets, read_queries
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     RECORD_FILE,
@@ -50,11 +50,7 @@ EVIDENCE = [["apples grow in the garden", "a cast"], [], ["the boats"]]
 
 @pytest.fixture(scope="module")
 def made(t5_dir, tmp_path_factory):
-    model = FusionReader.from_name(str(t5_dir))
-    generator = torch.Generator().manual_seed(5)
-    for parameter in model.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
-    folder = tmp_path_factory.mktemp("run") / "reader"
+    model, folder = lively(t5_dir), tmp_path_factory.mktemp("run") / "reader"
     T5Classifier(model, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(folder)
     write_record(folder, RECORD)
     return folder
@@ -98,9 +94,8 @@ def test_it_decides_as_the_parts_do_that_it_was_made_of(made, reader):
 def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(reader):
     classifier, model = replace(reader.classifier, batch_tokens=100), reader.classifier.module
     tokenizer = classifier.tokenizer
-    inputs = build_inputs(
-        reader.examples(QUERIES), EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout
-    )
+    examples = read_queries(QUERIES, task="reviews", inputs=RECORD.inputs)
+    inputs = build_inputs(examples, EVIDENCE, tokenizer, RECORD.verbalizer, layout=RECORD.layout)
     scores, shares = classifier.attend(inputs)
     np.testing.assert_array_equal(scores, classifier.score(inputs))
     for row, found in enumerate(shares):  # one by one
@@ -126,13 +121,6 @@ def test_attention_is_that_of_the_decided_labels_target_and_changes_no_score(rea
 def test_what_the_task_does_not_take_is_refused(reader, queries, evidence, message):
     with pytest.raises(ConfigError, match=message):
         reader.predict(queries, evidence)
-
-
-def test_generation_writes_a_text_for_each_query(reader):
-    texts = reader.generate(QUERIES, EVIDENCE, max_new_tokens=6)
-    assert len(texts) == 3
-    assert reader.generate(QUERIES[:1], EVIDENCE[:1], max_new_tokens=6) == texts[:1]
-    assert reader.predict([], []) == reader.attention([], []) == reader.generate([], []) == []
 
 
 @pytest.mark.parametrize(
