@@ -31,7 +31,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import RunArguments
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
+from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
@@ -41,7 +41,6 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
-    Decisions,
     Method,
     arguments_from,
     find_method,
@@ -52,7 +51,6 @@ from pgra.reader.record import find_reader
 from pgra.report.results import (
     METRICS_FILE,
     EvidenceLine,
-    RunRecord,
     damaged,
     read_object,
     write_results,
@@ -272,41 +270,33 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
     """
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
-    examples = method.data.examples(split)
-    is_undecided = any(prediction.label == UNDECIDED for prediction in decided.predictions)
-    record = RunRecord(
-        task=method.data.task.name,
-        split=split,
-        metric=method.data.metric,
-        labels=[*method.data.labels, *([UNDECIDED] if is_undecided else [])],
-        seed=method.seed,
-        seconds=method.seconds,
-        fingerprints=method.fingerprints,
-        notes=[*method.notes(), *decided.notes],
-        calibration=decided.calibration,
-        method=method.name(method.args),
-        more=decided.metrics,
-    )
+    about: dict[str, Json] = {
+        "method": method.name(method.args),
+        "task": method.data.task.name,
+        "split": split,
+        "metric": method.data.metric,
+        "calibration": decided.calibration,
+        "seed": method.seed,
+        "uses_seed": method.uses_seed(method.args),
+        "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
+        "fingerprints": dict(method.fingerprints),
+        "notes": [*method.notes(), *decided.notes],
+        **decided.metrics,
+    }
     if method.context.is_main:
-        _write(folder, record, examples, decided)
+        write_results(
+            folder,
+            about,
+            method.data.labels,
+            method.data.examples(split),
+            decided.predictions,
+            decided.evidence,
+            more=decided.details,
+            values=decided.values,
+            interval=decided.interval,
+        )
     method.context.barrier()
     return read_object(folder / METRICS_FILE)
-
-
-def _write(
-    folder: Path, record: RunRecord, examples: Sequence[Example], decided: Decisions
-) -> None:
-    nothing: list[list[Any]] = [[] for _ in examples]
-    write_results(
-        folder,
-        record,
-        examples,
-        decided.predictions,
-        decided.evidence or nothing,
-        more=decided.details or None,
-        values=decided.values,
-        interval=decided.interval,
-    )
 
 
 def is_finished(folder: Path, *, trains: bool) -> bool:

@@ -31,7 +31,7 @@ from pgra.config import (
     read_yaml,
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import check_pool_arguments, load_pool
+from pgra.data.examples import load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import (
     GenerationTask,
@@ -150,13 +150,11 @@ class PoolData(TaskData):
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
             return cls(task, splits.train, [], splits.test, splits.notes)
-        check_pool_arguments(args.data, other)
-        data = args.data if other is None else replace(args.data, test_file=other)
-        found = load_references(task, data)
-        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        shown, references = load_references(task, args.data, query_dataset_name=other)
+        pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, found.queries)
+        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest
-from pgra.config import CorpusArguments, ReaderArguments, RerankArguments, RetrieverArguments
+from pgra.config import (
+    CorpusArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RunArguments,
+)
 from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.methods.base import Decisions, Forecast, Method
@@ -41,6 +47,11 @@ class NearestNeighbors(Method):
         "rerank": RerankArguments,
         "reader": ReaderArguments,
     }
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        """Whether the seed decides anything: nothing is drawn, nothing is trained."""
+        return False
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""

@@ -17,8 +17,8 @@ from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.methods.base import METHODS, find_method
 from pgra.methods.knn import NUMBERS, vote
 from pgra.methods.rag import RagReader
-from pgra.methods.ralm import LMModule
 from pgra.methods.stages import Stages
+from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.runs import Predictor, evaluate_run, open_method, run
 
@@ -82,7 +82,7 @@ RALM = {"lora_rank": 2, "lora_target_modules": ["c_attn"]}
     [
         ("lm-bff", FusionReader, FEW),
         ("rag", RagReader, {"dataloader_num_workers": 1}),
-        ("ralm", LMModule, RALM),
+        ("ralm", CausalModule, RALM),
     ],
 )
 def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind, changes):
@@ -180,7 +180,7 @@ def test_labels_are_the_nearest_examples(args, tmp_path, encoder):
     if encoder == "encoder":
         model = load_encoder(args.retriever, "cpu")
     else:
-        model = load_t5_encoder(args.reader.model_name_or_path, device="cpu")
+        model = load_t5_encoder(args.retriever, args.reader.model_name_or_path, "cpu")
     train, test = (
         model.encode([example.text for example in part]) for part in (data.train, data.test)
     )
