@@ -306,7 +306,7 @@ def _info(runtime: RuntimeArguments, corpus_args: CorpusArguments, args: Retriev
 def _verify(
     runtime: RuntimeArguments, corpus_args: CorpusArguments, args: RetrieverArguments
 ) -> int:
-    from pgra.retrieval.maintain import verify_index
+    from pgra.retrieval.dense import verify_index
 
     verdicts = {folder: verify_index(folder) for folder in _find(runtime, corpus_args, args)}
     for folder, verdict in verdicts.items():
@@ -319,7 +319,7 @@ def _verify(
 
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     from pgra.artifacts import load_manifest
-    from pgra.retrieval.maintain import add_passages
+    from pgra.retrieval.dense import add_passages
 
     quiet_libraries()
     folder = Path(str(args.index_dir))
@@ -333,7 +333,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
 
 
 def _remove(args: RemoveArguments) -> int:
-    from pgra.retrieval.maintain import remove_rows
+    from pgra.retrieval.dense import remove_rows
 
     rows = list(args.rows)
     if args.rows_file is not None:

@@ -22,14 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pgra.artifacts import digest
-from pgra.config import (
-    Arguments,
-    RerankArguments,
-    RunArguments,
-    arg,
-    choose,
-    read_yaml,
-)
+from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import check_pool_arguments, load_pool
 from pgra.data.references import Reference, load_references
@@ -44,13 +37,7 @@ from pgra.data.tasks import (
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
-from pgra.exemplars.selection import (
-    Chosen,
-    ExemplarPool,
-    Selector,
-    arrange,
-    vote,
-)
+from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM

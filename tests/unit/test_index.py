@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from threading import Barrier, Thread
 
 import faiss
 import numpy as np
@@ -11,7 +10,7 @@ from conftest import largest_file
 from small_index import flip_byte
 
 from pgra.config import CorpusArguments, RetrieverArguments
-from pgra.core import Context, Worker
+from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ArtifactError, ConfigError, ModelError
@@ -38,14 +37,14 @@ def make_corpus(folder, texts):
     return open_corpus(CorpusArguments(corpus=str(folder / "texts.txt")), folder)
 
 
-def build(corpus, encoder, folder, *, rank=0, world=1, wait=lambda: None, queries=None, **args):
+def build(corpus, encoder, folder, *, queries=None, **args):
     args = {"index_factory": "Flat", "shard_rows": 10, **args}
     is_home = folder.parent.name == "indexes"  # where vectors may be taken over
     root = folder.parent.parent if is_home else folder.parent / f"of-{folder.name}"
     request = IndexRequest(
         args=RetrieverArguments(encoder="an encoder", **args),
         corpus=corpus,
-        context=Context(Worker(rank, world), wait, root, device="cpu", progress=False),
+        context=Context(artifacts=root, device="cpu", progress=False),
         output_dir=folder,
         recall_queries=queries,
     )
@@ -129,29 +128,6 @@ def test_another_factory_takes_over_the_vectors_and_another_encoder_does_not(
     (home / "sq" / "vectors-00001.json").unlink()
     assert build(corpus, encoder, home / "sq", index_factory="SQfp16").num_reused == 40
     assert contents(home / "flat") == lender  # a shard made again leaves its lender as it was
-
-
-def test_each_process_encodes_its_share(corpus, encoder, tmp_path):
-    """Both ranks run in threads here; test_index_build.py starts real processes."""
-    both, folder, results = Barrier(2, timeout=60), tmp_path / "two", {}
-    name = str(encoder.model.config._name_or_path)
-    # Loaded one after the other: from_pretrained patches torch while it runs, so that two threads
-    # in it leave the patches behind.
-    own = [Encoder.from_name(name, device="cpu") for _ in range(2)]
-
-    def work(rank):
-        built = build(corpus, own[rank], folder, rank=rank, world=2, wait=both.wait)
-        results[rank] = built.manifest
-
-    for _ in range(2):  # built, and found
-        threads = [Thread(target=work, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results[0] == results[1]
-    build(corpus, encoder, tmp_path / "one")
-    assert contents(folder) == contents(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

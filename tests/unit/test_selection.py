@@ -12,12 +12,7 @@ from pgra.core import MISSING_ROW, Candidates, Example
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import ORDERS, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
-from pgra.exemplars.selection import (
-    ExemplarPool,
-    Selector,
-    arrange,
-    marginal_relevance,
-)
+from pgra.exemplars.selection import ExemplarPool, Selector, arrange, marginal_relevance
 from pgra.prompts.template import PromptTemplate
 
 WORDS = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"]
