@@ -50,29 +50,21 @@ def neighbors(encoder_dir, tmp_path):
     return Neighbors(partial(Encoder.from_name, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
 
 
-def exemplars_of(neighbors, count=3, **values):
-    args = SelectionArguments(num_exemplars=count, **values)
+def exemplars_of(neighbors, count=3):
+    args = SelectionArguments(num_exemplars=count)
     return NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
 
 
-def by_hand(neighbors, query, count):
-    """Sort all others by their cosine with the query; of copies only the first counts."""
-    encoder = neighbors.encoder
-    close = encoder.encode(TEXTS) @ encoder.encode([query.text])[0]
-    own = query.text.strip().lower().split()
-    order = [row for row in np.argsort(-close) if row != 3 and TEXTS[row].lower().split() != own]
-    return order[:count]
-
-
 def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbors):
-    exemplars = exemplars_of(neighbors)
+    exemplars, encoder = exemplars_of(neighbors), neighbors.encoder
     exemplars.look_up([*NEW, *TRAIN])
     for query in [*NEW, *TRAIN]:
-        expected = [f"train-{row}" for row in by_hand(neighbors, query, 3)]
+        close, own = encoder.encode(TEXTS) @ encoder.encode([query.text])[0], query.text.lower()
+        others = [row for row in np.argsort(-close) if TEXTS[row].lower().split() != own.split()]
+        expected = [f"train-{row}" for row in others if row != 3][:3]  # 3 is a copy of 0
         assert [e.id for e in exemplars.of(query)] == expected
     # The control: plainly asked, a training query's nearest are itself and its copy.
     assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
-    exemplars_of(neighbors, count=6)
     with pytest.raises(ConfigError, match="num_exemplars is 7, .* only 7 of them: ask for fewer"):
         exemplars_of(neighbors, count=7)
 
