@@ -115,15 +115,10 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
     [
         ("build FLAGS --index_dir x", "index_dir names an index to use"),
         ("build FLAGS --output_dir FILE/x", "corpus.txt"),
-        ("build FLAGS --max_encoder_tokens 999", "max_encoder_tokens is 999"),
-        ("build FLAGS --retriever exhaustive", "retriever 'exhaustive' is no first stage"),
         ("build FLAGS --retriever random", "retriever 'random' has no index: there is nothing"),
-        ("build FLAGS --retriever nothing:Here", "retriever 'nothing:Here' cannot be imported"),
         ("inof", "unknown word after pgra index 'inof'. Did you mean 'info'"),
         ("add DIR", "there is nothing to add: pgra index add DIR --corpus MORE"),
         ("remove --rows 3", "no index is named: pgra index remove DIR"),
-        ("remove DIR --rows 3", "DIR does not exist"),
-        ("add DIR --corpus x", "DIR does not exist"),
         ("remove DIR --rows_file rows.txt", "rows.txt, line 2: '-4' is no row: one number a line"),
     ],
 )
