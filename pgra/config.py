@@ -85,6 +85,7 @@ class Rule:
     Attributes:
         choices: The names it may have; with `is_open` also `module:Class` of the user's own.
         least: The smallest number.
+        most: The largest number.
         above: A number that it must exceed.
         below: A number that it must stay under.
         needs: Other arguments without which it means nothing: by name the value that is needed, a
@@ -96,6 +97,7 @@ class Rule:
 
     choices: Collection[str] | None = None
     least: float | None = None
+    most: float | None = None
     above: float | None = None
     below: float | None = None
     needs: Mapping[str, object] = field(default_factory=dict)
@@ -103,18 +105,23 @@ class Rule:
     is_open: bool | str = False
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value; None passes.
+        """Refuse a value, or one of a list; None passes.
 
         Raises:
             ConfigError: If it is not one of the names, or out of range.
         """
-        if value is None:
+        if isinstance(value, list):
+            for item in value:
+                self.check(name, item)
+        if value is None or isinstance(value, list):
             return
         if self.choices is not None and not (self.is_open and ":" in str(value)):
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
+        if self.most is not None and not value <= self.most:
+            raise ConfigError(f"{name} is {value}: it must be at most {self.most:g}")
         low, high = self.above, self.below
         if (low is not None and not value > low) or (high is not None and not value < high):
             raise ConfigError(f"{name} is {value}: it must be {self._range()}")
@@ -1233,6 +1240,8 @@ def check_defaults(
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
     values = {name: value for name, value in layer.values.items() if name in fields}
     for name, value in values.items():
+        if value == []:
+            raise ConfigError(f"{path}: {name} is empty: give at least one")
         if not _fits(value, fields[name]):
             hint = (
                 " (write it as 1.0e-4: YAML reads 1e-4 as text)"
@@ -1324,7 +1333,13 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"'{where}{name}' is missing")
-    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    # What is empty by default may be empty.
+    typed = {
+        name: known[name].default
+        if value in ("", []) and known[name].default in ("", ())
+        else typed_value(where + name, value, hints[name])
+        for name, value in values.items()
+    }
     return cls(**given, **typed)
 
 

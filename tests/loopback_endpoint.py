@@ -5,14 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
-Body = Mapping[str, object]
 
-
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """What a writer gives: text behind the prompt; tokens and chances of the prompt and of it."""
 
     text: str
@@ -22,33 +19,18 @@ class Written:
     chances: tuple[float | None, ...] = ()
 
 
-Writer = Callable[[str, int, str | None], Written]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """How one request fails.
-
-    Attributes:
-        status: Of the response; 0 drops the connection.
-        body: Of the response.
-        headers: The same.
-        seconds: To hang before.
-    """
+class Fault(NamedTuple):
+    """How one request fails, after so many seconds; status 0 drops the connection."""
 
     status: int = 0
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+    headers: Mapping[str, str] = {}
     seconds: float = 0.0
 
 
 def busy(wish: str | None = "0.05") -> Fault:
     headers = {} if wish is None else {"Retry-After": wish}
-    return Fault(429, b'{"error": {"message": "slow down", "code": "rate_limit"}}', headers)
-
-
-def says(body: str, status: int = 200) -> Fault:
-    return Fault(status, body.encode(), {"Content-Type": "text/html"})
+    return Fault(429, '{"error": {"message": "slow down", "code": "rate_limit"}}', headers)
 
 
 def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
@@ -75,7 +57,7 @@ class LoopbackEndpoint:
         num_answered: Requests that were answered well.
     """
 
-    def __init__(self, writer: Writer = toy_writer) -> None:
+    def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
         self.writer = writer
         self.faults: list[Fault] = []
         self.seconds = 0.0
@@ -83,18 +65,14 @@ class LoopbackEndpoint:
         self.bodies: list[dict[str, object]] = []
         self.times: list[float] = []
         self.headers: list[dict[str, str]] = []
-        self.most_at_once = self.num_answered = self._at_once = 0
-        self.lock = threading.Lock()
-        self.over = threading.Event()
+        self.most_at_once = self.num_answered = self.at_once = 0
+        self.lock, self.over = threading.Lock(), threading.Event()
 
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Serve until the block ends; gives the address for --base_url."""
-
-        class Bound(Handler):
-            owner = self
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+        handler = type("Bound", (Handler,), {"owner": self})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -106,42 +84,34 @@ class LoopbackEndpoint:
             thread.join()
             server.server_close()
 
-    def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault | None:
-        """Note a request, and say how it fails."""
+    def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault:
+        """Note a request, and answer it or say how it fails."""
         with self.lock:
             self.bodies.append(body)
             self.times.append(time.monotonic())
             self.headers.append({name.lower(): value for name, value in headers.items()})
-            self._at_once += 1
-            self.most_at_once = max(self.most_at_once, self._at_once)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
             if self.dies_after is not None and self.num_answered >= self.dies_after:
                 return Fault()
             if self.faults:
                 return self.faults.pop(0)
             self.num_answered += 1
-            return None
+        return Fault(200, self.answer(body), {"Content-Type": "application/json"}, self.seconds)
 
-    def leave(self) -> None:
-        with self.lock:
-            self._at_once -= 1
-
-    def answer(self, body: dict[str, object]) -> bytes:
-        prompt, stop = str(body["prompt"]), body.get("stop")
-        written = self.writer(prompt, int(str(body["max_tokens"])), stop[0] if stop else None)
+    def answer(self, body: dict[str, object]) -> str:
+        prompt, (stop,) = str(body["prompt"]), body.get("stop", [None])
+        written = self.writer(prompt, body["max_tokens"], stop)
         logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
-        echo = bool(body.get("echo"))
-        choice = {
-            "index": 0,
-            "text": (prompt if echo else "") + written.text,
-            "finish_reason": "stop",
-            "logprobs": logprobs if echo else None,
-        }
+        shown = {"text": prompt + written.text, "logprobs": logprobs}
+        choice = shown if body.get("echo") else {"text": written.text, "logprobs": None}
         usage = {
             "prompt_tokens": written.num_prompt_tokens,
             "completion_tokens": written.num_new_tokens,
         }
         told = {"id": "1", "object": "text_completion", "created": 0, "model": body["model"]}
-        return json.dumps({**told, "choices": [choice], "usage": usage}).encode()
+        choices = [{"index": 0, "finish_reason": "stop", **choice}]
+        return json.dumps({**told, "choices": choices, "usage": usage})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -151,29 +121,22 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fault = self.owner.take({"path": self.path, **body}, self.headers)
+        self.owner.over.wait(fault.seconds)
+        self.close_connection = not fault.status
+        data = fault.body.encode()
+        headers = {"Content-Type": "text/html", "Content-Length": str(len(data)), **fault.headers}
         try:
-            if fault is None:
-                self.owner.over.wait(self.owner.seconds)
-                self._send(200, self.owner.answer(body), {"Content-Type": "application/json"})
-                return
-            self.owner.over.wait(fault.seconds)
             if fault.status:
-                self._send(fault.status, fault.body, fault.headers)
-            else:
-                self.close_connection = True
-        finally:
-            self.owner.leave()
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        try:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                self.send_response(fault.status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
         except OSError:  # the client is gone: it was killed, or had waited long enough
             self.close_connection = True
+        finally:
+            with self.owner.lock:
+                self.owner.at_once -= 1
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -1,5 +1,6 @@
 """A model hub on loopback: the routes that the hub's own clients use, over real HTTP."""
 
+import base64
 import hashlib
 import json
 import threading
@@ -12,28 +13,25 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 Files = Mapping[str, bytes]
 BOT = "SFconvertbot"
+TOKEN, READ_TOKEN, USER = "hf_write", "hf_read", "me"
 
 
 @dataclass(frozen=True)
 class Repo:
     """One repository: its files by revision, and who asked to change it."""
 
-    revisions: Mapping[str, Files]
+    revisions: dict[str, Files]
     pulls: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     is_gated: bool = False
 
-    def resolve(self, revision: str) -> tuple[str, Files] | None:
-        """Give the commit and the files of a branch, tag, pull request or commit."""
-        for name, files in self.revisions.items():
-            commit = commit_of(files)
-            if revision in (name, commit):
-                return commit, files
-        return None
-
 
 def commit_of(files: Files) -> str:
-    told = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    told = json.dumps({name: blob_id(data) for name, data in files.items()})
     return hashlib.sha1(told.encode()).hexdigest()
+
+
+def blob_id(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -42,25 +40,30 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 class LoopbackHub:
-    """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them."""
+    """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
 
-    def __init__(self, repos: Mapping[str, Repo]) -> None:
-        self.repos = dict(repos)
+    A user, `me`, has a token that may write and another that may not.
+    """
+
+    def __init__(self, repos: Mapping[str, Repo] | None = None) -> None:
+        self.repos = dict(repos or {})
         self.requests: list[str] = []
-        self.handler: type[Handler] = Handler
+        self.blobs: dict[str, bytes] = {}
+        self.made: list[dict[str, object]] = []
+        self.messages: list[str] = []
+        self.cards: list[str] = []
+        self.is_broken = False  # large files are refused
+
+    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
+        return dict(self.repos[f"models/{repo}"].revisions[revision])
 
     @contextmanager
     def serve(self) -> Iterator[str]:
         """Serve until the block ends; gives the address for HF_ENDPOINT."""
-        hub = self
-
-        class Bound(self.handler):
-            repos, requests = hub.repos, hub.requests
-            owner = hub
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+        handler = type("Bound", (Handler,), {"owner": self})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -75,87 +78,140 @@ class Refusal(Exception):
         super().__init__(message)
         self.status = status
         self.headers = {"X-Error-Code": code, "X-Error-Message": message}
-        if commit:
-            self.headers["X-Repo-Commit"] = commit
+        self.headers |= {"X-Repo-Commit": commit} if commit else {}
 
 
 class Handler(BaseHTTPRequestHandler):
-    repos: Mapping[str, Repo]
-    requests: list[str]
+    owner: LoopbackHub
     protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
 
     def log_message(self, *_: object) -> None:
         """Say nothing: `requests` holds it."""
 
     def _answer(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
-        self.requests.append(f"{self.command} {unquote(url.path)}")
+        self.owner.requests.append(f"{self.command} {unquote(url.path)}")
         try:
-            if self.take(parts, body):
-                return
-            if parts[0] == "api":
-                form = parse_qs(body.decode())
-                self.send_json(self._ask(parts[1:], parse_qs(url.query), form))
+            if parts[0] == "blobs" and self.command == "PUT":
+                self.owner.blobs[parts[1]] = body
+                self._send_json({})
             elif parts[0] == "blobs":
                 self._send_blob(parts[1])
+            elif parts[0] == "api" or parts[-1] == "batch":
+                self._send_json(self._change(parts, body) or self._ask(parts[1:], url.query, body))
             else:
                 self._send_file(parts if parts[0] == "datasets" else ["models", *parts])
         except Refusal as refusal:
             self._send(refusal.status, b"", refusal.headers)
 
-    def take(self, parts: list[str], body: bytes) -> bool:
-        """Answer what changes the hub; one that is only read has nothing of the kind."""
-        return False
+    do_HEAD = do_GET = do_POST = do_PUT = _answer
+
+    def _ask(self, parts: list[str], query: str, body: bytes) -> object:
+        repo, name, rest = self._find(parts), "/".join(parts[1:3]), parts[3:]
+        if rest[:1] == ["discussions"]:
+            author = parse_qs(query).get("author", [""])[0]
+            found = [
+                {
+                    "num": number,
+                    "title": "Adding `safetensors` variant of this model",
+                    "author": {"name": pull["author"]},
+                    "status": pull["status"],
+                    "isPullRequest": True,
+                    "createdAt": "2023-03-01T10:00:00.000Z",
+                    "repo": {"name": name, "type": parts[0].removesuffix("s")},
+                }
+                for number, pull in repo.pulls.items()
+                if author in ("", pull["author"])
+            ]
+            return {"discussions": found, "count": len(found), "start": 0}
+        commit, files = self._at(repo, rest[1] if len(rest) > 1 else "main")
+        if rest[:1] == ["tree"]:
+            inside = "/".join(rest[2:])
+            entries = _tree(files, inside, is_deep="recursive=true" in query.lower())
+            if inside and not entries:
+                raise Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
+            return entries
+        if rest[:1] == ["paths-info"]:
+            paths = parse_qs(body.decode()).get("paths", [])
+            return [entry for path in paths for entry in _path_info(files, path)]
+        siblings = [{"rfilename": file} for file in files]
+        return {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+
+    def _change(self, parts: list[str], body: bytes) -> object:
+        """Do what changes the hub; None where nothing is to be changed."""
+        owner, name = self.owner, "/".join(parts[1:4])
+        kind = parts[4] if len(parts) > 4 else "/".join(parts[1:])
+        if parts == ["api", "validate-yaml"]:  # of a model card
+            owner.cards.append(json.loads(body)["content"])
+            return {"errors": [], "warnings": []}
+        if kind not in ("repos/create", "branch", "preupload", "commit", "objects"):
+            return None
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token == READ_TOKEN:
+            raise Refusal(403, "Forbidden", "You don't have the rights to create a model.")
+        if token != TOKEN:
+            raise Refusal(401, "", "Invalid username or password.")
+        if kind == "commit":
+            self._commit(owner.repos[name].revisions, parts[5], body)
+            place = f"{self._here()}/{name}/commit/{'0' * 40}"
+            return {"commitUrl": place, "commitOid": "0" * 40, "success": True}
+        asked = json.loads(body or b"{}")
+        if kind == "repos/create":
+            name = f"{asked.get('organization') or USER}/{asked['name']}"
+            if f"models/{name}" not in owner.repos:
+                owner.made.append(asked)
+            owner.repos.setdefault(f"models/{name}", Repo({"main": {".gitattributes": b""}}))
+            return {"url": f"{self._here()}/{name}", "name": name, "id": name}
+        if kind == "branch":
+            revisions = owner.repos[name].revisions
+            revisions[parts[5]] = dict(revisions["main"])
+            return {"name": parts[5]}
+        if kind == "preupload":
+            modes = {True: "lfs", False: "regular"}
+            files = [
+                {"path": path, "uploadMode": modes[path.endswith(".safetensors")]}
+                for path in (file["path"] for file in asked["files"])
+            ]
+            return {"files": [{**file, "shouldIgnore": False} for file in files]}
+        if owner.is_broken:
+            raise Refusal(403, "", "Your storage is full.")
+        objects = [
+            {**item, "actions": {"upload": {"href": f"{self._here()}/blobs/{item['oid']}"}}}
+            for item in asked["objects"]
+        ]
+        return {"transfer": "basic", "objects": objects}
+
+    def _commit(self, revisions: dict[str, Files], revision: str, body: bytes) -> None:
+        files = dict(revisions[revision])
+        for item in map(json.loads, body.splitlines()):
+            value = item["value"]
+            if item["key"] == "header":
+                self.owner.messages.append(value["summary"])
+            elif item["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            else:
+                files[value["path"]] = self.owner.blobs[value["oid"]]
+                assert blob_id(files[value["path"]]) == value["oid"]
+        revisions[revision] = files
 
     def _find(self, parts: list[str]) -> Repo:
-        repo = self.repos.get("/".join(parts[:3]))
+        repo = self.owner.repos.get("/".join(parts[:3]))
         if repo is None:  # a private one too; clients know a bare 401 for this only over https
             raise Refusal(404, "RepoNotFound", "Repository not found")
         return repo
 
     def _at(self, repo: Repo, revision: str) -> tuple[str, Files]:
-        found = repo.resolve(revision)
-        if found is None:
-            raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        return found
-
-    def _ask(
-        self, parts: list[str], query: Mapping[str, list[str]], form: Mapping[str, list[str]]
-    ) -> object:
-        repo, rest = self._find(parts), parts[3:]
-        if rest[:1] == ["discussions"]:
-            return _discussions("/".join(parts[1:3]), parts[0], repo, query)
-        commit, files = self._at(repo, rest[1] if len(rest) > 1 else "main")
-        if rest[:1] == ["tree"]:
-            inside = "/".join(rest[2:])
-            entries = _tree(files, inside, is_deep="true" in str(query.get("recursive")).lower())
-            if inside and not entries:
-                raise Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
-            return entries
-        if rest[:1] == ["paths-info"]:
-            return [entry for path in form.get("paths", []) for entry in _path_info(files, path)]
-        siblings = [{"rfilename": name} for name in files]
-        name = "/".join(parts[1:3])
-        return {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+        """Find the commit and the files of a branch, tag, pull request or commit."""
+        for name, files in repo.revisions.items():
+            if revision in (name, commit := commit_of(files)):
+                return commit, files
+        raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
 
     def _send_file(self, parts: list[str]) -> None:
-        repo, revision, name = self._find(parts), parts[4], "/".join(parts[5:])
-        commit, files = self._at(repo, revision)
+        repo, name = self._find(parts), "/".join(parts[5:])
+        commit, files = self._at(repo, parts[4])
         if repo.is_gated:
             raise Refusal(401, "GatedRepo", "Access to this model is restricted.")
         if name not in files:
@@ -164,69 +220,37 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}
         if name.endswith((".safetensors", ".parquet")):  # large files lie on another host
             headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(data))
-            port = self.connection.getsockname()[1]
-            place = f"http://localhost:{port}/blobs/{blob_id(data)}"
+            place = f"{self._here()}/blobs/{blob_id(data)}".replace("127.0.0.1", "localhost")
             self._send(302, b"", {**headers, "Location": place})
         else:
-            self._send_range(data, headers)
+            self._send(200, data, headers)
 
     def _send_blob(self, blob: str) -> None:
-        every = (files for repo in self.repos.values() for files in repo.revisions.values())
+        every = (files for repo in self.owner.repos.values() for files in repo.revisions.values())
         data = next(d for files in every for d in files.values() if blob_id(d) == blob)
-        self._send_range(data, {"ETag": f'"{blob}"'})
+        self._send(200, data, {"ETag": f'"{blob}"'})
 
-    def _send_range(self, data: bytes, headers: Mapping[str, str]) -> None:
-        asked = self.headers.get("Range")
-        if not asked:
-            self._send(200, data, {"Accept-Ranges": "bytes", **headers})
-            return
-        first, _, last = asked.removeprefix("bytes=").partition("-")
-        stop = min(int(last) + 1, len(data)) if last else len(data)
-        place = f"bytes {first}-{stop - 1}/{len(data)}"
-        self._send(206, data[int(first) : stop], {"Content-Range": place, **headers})
-
-    def send_json(self, value: object) -> None:
+    def _send_json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
-
-def blob_id(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _discussions(
-    name: str, kind: str, repo: Repo, query: Mapping[str, list[str]]
-) -> dict[str, object]:
-    author = query.get("author", [""])[0]
-    found = [
-        {
-            "num": number,
-            "title": "Adding `safetensors` variant of this model",
-            "author": {"name": pull["author"]},
-            "status": pull["status"],
-            "isPullRequest": True,
-            "createdAt": "2023-03-01T10:00:00.000Z",
-            "repo": {"name": name, "type": kind.removesuffix("s")},
-        }
-        for number, pull in repo.pulls.items()
-        if author in ("", pull["author"])
-    ]
-    return {"discussions": found, "count": len(found), "start": 0}
+    def _here(self) -> str:
+        return f"http://127.0.0.1:{self.connection.getsockname()[1]}"
 
 
 def _path_info(files: Files, path: str) -> list[dict[str, object]]:
     if path in files:
-        return [_entry(path, files[path])]
+        data = files[path]
+        return [{"type": "file", "path": path, "size": len(data), "oid": blob_id(data)[:40]}]
     if any(name.startswith(f"{path}/") for name in files):
-        return [{"type": "directory", "path": path, "oid": hashlib.sha1(path.encode()).hexdigest()}]
+        return [{"type": "directory", "path": path, "oid": blob_id(path.encode())[:40]}]
     return []
 
 
@@ -235,9 +259,4 @@ def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]
     rest = [name.removeprefix(start) for name in files if name.startswith(start)]
     folders = sorted({name.split("/")[0] for name in rest if "/" in name})
     shown = [name for name in rest if is_deep or "/" not in name]
-    found = [info for folder in folders for info in _path_info(files, start + folder)]
-    return found + [_entry(start + name, files[start + name]) for name in shown]
-
-
-def _entry(path: str, data: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(data), "oid": blob_id(data)[:40]}
+    return [info for name in [*folders, *shown] for info in _path_info(files, start + name)]

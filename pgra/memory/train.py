@@ -381,7 +381,7 @@ def train_encoder(
     if by_type and len(set(kinds)) < 2:
         raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
     start = time.monotonic()
-    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
+    encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
     _pooling_key(encoder)  # refused before anything is trained
     texts = [pair.question for pair in pairs]
     if arguments.key_form == "slotless":  # as `KeyEncoder` reads them

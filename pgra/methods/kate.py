@@ -24,7 +24,7 @@ from tqdm import tqdm
 from pgra.artifacts import digest
 from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import check_pool_arguments, load_pool
+from pgra.data.examples import load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import (
     GenerationTask,
@@ -137,9 +137,7 @@ class PoolData(TaskData):
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
             return cls(task, splits.train, [], splits.test, splits.notes)
-        check_pool_arguments(args.data, other)
-        data = args.data if other is None else replace(args.data, test_file=other)
-        found = load_references(task, data)
+        found = load_references(task, args.data, query_dataset_name=other)
         pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)

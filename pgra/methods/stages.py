@@ -21,8 +21,7 @@ from pgra.artifacts import digest
 from pgra.config import PgraArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.examples import load_splits
-from pgra.data.tasks import Task, load_task
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
@@ -110,12 +109,8 @@ class Stages(Timed):
             ConfigError: If no task is named, or there are too few examples for the prompt.
             DataError: If the data cannot be read.
         """
-        if args.data.task is None:
-            raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
-        task = load_task(args.data.task)
-        splits = load_splits(task, args.data)
-        data = TaskData(task, splits.train, splits.dev, splits.test, splits.notes)
-        prompt, exemplars = _write_prompt(task, data, args, context)
+        data = TaskData.read(args)
+        prompt, exemplars = _write_prompt(data, args, context)
         # Readers without a prompt leave the same examples out, so that all train on equal data.
         shown = prompt.shown_ids
         train = [example for example in data.train if example.id not in shown]
@@ -306,6 +301,12 @@ class Stages(Timed):
             return [[] for _ in self.data.examples(split)]
         return self.lines(self.ranked(split))
 
+    def new_lines(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
+        """Find the evidence of new examples; none where none is read."""
+        if not self.depth or not examples:
+            return [[] for _ in examples]
+        return self.lines(self.search(examples))
+
     def _store(
         self,
         stage: str,
@@ -375,9 +376,11 @@ def prompt_template(task: Task) -> PromptTemplate:
 
 
 def _write_prompt(
-    task: Task, data: TaskData, args: PgraArguments, context: Context
+    data: TaskData, args: PgraArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one where each query has its own, and what chooses these."""
+    task = data.task
+    assert isinstance(task, Task)
     template = prompt_template(task)
     if args.rerank.per_query:
         exemplars = NearestExemplars(

@@ -83,27 +83,23 @@ def write_stream(path, steps):
     return path
 
 
-def conversation(log):
-    """Give a person's conversation about lexical relations."""
-    return Conversation(
-        family=load_family("lexical"),
-        lm=PromptedLM(few_shot=load_few_shot("lexical"), completer=FollowingLM()),
-        log=log,
-        lookup=EditLookup(log),
-        threshold=-5.0,
-    )
+def conversation(log, family="lexical", completer=None, **more):
+    """Return a person's conversation, by default about lexical relations."""
+    lm = PromptedLM(few_shot=load_few_shot(family), completer=completer or FollowingLM())
+    values = {"family": load_family(family), "lookup": EditLookup(log), "threshold": -5.0, **more}
+    return Conversation(lm=lm, log=log, **values)
 
 
 @contextlib.contextmanager
-def open_page(path):
-    """Give the page's application, with its page and the memory's path."""
+def open_page(path, *args, **more):
+    """Open the page's application on a memory, with the conversation that it shows."""
     from pgra.memory.web import MemoryPage
 
     with contextlib.closing(
-        MemoryPage(lambda: conversation(FeedbackLog.open(path)), "LM <following>")
+        MemoryPage(lambda: conversation(FeedbackLog.open(path), *args, **more), "LM <following>")
     ) as page:
         app = page.app(["127.0.0.1"])
-        app.state.page, app.state.path = page, path
+        app.state.path = path
         yield app
 
 

@@ -1,7 +1,6 @@
 """Look-ups, their vectors, and the gate."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from rapidfuzz.distance import Levenshtein
 
 from pgra.config import config_root
 from pgra.core import Context
-from pgra.errors import ConfigError, DataError
+from pgra.errors import ConfigError
 from pgra.memory.families import list_yamls, load_family
 from pgra.memory.log import Event, FeedbackLog
 from pgra.memory.lookup import (
@@ -29,8 +28,6 @@ from pgra.memory.lookup import (
     normalize_key,
     strip_slot,
 )
-from pgra.memory.report import Trial, choose_threshold, judge_threshold, try_lookup
-from pgra.memory.stream import Step
 from pgra.memory.vectors import KeyVectors
 
 CPU = Context(device="cpu")
@@ -335,36 +332,3 @@ def test_the_papers_rule_is_for_the_papers_families_and_for_slots(name, tmp_path
     open_gate = name == "webquestions"
     assert args.gate_of(family) == (None if open_gate else -5 if released else 0.85)
     assert LookupArguments(threshold=0.0).settle(family).gate_of(family) == 0  # given: it counts
-
-
-TRIALS = [
-    Trial(None, is_right=False, has_right=False),
-    Trial(0.9, is_right=True, has_right=True),
-    Trial(0.8, is_right=True, has_right=True),
-    Trial(0.7, is_right=False, has_right=True),
-    Trial(0.6, is_right=False, has_right=False),
-    Trial(0.5, is_right=True, has_right=True),
-]
-
-
-def test_the_threshold_with_the_largest_f1_is_chosen():
-    report = judge_threshold(TRIALS, 0.65)
-    assert (report.precision, report.recall, report.num_passed) == (2 / 3, 2 / 4, 3)
-    assert judge_threshold(TRIALS, 2.0).precision is None
-    best = choose_threshold(TRIALS)
-    assert best.f1 == max(judge_threshold(TRIALS, t.score).f1 for t in TRIALS[1:])
-    with pytest.raises(DataError, match="no threshold can be chosen from 1 questions"):
-        choose_threshold(TRIALS[:1])
-
-
-def test_a_dev_stream_looks_only_among_the_questions_before():
-    questions = {"1": "what is like < a >", "2": "what is like < b >", "3": "what is unlike < c >"}
-    steps = [Step(i, "syn", question, "f") for i, question in questions.items()]
-    steps[2] = replace(steps[2], kind="ant")
-    trials = try_lookup(steps, EditLookup)
-    assert trials == [
-        Trial(None, is_right=False, has_right=False),
-        Trial(0.0, is_right=True, has_right=True),
-        Trial(-2.0, is_right=False, has_right=False),
-    ]
-    assert choose_threshold(trials).threshold == 0.0

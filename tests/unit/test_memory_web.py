@@ -1,5 +1,6 @@
 """`pgra memory web`: the page over HTTP."""
 
+import contextlib
 import os
 import re
 import signal
@@ -10,32 +11,28 @@ import threading
 import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
-from following_lm import Echo, FollowingLM, conversation, entries, open_page
+from following_lm import Echo, FollowingLM, entries, open_page
 from starlette.testclient import TestClient
 
 from pgra.cli import main
 from pgra.errors import ArtifactError
 from pgra.lm.base import Completion
-from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import PromptedLM
-from pgra.memory.web import MemoryPage
 
 ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 
 
-@pytest.fixture
-def page(tmp_path):
-    with open_page(tmp_path / "memory.sqlite") as app:
-        yield app
+class Hostile(FollowingLM):
+    """Writes markup."""
+
+    def _go_on(self, prompt):
+        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
 
 
 class Visitor:
@@ -43,7 +40,8 @@ class Visitor:
 
     def __init__(self, app):
         self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True)
-        self.address = str(self.client.get("/").url)
+        self.answer = self.client.get("/")
+        self.address = str(self.answer.url)
 
     def send(self, name, **fields):
         self.answer = self.client.post(f"{self.address}/{name}", data=fields)
@@ -54,14 +52,30 @@ class Visitor:
         return " ".join(unescape(text).split())
 
 
-def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
-    visitor = Visitor(page)
+@pytest.fixture
+def visit(tmp_path):
+    """Open tabs of one page, whose conversation is as it is asked for first."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+
+        def visit(*args, **more):
+            if not opened:
+                page = open_page(tmp_path / "memory.sqlite", *args, **more)
+                opened.append(stack.enter_context(page))
+            visit.app = opened[0]
+            return Visitor(opened[0])
+
+        yield visit
+
+
+def test_a_question_is_asked_corrected_and_its_entry_forgotten(visit):
+    visitor = visit()
     visitor.send("ask", question=AKIN)
     assert visitor.answer.url.fragment == "answer"
     assert f"Question {AKIN} Understood the homonym for pretty is … Answer x" in visitor.shown()
     assert "nothing was found" in visitor.shown()
     visitor.send("correct", turn="1", feedback=f"{MEANT}\r\nplease")
-    assert entries(page) == [(AKIN, f"{MEANT}\nplease")]
+    assert entries(visit.app) == [(AKIN, f"{MEANT}\nplease")]
     assert "Noted as entry 1, and asked again." in visitor.shown()
     assert "Understood the synonym for pretty is …" in visitor.shown()
     told = f"Used entry 1, score 0.0000 (passes the gate of -5) Question {AKIN} Feedback {MEANT}"
@@ -70,51 +84,33 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert "Not used: too far entry 1, score -14.0000 (does not pass the gate" in visitor.shown()
     assert visitor.answer.text.count('<details class="earlier">') == 2
     visitor.send("forget", entry="1")
-    assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
-    assert "In the memory: 0 entries" in visitor.shown()
+    assert (entries(visit.app), visitor.answer.url.fragment) == ([], "memory")
 
 
-def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
-    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
-    lm = PromptedLM(few_shot=few_shot, completer=Echo())
-    page.state.page.conversation = replace(
-        page.state.page.conversation, family=family, lm=lm, threshold=None
-    )
-    visitor = Visitor(page)
+def test_of_questions_of_fact_the_page_asks_for_the_right_answer(visit):
+    visitor = visit("webquestions", Echo(), threshold=None)
     visitor.send("ask", question="who wrote the odyssey?")
     visitor.send("correct", turn="1", feedback="Homer")
     assert "Answer Homer Memory Used entry 1, score 0.0000 Question who wrote" in visitor.shown()
     assert "The right answer It is noted in the memory" in visitor.shown()
     assert "Understood" not in visitor.shown()
-    assert "What you meant" not in visitor.shown()
 
 
-class Hostile(FollowingLM):
-    """Writes markup."""
-
-    def _go_on(self, prompt):
-        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
-
-
-def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
-    conversation = page.state.page.conversation
-    conversation.lm = replace(conversation.lm, completer=Hostile())
-    visitor = Visitor(page)
-    plain = visitor.client.get(visitor.address).text
+def test_what_people_and_the_lm_wrote_is_text_and_never_markup(visit):
+    visitor = visit(completer=Hostile())
+    plain = visitor.answer.text
     assert "LM &lt;following&gt;" in plain
     visitor.send("ask", question=HOSTILE)
-    visitor.send("correct", turn="1", feedback=f"{HOSTILE} \u202e")
+    visitor.send("correct", turn="1", feedback=f"{HOSTILE} END \u202e")
     visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
-    assert entries(page) == [(HOSTILE, f"{HOSTILE} \u202e")]
     assert visitor.answer.text.count("<script") == plain.count("<script") == 1
     assert visitor.shown().count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
     assert "\u202e" not in visitor.answer.text
 
 
-def test_two_tabs_have_a_conversation_each_and_one_memory(page):
-    one, other = Visitor(page), Visitor(page)
-    assert one.address != other.address
+def test_two_tabs_have_a_conversation_each_and_one_memory(visit):
+    one, other = visit(), visit()
     one.send("ask", question=AKIN)
     other.send("ask", question="expand on < fast > ?")
     assert "pretty" not in other.shown()
@@ -124,44 +120,38 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     questions = [f"which word {'is' * n} < a{n} > ?" for n in range(1, 9)]
 
     def teach(question):
-        visitor = Visitor(page)
+        visitor = visit()
         visitor.send("ask", question=question)
         return visitor.send("correct", turn="1", feedback="I want a synonym").status_code
 
     with ThreadPoolExecutor(4) as pool:  # several at once
         assert list(pool.map(teach, questions)) == [200] * 8
-    assert sorted(entries(page)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
+    assert sorted(entries(visit.app)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
 
 
 @pytest.mark.parametrize(
     ("form", "fields", "message", "kept"),
     [
-        ("ask", {"question": "  "}, "the question is empty: type one", ""),
-        ("ask", {"question": "x" * 10_000}, "makes a prompt of", None),
+        ("ask", {"question": f"< {'a ' * 2000}>"}, "makes a prompt of", "a " * 2000),
         ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
         ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
         ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
     ],
 )
-def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    conversation = page.state.page.conversation
-    conversation.lm = replace(conversation.lm, max_prompt_tokens=350)
-    if kept is None:
-        fields = {"question": "< " + "a " * 100 + ">"}
-        kept = "a " * 100
-    visitor = Visitor(page)
-    assert visitor.send("ask", question=AKIN).status_code == 200
+def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(visit, form, fields, message, kept):
+    visitor = visit()
+    visitor.send("ask", question=AKIN)
     answer = visitor.send(form, **fields)
     assert (answer.status_code, str(answer.url)) == (422, f"{visitor.address}/{form}")
     assert str(visitor.client.get(str(answer.url)).url) == visitor.address  # loaded again
     assert message in visitor.shown()
     assert '<p class="error" role="alert"' in answer.text
     assert kept in answer.text
-    assert entries(page) == []
+    assert entries(visit.app) == []
 
 
-def test_another_page_or_name_may_not_send_forms_here(page):
-    visitor = Visitor(page)
+def test_another_page_or_name_may_not_send_forms_here(visit):
+    visitor = visit()
     address = f"{visitor.address}/ask"
 
     def code(**headers):
@@ -173,14 +163,13 @@ def test_another_page_or_name_may_not_send_forms_here(page):
     far = visitor.client.post("/chat/guessed/ask", data={"question": AKIN})
     assert str(far.url) not in (address, visitor.address)  # a new tab
     assert AKIN not in far.text
-    large = visitor.client.post(address, content=b"question=" + b"x" * 300_000)
-    many = visitor.client.post(address, content=b"&a=1" * 9)
-    odd = visitor.client.post(address, content=b"question=%FF")
-    assert [answer.status_code for answer in (large, many, odd)] == [413, 400, 400]
+    bodies = (b"question=" + b"x" * 300_000, b"&a=1" * 9, b"question=%FF")
+    codes = [visitor.client.post(address, content=body).status_code for body in bodies]
+    assert codes == [413, 400, 400]
 
 
-def test_a_page_asks_for_nothing_of_another_host(page):
-    visitor = Visitor(page)
+def test_a_page_asks_for_nothing_of_another_host(visit):
+    visitor = visit()
     answer = visitor.send("ask", question=AKIN)
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
@@ -192,28 +181,23 @@ def test_a_page_asks_for_nothing_of_another_host(page):
     for name, kind in (("memory.css", "text/css"), ("memory.js", "text/javascript")):
         asset = visitor.client.get(f"/{name}")
         assert asset.headers["content-type"].startswith(kind)
-        assert "http" not in asset.text
-        assert "url(" not in asset.text
+        assert not re.search(r"http|url\(", asset.text)
 
 
-def test_a_page_that_cannot_open_says_why(tmp_path):
+def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "memory.sqlite").write_text("no memory " * 100)
     before = threading.active_count()
-    with pytest.raises(ArtifactError, match="is damaged"):
-        MemoryPage(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")), "")
+    with pytest.raises(ArtifactError, match="is damaged"), open_page(tmp_path / "memory.sqlite"):
+        pass
     assert threading.active_count() == before
-
-
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # told before anything is loaded
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["memory", "web"]) == 2
     assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 SERVER = f"""

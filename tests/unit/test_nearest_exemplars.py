@@ -18,14 +18,15 @@ from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import RestoredReader
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import write_record
 from pgra.retrieval.neighbors import Neighbors
+from pgra.runs import open_run
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}
@@ -120,18 +121,20 @@ def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path
     stages = Stages.read(args, ALONE)
     stages.find(["test"])
     query = stages.data.test[0]
+    used = asdict(with_retriever(args, encoder_dtype="auto"))
     record = replace(
         RECORD,
         inputs=stages.data.task.inputs,
+        layout=SegmentLayout("{text} <extra_id_0>"),
         num_evidence=stages.depth,
         prompt=stages.prompt,
-        arguments=asdict(with_retriever(args, encoder_dtype="auto")),
+        arguments={name: part for name, part in used.items() if part is not None},
         fingerprints=stages.fingerprints,
     )
     reader = FusionReader.from_name(str(t5_dir))
     T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(tmp_path)
     write_record(tmp_path, record)
-    restored = RestoredReader(tmp_path, Context(device="cpu"))
+    restored = open_run(tmp_path, Context(device="cpu"))
     assert restored.stages.args.retriever.encoder_dtype == expected
     found = restored.stages.lines(restored.stages.search([query]))
     assert found[0] == stages.evidence_lines("test")[0]

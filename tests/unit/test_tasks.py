@@ -38,16 +38,11 @@ def test_every_shipped_task_is_whole(name):
     assert task.name == name
     assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
     assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == set(task.inputs)
-
-
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_task_of_the_paper_has_its_source_and_slot(name):
-    task = load_task(name)
-    assert "<extra_id_0>" in task.reader_template
-    assert set(task.sizes) == {"train", "test"}
-    assert task.hub is not None
-    assert task.hub.splits["train"] == "train"
-    assert task.answer == "The answer is"
+    if name in PAPERS:
+        assert "<extra_id_0>" in task.reader_template
+        assert set(task.sizes) == {"train", "test"}
+        assert task.hub.splits["train"] == "train"
+        assert task.answer == "The answer is"
 
 
 WRITTEN = {
@@ -86,7 +81,7 @@ BAD_WRITTEN = {
     "frame holds no field": {"frame": "Q:"},
     "frame ends in a space": {"frame": "Q: {question} "},
     "frame does not show the input {table}": {"inputs": ["question", "table"]},
-    "num_exemplars is 0; it must be a number from 1": {"num_exemplars": 0},
+    "num_exemplars is 0: it must be at least 1": {"num_exemplars": 0},
     "hub.labels are for tasks with labels": {"hub": {"id": "a/b", "labels": ["a"]}},
 }
 
