@@ -57,11 +57,6 @@ class Chosen:
         """Return one query's rows."""
         return [row for row in self.rows[query].tolist() if row != MISSING_ROW]
 
-    @property
-    def counts(self) -> Counts:
-        """How many each query has, (B,)."""
-        return np.asarray((self.rows != MISSING_ROW).sum(axis=1), np.int64)
-
 
 @dataclass
 class ExemplarPool:
