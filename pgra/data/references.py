@@ -129,23 +129,10 @@ class Reference:
     table: Highlights | None = None
 
 
-@dataclass(frozen=True)
-class References:
-    """A run's exemplars and queries.
-
-    Attributes:
-        pool: Where exemplars are drawn from.
-        queries: What is asked.
-    """
-
-    pool: list[Reference]
-    queries: list[Reference]
-
-
 def load_references(
     task: GenerationTask, args: DataArguments, *, query_dataset_name: str | None = None
-) -> References:
-    """Read a task's exemplars and queries; sub-samples are drawn with `split_seed`.
+) -> tuple[list[Reference], list[Reference]]:
+    """Read a task's pool of exemplars, and its queries; sub-samples are drawn with `split_seed`.
 
     Args:
         task: Whose rows they are.
@@ -158,10 +145,8 @@ def load_references(
     """
     found = open_pool(task, args, query_dataset_name)
     pool, queries = (read_references(task, raw, split) for split, raw in found.items())
-    return References(
-        sample(pool, args.max_train_samples, args.split_seed),
-        sample(queries, args.max_test_samples, args.split_seed),
-    )
+    queries = sample(queries, args.max_test_samples, args.split_seed)
+    return sample(pool, args.max_train_samples, args.split_seed), queries
 
 
 def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[Reference]:

@@ -58,13 +58,7 @@ _MODES = {
     "pooling_mode_mean_tokens": "mean",
 }
 _KNOWN = ("Dense", "Dropout", "Normalize", "Pooling", "Transformer")
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "GELU": torch.nn.functional.gelu,
-    "Identity": lambda x: x,
-    "ReLU": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-}
+_ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "Tanh")
 _DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
 
 
@@ -160,9 +154,8 @@ class DenseLayer:
 
     def apply(self, vectors: Tensor) -> Tensor:
         """Turn (B, D_in) into (B, D_out)."""
-        return _ACTIVATIONS[self.activation](
-            torch.nn.functional.linear(vectors, self.weight, self.bias)
-        )
+        activate: Callable[[Tensor], Tensor] = getattr(torch.nn, self.activation)()
+        return activate(torch.nn.functional.linear(vectors, self.weight, self.bias))
 
     def to(self, device: torch.device) -> "DenseLayer":
         """Move it to a device."""

@@ -268,19 +268,9 @@ class LmShape:
         return self.cache_bytes(tokens, itemsize) + live * tokens * itemsize
 
 
-@dataclass(frozen=True)
-class TextSample:
-    """Texts of one kind that a model will read, by a sample of them.
-
-    Attributes:
-        count: How many there are.
-        own: Tokens of each sampled one that are read for it alone.
-        whole: The same, with what it shares with others.
-    """
-
-    count: int
-    own: Sequence[int]
-    whole: Sequence[int]
+TextSample = tuple[int, Sequence[int], Sequence[int]]
+"""How many texts of one kind there are, and of some of them the tokens that are read for each
+alone, and the same with what it shares with others."""
 
 
 @dataclass(frozen=True)
@@ -375,25 +365,25 @@ def estimate_reading(
     place = f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
-    sampled, count = sum(len(kind.own) for kind in kinds), sum(kind.count for kind in kinds)
+    sampled, total = sum(len(own) for _, own, _ in kinds), sum(count for count, _, _ in kinds)
     once = num_prefixes if is_shared and sampled else 0
-    own = whole = flops = flops_whole = 0.0
-    for kind in kinds:
-        times = kind.count / max(1, len(kind.own))
-        own += times * sum(kind.own)
-        whole += times * sum(kind.whole)
-        flops += times * shape.flops(kind.own, behind=behind)
-        flops_whole += times * shape.flops(kind.whole)
+    tokens = tokens_whole = flops = flops_whole = 0.0
+    for count, own, whole in kinds:
+        times = count / max(1, len(own))
+        tokens += times * sum(own)
+        tokens_whole += times * sum(whole)
+        flops += times * shape.flops(own, behind=behind)
+        flops_whole += times * shape.flops(whole)
     return Reading(
         model=model.source.name,
         device=f"{place}, {dtype_name(model.dtype)}",
         prefix=prefix,
         num_prefixes=num_prefixes,
-        own_mean=own / max(1, count),
+        own_mean=tokens / max(1, total),
         sampled=sampled,
         cut=num_cut / max(1, sampled),
-        tokens=round(own) + once * behind,
-        tokens_whole=round(whole),
+        tokens=round(tokens) + once * behind,
+        tokens_whole=round(tokens_whole),
         flops=flops + once * shape.flops([behind]),
         flops_whole=flops_whole,
         weights=shape.weight_bytes(item, model.quantization),
@@ -421,11 +411,11 @@ def foresee_prompts(
     """
     skip, is_shared, cut = len(encoder.shared_ids), encoder.sharing != "none", encoder.num_cut
     prefix = skip if prefix is None else prefix
-    samples = []
+    samples: list[TextSample] = []
     for count, fields in kinds:
         ids = encoder.tokenize(fields).ids
         whole = [len(prompt) - skip + prefix for prompt in ids]
-        samples.append(TextSample(count, own_lengths(encoder, ids) if is_shared else whole, whole))
+        samples.append((count, own_lengths(encoder, ids) if is_shared else whole, whole))
     reading = estimate_reading(
         encoder.lm,
         samples,

@@ -137,11 +137,11 @@ class PoolData(TaskData):
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
             return cls(task, splits.train, [], splits.test, splits.notes)
-        found = load_references(task, args.data, query_dataset_name=other)
-        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        shown, references = load_references(task, args.data, query_dataset_name=other)
+        pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, found.queries)
+        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from pgra.config import LoraArguments, RerankArguments, RunArguments, arg
@@ -29,7 +28,7 @@ from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import batch_budget, find_model, load_pretrained
+from pgra.lm.load import batch_budget
 from pgra.methods.answers import progress_bar
 from pgra.methods.base import SPLITS
 from pgra.methods.pgra import Pgra
@@ -38,9 +37,8 @@ from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration, decide
-from pgra.reader.fid import IGNORED
+from pgra.reader.causal import CausalModule, answer_row, pad
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.module import ReaderModule
 from pgra.reader.predict import Decision
 from pgra.reader.record import READER_FOLDER, RECORD_FILE
 from pgra.report.metrics import measure
@@ -262,7 +260,7 @@ class Ralm(Pgra):
 
     def begin(self) -> "LMClassifier":
         """Return the LM that training starts from."""
-        module = LMModule(load_for_training(self.asked.reader_lm))
+        module = CausalModule.from_name(self.asked.reader_lm)
         module.add_adapters(self.asked, seed=self.seed)
         lm = CausalLM.from_name(self.asked.reader_lm, device="cpu")  # its tokens alone are used
         return LMClassifier(module, lm, self.verbalizer.words)
@@ -318,50 +316,6 @@ def open_reader_lm(
 # What is trained.
 
 
-class LMModule(ReaderModule):
-    """A causal LM that learns the tokens of the labels' words."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        labels: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Read prompts with their words.
-
-        Args:
-            input_ids: (B, L), padded on the right.
-            attention_mask: True on real tokens, (B, L) bool.
-            labels: (B, L): the words' tokens at their places, `IGNORED` elsewhere.
-            num_items_in_batch: Word tokens to divide the summed loss by; None is this batch's.
-
-        Returns:
-            With `.loss`, and `.logits` (B, n, V) that predict the tokens at `.places` (n,), where
-            any row has a word's.
-        """
-        # Logits of every token would take more memory than all else.
-        places = (labels != IGNORED).any(dim=0).nonzero().flatten()  # (n,)
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            position_ids=positions.expand_as(input_ids),
-            logits_to_keep=places - 1,
-            use_cache=False,
-        )
-        chosen = labels[:, places]
-        loss = torch.nn.functional.cross_entropy(
-            output.logits.float().flatten(0, 1),
-            chosen.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
-        total = (chosen != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        output.loss, output.places = loss / total, places
-        return output
-
-
 @dataclass(frozen=True)
 class LMClassifier:
     """A causal LM while it is trained; see `pgra.reader.train.Classifier`.
@@ -373,7 +327,7 @@ class LMClassifier:
         batch_tokens: Padded tokens of a dev batch on a CPU; a GPU takes 16 times as many.
     """
 
-    module: LMModule
+    module: CausalModule
     lm: CausalLM
     words: Mapping[str, str]
     batch_tokens: int = 2048
@@ -413,7 +367,9 @@ class LMClassifier:
         found: list[tuple[int, int, float]] = []
         for batch in worker.share(batches):
             part = [rows[row] for row in batch]
-            padded = pad([(prompt, next(iter(words.values()))) for _, prompt, words in part])
+            padded = pad(
+                [answer_row(prompt, next(iter(words.values()))) for _, prompt, words in part]
+            )
             output = self.module(**{name: value.to(device) for name, value in padded.items()})
             chances = output.logits.float().log_softmax(dim=2)
             places = {place: n for n, place in enumerate(output.places.tolist())}
@@ -435,36 +391,12 @@ class LMClassifier:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_for_training(name: str) -> Any:
-    """Load an LM as training starts from it, in float32.
-
-    Raises:
-        ModelError: If it cannot be loaded.
-    """
-    load = AutoModelForCausalLM.from_pretrained
-    return load_pretrained(load, find_model(name), dtype=torch.float32)
-
-
 def collate(
     lm: CausalLM, words: Mapping[str, str], rows: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
     """Make a training batch of examples' ids, prompts and labels."""
-    pairs = []
+    answers = []
     for _, text, label in rows:
         prompt, (word,) = lm.read_words(text, [f" {words[label]}"])
-        pairs.append((prompt, word))
-    return {**pad(pairs), "example_ids": tuple(name for name, _, _ in rows)}
-
-
-def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
-    """Put prompts and the words behind them into what `LMModule.forward` takes."""
-    longest = max(len(prompt) + len(word) for prompt, word in pairs)
-    input_ids = torch.zeros(len(pairs), longest, dtype=torch.long)
-    labels = torch.full_like(input_ids, IGNORED)
-    mask = torch.zeros_like(input_ids, dtype=torch.bool)
-    for row, (prompt, word) in enumerate(pairs):
-        end = len(prompt) + len(word)
-        input_ids[row, :end] = torch.tensor([*prompt, *word])
-        labels[row, len(prompt) : end] = torch.tensor(word)
-        mask[row, :end] = True
-    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        answers.append(answer_row(prompt, word))
+    return {**pad(answers), "example_ids": tuple(name for name, _, _ in rows)}

@@ -27,9 +27,9 @@ from tqdm.auto import tqdm
 from pgra.artifacts import (
     MANIFEST,
     canonical_json,
-    check_files,
     digest,
     file_checksum,
+    find_damage,
     is_finished,
     lock_folder,
     read_array,
@@ -135,22 +135,14 @@ class Shard:
 
     def _check(self, *parts: str, verify: bool = True) -> None:
         """Compare files with the record: their sizes and, if `verify`, their checksums."""
-        names = [self.path(part).name for part in parts]
-        try:
-            check_files(
-                self.record.parent, {name: self.files[name] for name in names}, verify=verify
-            )
-        except ArtifactError as error:
-            cause = str(error).split(": delete")[0]
-            raise ArtifactError(f"{cause}: {self._way_out}") from None
+        files = {name: self.files[name] for name in (self.path(part).name for part in parts)}
+        for name, fault in find_damage(self.record.parent, files, verify=verify):
+            raise self._error(fault, self.record.with_name(name))
 
-    def _error(self, fault: str) -> ArtifactError:
-        return ArtifactError(f"{self.record} {fault}: {self._way_out}")
-
-    @property
-    def _way_out(self) -> str:
+    def _error(self, fault: str, path: Path | None = None) -> ArtifactError:
         name = self.record.stem
-        return f"delete {self.record}, and only its {name}.* states are computed again"
+        way_out = f"delete {self.record}, and only its {name}.* states are computed again"
+        return ArtifactError(f"{path or self.record} {fault}: {way_out}")
 
 
 def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = "") -> Path:

@@ -3,10 +3,7 @@
 A reranker of your own is one class and no line of ours:
 
     class Longest(Reranker):
-        def __init__(self, corpus): self.corpus = corpus
-
-        @classmethod
-        def open(cls, request): return cls(request.corpus)
+        def __init__(self, request): self.corpus = request.corpus
 
         @property
         def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
@@ -26,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -159,10 +156,13 @@ class Reranker(ABC):
     Arguments: ClassVar[type[_Arguments] | None] = None
     """Its own flags; an instance comes as `RerankRequest.options`."""
 
-    @classmethod
-    @abstractmethod
-    def open(cls, request: RerankRequest) -> "Reranker":
+    def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> "Reranker":
+        """Open the reranker, or another class that serves the request."""
+        return cls(request)
 
     @property
     @abstractmethod
@@ -213,11 +213,6 @@ def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]
 
 class FirstStageOrder(Reranker):
     """Keeps the first stage's order: FiD on its best hits, the paper's main baseline."""
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> Self:  # noqa: ARG003
-        """Open nothing."""
-        return cls()
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:

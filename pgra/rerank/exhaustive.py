@@ -21,7 +21,6 @@ from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import Similarity
 from pgra.retrieval.faiss import (
     AUTO,
     DEPTHS,
@@ -60,6 +59,8 @@ class ExhaustiveSearch:
         reranker: Gives the states, and the scores of what is found.
         factory: "Flat" compares with every state; any other FAISS factory string builds an index
             of the states, which is faster in a large corpus and may miss some.
+        num_rows: Passages of the corpus.
+        is_exact: Whether every passage is compared.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class ExhaustiveSearch:
             raise ConfigError(
                 "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
             )
-        self.reranker = reranker
-        self.factory = factory
+        self.reranker, self.factory, self.num_rows = reranker, factory, len(reranker.corpus)
         if factory == AUTO:
             self.factory = choose_factory(factory, self.num_rows, self._num_columns, memory_gb)
+        self.is_exact = self.factory == EXACT
         self._device = str(reranker.encoder.lm.device)
 
     @property
@@ -134,11 +135,6 @@ class ExhaustiveSearch:
             ConfigError: If the factory cannot work, or not so deep on a GPU.
             ArtifactError: If the index or a state on disk is damaged.
         """
-        if depth > self.num_rows or len(self.reranker.bank) < self.num_rows:
-            raise ValueError(
-                f"depth is {depth}, the corpus has {self.num_rows} passages, the bank "
-                f"{len(self.reranker.bank)} states"
-            )
         return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
 
     def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:
@@ -158,16 +154,6 @@ class ExhaustiveSearch:
         pairs = list(zip(found.rows[sample], true, strict=True))
         shared = {d: [len(np.intersect1d(a[:d], b[:d])) / d for a, b in pairs] for d in depths}
         return {str(d): round(float(np.mean(shares)), 4) for d, shares in shared.items()}
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every passage is compared."""
-        return self.factory == EXACT
-
-    @property
-    def num_rows(self) -> int:
-        """Count the passages."""
-        return len(self.reranker.corpus)
 
     @cached_property
     def _width(self) -> int:
@@ -269,11 +255,11 @@ class ExhaustiveSearch:
         """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
+        return self.reranker.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys))
 
     def _states(self, rows: Rows) -> Vectors:
         bank = self.reranker.bank
-        return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
+        return self.reranker.fitting.similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
         """Return all states by row: an index must not depend on how the bank was filled."""
@@ -283,15 +269,14 @@ class ExhaustiveSearch:
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Return all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
-            yield block.keys, self._similarity.of_passages(block.states, block.norms)
+            yield (
+                block.keys,
+                self.reranker.fitting.similarity.of_passages(block.states, block.norms),
+            )
 
     @property
     def _block_rows(self) -> int:
         return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
-
-    @property
-    def _similarity(self) -> Similarity:
-        return self.reranker.fitting.similarity
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:

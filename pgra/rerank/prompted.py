@@ -64,12 +64,8 @@ class PromptedReranker(ScoringReranker):
         encoder: PromptedEncoder,
         corpus: Corpus,
         context: Context,
+        args: RerankArguments | None = None,
         *,
-        similarity: str = "dot",
-        shard_rows: int = 512,
-        name: str = "bank",
-        full: bool = False,
-        bank_dtype: str = "auto",
         reference: Reference = Reference(),  # noqa: B008 (frozen)
     ) -> None:
         """Open the banks of an LM, a prompt and a corpus.
@@ -78,30 +74,27 @@ class PromptedReranker(ScoringReranker):
             encoder: Gives the states.
             corpus: What rows stand for.
             context: Where banks are kept, and who shares the work.
-            similarity: A name of `pgra.rerank.similarity.SIMILARITIES`, or `module:Class`.
-            shard_rows: Texts in one shard of a bank.
-            name: How the banks' folders begin.
-            full: Whether `prepare` reads the whole corpus, not only the candidates.
-            bank_dtype: How passages' states are kept: "auto" (as they come), "float16" or "int8".
-                Queries' always stay as they come: they are few.
+            args: Similarity, and what banks hold; None has their defaults. Queries' states always
+                stay as they come: they are few.
             reference: What the task gives a similarity that is fitted.
 
         Raises:
             ArtifactError: If a bank is damaged.
             ConfigError: If the similarity cannot be fitted.
         """
+        args, name = args or RerankArguments(), bank_name(encoder.lm.source.name)
         self.encoder = self.counter = encoder
-        self.corpus, self.context = corpus, context
-        self.shard_rows, self._full = shard_rows, full
-        as_they_come = bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
-        self._dtype = "auto" if as_they_come else bank_dtype
+        self.corpus, self.context, self._full = corpus, context, args.bank == "full"
+        self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
+        as_they_come = args.bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
+        self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": self._dtype}
         home = context.artifacts / "banks"
         self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
         fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
         self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
         self.fitting = Fitting(
-            similarity,
+            args.similarity,
             encoder,
             reference,
             num_rows=len(corpus),
@@ -121,8 +114,7 @@ class PromptedReranker(ScoringReranker):
         """
         args, corpus, context = request.args, request.corpus, request.context
         if args.per_query:
-            return NeighborReranker.open(request)
-        name = bank_name(args.lm)
+            return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
         first = open_prompted_encoder(args, request.prompt, context, with_head=with_head)
         encoders = [first, *(first.under(other) for other in request.prompt.others)]
@@ -131,11 +123,7 @@ class PromptedReranker(ScoringReranker):
                 encoder,
                 corpus,
                 context,
-                similarity=args.similarity,
-                shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
-                name=name,
-                full=args.bank == "full",
-                bank_dtype=args.bank_dtype,
+                args,
                 reference=request.reference.of_prefix(index, len(encoders)),
             )
             for index, encoder in enumerate(encoders)
@@ -282,9 +270,6 @@ class AveragedReranker(Reranker):
     Attributes:
         members: One reranker a prefix.
     """
-
-    open = PromptedReranker.open
-    models = PromptedReranker.models
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)

@@ -19,7 +19,7 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 `change`, or `of_passages` and `of_queries`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -225,7 +225,9 @@ class Fitting:
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
         self._num_rows, self._is_known = num_rows, reference.made is not None
         is_fitted = self._class.is_fitted
-        self._queries = _draw_queries(reference.queries) if is_fitted else {}
+        by_key = {query_key(example): example for example in reference.queries}
+        keys = _draw(np.array(sorted(by_key), np.int64)).tolist() if is_fitted else []
+        self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
         fields = self._fields(reference) if is_fitted else {}
         self._tokens = fields.get("label_tokens")
         self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **fields}
@@ -272,10 +274,7 @@ class Fitting:
         """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
-        if self._num_rows <= SAMPLE:
-            return np.arange(self._num_rows)
-        drawn = np.random.default_rng(_SEED).choice(self._num_rows, SAMPLE, replace=False)
-        return np.sort(drawn)
+        return _draw(np.arange(self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
@@ -339,13 +338,11 @@ class Fitting:
         )
 
 
-def _draw_queries(examples: Sequence[Example]) -> dict[int, Example]:
-    """Draw different queries, by key: whatever their order, and however often one stands there."""
-    by_key = {query_key(example): example for example in examples}
-    keys = np.array(sorted(by_key), np.int64)
+def _draw(keys: Rows) -> Rows:
+    """Draw as many of these as a similarity is fitted to, sorted."""
     if len(keys) > SAMPLE:
         keys = np.sort(np.random.default_rng(_SEED).choice(keys, SAMPLE, replace=False))
-    return {key: by_key[key] for key in keys.tolist()}
+    return keys
 
 
 # Scores of candidates from their states (Guo et al. 2023, eq. 3), going once through the bank.

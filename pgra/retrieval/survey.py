@@ -159,22 +159,21 @@ class Survey:
         texts = [example.text for split in self.splits.values() for example in split]
         queries = random.Random(_SEED).sample(texts, len(texts))  # any first part is a fair sample
         found = [np.empty((0, k), np.int64)]
-        start, done, step = time.perf_counter(), 0, 32
+        start, done = time.perf_counter(), 0
         while done < len(queries):
-            found.append(retriever.retrieve(queries[done : done + step], k).rows)
-            done = min(done + step, len(queries))
-            spent = time.perf_counter() - start
-            left = _PATIENCE * self.seconds - spent
-            if left <= 0:
+            end = min(max(32, 2 * done), len(queries))
+            found.append(retriever.retrieve(queries[done:end], k).rows)
+            done = end
+            if time.perf_counter() - start > _PATIENCE / 2 * self.seconds:  # half: steps double
                 break
-            step = max(1, min(done, int(done * left / max(spent, 1e-9))))
         rows = np.concatenate(found)
-        every = _distinct(rows)
-        seconds = (time.perf_counter() - start) * len(queries) / max(1, done)
-        if done == len(queries):
-            return replace(base, rows=every, num_texts=len(every), basis=SEARCHED, seconds=seconds)
-        count = expect_distinct(rows, len(queries), most=num_rows)
-        return replace(base, rows=every, num_texts=count, basis=SAMPLED, seconds=seconds)
+        return replace(
+            base,
+            rows=_distinct(rows),
+            num_texts=expect_distinct(rows, len(queries), most=num_rows),
+            basis=SEARCHED if done == len(queries) else SAMPLED,
+            seconds=(time.perf_counter() - start) * len(queries) / max(1, done),
+        )
 
     def _try(self, base: FirstStage, request: IndexRequest, encoder: Encoder | None) -> FirstStage:
         """Build a small index aside and search it, if it would not be too small to tell."""

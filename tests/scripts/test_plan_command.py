@@ -11,11 +11,6 @@ from pgra.commands.plan import main as plan_main
 _SKIPPED = ("model_name_or_path", "max_steps", "per_device_train_batch_size", "seed")
 
 
-@pytest.fixture(autouse=True)
-def no_budget_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def bench(tmp_path, lm_dirs, encoder_dirs, t5_dirs):
     return Bench(tmp_path, lm_dirs["opt"], encoder_dirs["bert"], t5_dirs["t5"])

@@ -2,7 +2,7 @@
 
 import pytest
 from huggingface_hub import ModelCard, constants
-from loopback_hub import READ_TOKEN, TOKEN, LoopbackHub
+from loopback import READ_TOKEN, TOKEN, LoopbackHub
 from scripted import Bench, call, contents
 from transformers import AutoModelForSeq2SeqLM
 

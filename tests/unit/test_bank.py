@@ -214,26 +214,20 @@ def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path, rows
     assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
 
 
-@pytest.mark.parametrize(
-    ("step", "match"),
-    [("prepare", "cannot read"), ("encode", "no memory"), ("write", "is not finite")],
-)
-def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_path, step, match):
+@pytest.mark.parametrize(("step", "error"), [("prepare", OSError), ("write", ModelError)])
+def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_path, step, error):
     def prepare(keys):
         if step == "prepare" and 8 in keys:
-            raise OSError("cannot read")
+            raise OSError
         return keys
 
     def encode(keys, advance):
-        if step == "encode" and 8 in keys:
-            raise MemoryError("no memory")
-        states = slopes(keys, advance)
-        return states * torch.nan if step == "write" and 8 in keys else states
+        return slopes(keys, advance) * (torch.nan if 8 in keys else 1)
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fill(whole, range(20), shard_rows=2)
     bank = Bank(broken, FIELDS)
-    with pytest.raises((OSError, MemoryError, ModelError), match=match):
+    with pytest.raises(error):
         bank.fill(range(20), prepare, encode, shard_rows=2)
     assert len(Bank(broken, FIELDS)) == 8
     assert not list(broken.glob(".*partial*"))

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import json
 import os
 
 import numpy as np
@@ -69,18 +70,17 @@ def test_all_formats_give_one_corpus_whose_texts_follow_the_rows(texts, rows, tm
     folder = tmp_path_factory.mktemp("any")
     passages = list(dict.fromkeys(text.strip() for text in texts if text.strip()))
     plain = "".join(f"{text}\n" for text in texts).encode()
-    lines = write_jsonl(folder / "c.jsonl", [{"text": text, "n": 1} for text in texts])
-    table(folder / "c.parquet", text=texts)
-    paths = [
-        write(folder / "c.txt", plain),
-        write(folder / "bom.txt", b"\xef\xbb\xbf" + plain),
-        write(folder / "c.txt.gz", gzip.compress(plain)),
-        write(folder / "two.txt.zst", zstd(plain[:9]) + zstd(plain[9:])),
-        lines,
-        write(folder / "c.jsonl.gz", gzip.compress(lines.read_bytes())),
-        write(folder / "c.jsonl.zst", zstd(lines.read_bytes())),
-        folder / "c.parquet",
-    ]
+    lines = "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts).encode()
+    files = {
+        "c.txt": plain,
+        "bom.txt": b"\xef\xbb\xbf" + plain,
+        "c.txt.gz": gzip.compress(plain[:9]) + gzip.compress(plain[9:]),
+        "c.txt.zst": zstd(plain[:9]) + zstd(plain[9:]),
+        "c.jsonl": lines,
+        "c.jsonl.gz": gzip.compress(lines),
+    }
+    paths = [write(folder / name, data) for name, data in files.items()]
+    paths.append(table(folder / "c.parquet", text=texts))
     if not passages:
         with pytest.raises(DataError, match="holds no passage"):
             read(paths[0], folder)
@@ -121,21 +121,17 @@ def test_several_files_are_one_corpus_in_the_order_given(tmp_path):
     assert turned.fingerprint != both.fingerprint
 
 
-def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog):
-    lines = [f"passage {i}".encode() for i in range(200)]
+@pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
+def test_a_few_lines_that_are_not_utf8_are_dropped_counted_and_told(tmp_path, caplog, kind, line):
+    lines = [(line % i).encode() for i in range(200)]
     lines[7] = lines[30] = b"caf\xe9"
-    corpus = read(write(tmp_path / "c.txt", b"\n".join(lines)), tmp_path)
-    assert len(corpus) == 198
-    assert corpus.counts["not_utf8"] == 2
-    assert corpus[7] == "passage 8"
+    corpus = read(write(tmp_path / f"c.{kind}", b"\n".join(lines)), tmp_path)
+    assert (len(corpus), corpus.counts["not_utf8"], corpus[7]) == (198, 2, "p8")
     assert "2 lines dropped, as" in caplog.text
     assert "line 8, byte 4: 0xe9 is not UTF-8" in caplog.text
-    objects = [b'{"text": "p%d"}' % i for i in range(150)]
-    objects[3] = b'{"text": "caf\xe9"}'
-    assert len(read(write(tmp_path / "c.jsonl", b"\n".join(objects)), tmp_path)) == 149
     lines[31] = b"caf\xe9"  # the third of 200: another encoding
     with pytest.raises(DataError, match="line 8, byte 4: 0xe9 is not UTF-8"):
-        read(write(tmp_path / "d.txt", b"\n".join(lines)), tmp_path)
+        read(write(tmp_path / f"d.{kind}", b"\n".join(lines)), tmp_path)
 
 
 def test_changed_source_is_read_again_and_same_one_is_not(corpus_file, tmp_path):
@@ -180,15 +176,6 @@ def test_unusable_source_is_refused_and_nothing_stays_behind(name, tmp_path):
     corpora = tmp_path / "artifacts" / "corpora"
     left = list(corpora.iterdir()) if corpora.exists() else []
     assert [p.name for p in left if not p.name.endswith(".lock")] == []
-
-
-def test_missing_file_names_its_neighbours(corpus_file, tmp_path):
-    with pytest.raises(DataError, match=r"corpsu\.txt does not exist\. Near it: corpus\.txt"):
-        read(tmp_path / "corpsu.txt", tmp_path)
-    with pytest.raises(DataError, match=r"Neither does the folder"):
-        read(tmp_path / "no" / "corpus.txt", tmp_path)
-    with pytest.raises(DataError, match="is a folder"):
-        read(tmp_path, tmp_path)
 
 
 @given(
@@ -239,38 +226,28 @@ def test_a_bad_value_is_refused_with_its_row(tmp_path):
         texts(table(tmp_path / "latin.parquet", text=raw))
 
 
-@pytest.mark.parametrize("kind", ["txt", "txt.gz", "parquet"])
-def test_a_source_knows_how_far_it_was_read(tmp_path, kind):
-    path, lines = tmp_path / f"c.{kind}", [f"line {n}" for n in range(5000)]
-    if kind == "parquet":
-        table(path, text=lines)
-    else:
-        data = "\n".join(lines).encode()
-        write(path, gzip.compress(data) if kind == "txt.gz" else data)
-    source = find_source(str(path))
-    read_by = [source.reading.done for _ in source.texts("text")]
-    assert source.size == path.stat().st_size
-    assert 0 <= read_by[0] < source.size / 2  # it begins at the beginning
-    assert (np.diff(read_by) >= 0).all()
-    assert source.size / 2 < max(source.reading.done, read_by[-1]) <= source.size
-
-
 @pytest.mark.parametrize("name", ["owner/set", "owner/set:conf:train", "owner/set/file.txt"])
-def test_a_data_set_that_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatch, name):
+def test_what_cannot_be_fetched_names_the_ways_out(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(DataError, match=rf"cannot find corpus '{name}'.*OWNER/SET:CONFIG") as told:
         find_source(name)
     assert "\n" not in str(told.value)
 
 
-def test_a_path_that_is_none_is_not_looked_for_on_the_hub(tmp_path, monkeypatch):
+def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
+    corpus_file, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    for name in ("no/corpus.txt", "no/corpus.jsonl.zst", "./no/set", "set"):
-        with pytest.raises(DataError, match="does not exist"):
+    missing = r"corpsu\.txt does not exist\. Near it: corpus\.txt"
+    for name, message in {
+        "corpsu.txt": missing,
+        "no/corpus.txt": "does not exist. Neither does the folder",
+        **dict.fromkeys(("no/corpus.jsonl.zst", "./no/set", "set"), "does not exist"),
+        ".": "is a folder",
+    }.items():
+        with pytest.raises(DataError, match=message):
             find_source(name)
 
 

@@ -13,13 +13,10 @@ from safetensors.torch import save_file
 from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from pgra.config import POOLINGS, CorpusArguments, RetrieverArguments
-from pgra.core import Context
+from pgra.config import POOLINGS
 from pgra.data.bundled import bundled_model_dir
-from pgra.data.corpus import open_corpus
 from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, ModelError
-from pgra.retrieval import open_retriever
 
 close = partial(np.testing.assert_allclose, atol=1e-5)
 
@@ -59,11 +56,17 @@ def test_neither_order_nor_batch_size_nor_padding_nor_number_matters(encoder_dir
     assert not np.array_equal(many[: len(whole)], whole)  # the last digits tell
 
 
-def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir):
-    encoder = make(encoder_dir, max_encoder_tokens=8)
-    vectors = encoder.encode([SENTENCES[0], SENTENCES[0] + " And more words.", "sea"])
-    assert encoder.num_cut == 2
-    close(vectors[0], vectors[1], atol=1e-6)
+def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir, tmp_path):
+    texts = [SENTENCES[0], SENTENCES[0] + " And more words.", "sea"]
+    own = sentence_dir(encoder_dir, tmp_path / "s", limits={"max_seq_length": 8})
+    for encoder in (make(encoder_dir, max_encoder_tokens=8), make(own)):
+        vectors = encoder.encode(texts)
+        assert encoder.num_cut == 2
+        close(vectors[0], vectors[1], atol=1e-6)
+    assert make(own, max_encoder_tokens=32).fingerprint["max_tokens"] == 32
+    for n, limits in enumerate(({}, {"max_seq_length": 4096})):  # as many as it has positions for
+        folder = sentence_dir(encoder_dir, tmp_path / str(n), limits=limits)
+        assert make(folder).fingerprint["max_tokens"] == 160
 
 
 def test_the_fingerprint_tells_encoders_apart(encoder_dirs):
@@ -233,24 +236,6 @@ def test_a_models_own_pooling_by_name_keeps_its_parts(encoder_dir, tmp_path, own
     assert told.width == WIDE
 
 
-@pytest.mark.parametrize(
-    ("limits", "asked", "length"),
-    [
-        ({"max_seq_length": 8}, None, 8),
-        ({"max_seq_length": 8}, 32, 32),
-        ({}, None, 160),  # as many as it has positions for
-        ({"max_seq_length": 4096}, None, 160),
-    ],
-)
-def test_its_own_longest_text_holds_unless_another_is_asked_for(
-    encoder_dir, tmp_path, limits, asked, length
-):
-    folder = sentence_dir(encoder_dir, tmp_path / "s", limits=limits)
-    encoder = make(folder, max_encoder_tokens=asked)
-    encoder.encode([SENTENCES[0]])
-    assert (encoder.fingerprint["max_tokens"], encoder.num_cut) == (length, int(length == 8))
-
-
 def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
     folder = sentence_dir(encoder_dir, tmp_path / "e5", prompts=PROMPTS)
     told, plain = make(folder), make(folder, query_prompt="", passage_prompt="")
@@ -262,20 +247,6 @@ def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
     assert told.query_fingerprint == {**told.fingerprint, "query_prompt": PROMPTS["query"]}
     asked = make(encoder_dir, query_prompt=PROMPTS["query"], max_encoder_tokens=64)
     close(asked.encode(SENTENCES, is_query=True), told.encode(SENTENCES, is_query=True))
-
-
-def test_another_query_prompt_finds_others_in_the_same_index(encoder_dir, tmp_path, corpus_file):
-    corpus = open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path)
-
-    def search(prompt):
-        args = RetrieverArguments(encoder=str(encoder_dir), num_candidates=5, query_prompt=prompt)
-        return open_retriever(args, corpus, Context(artifacts=tmp_path, device="cpu"))
-
-    plain, asked = search(None), search("the river of the town: ")
-    assert len([p for p in (tmp_path / "indexes").iterdir() if p.is_dir()]) == 1
-    assert asked.fingerprint == {**plain.fingerprint, "query_prompt": "the river of the town: "}
-    scores = [found.retrieve(["red apples"], 5).scores for found in (plain, asked)]
-    assert not np.allclose(*scores, atol=1e-3)
 
 
 def more(kind):

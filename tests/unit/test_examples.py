@@ -69,16 +69,12 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(tmp_path):
-    text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
-    (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
-    assert [e.text for e in read(tmp_path / "x.tsv")] == ['"fine" and "warm"', '"all of it"']
-
-
-def test_labels_are_read_by_name_and_by_number(tmp_path):
-    rows = [{"text": "x", "label": value} for value in ["human", 3, "3", " number "]]
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    assert labels_of(read(path, task=load_task("trec"))) == ["human", "human", "human", "number"]
+def test_quote_marks_of_a_tsv_stay_and_labels_may_be_numbers(tmp_path):
+    rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\t3\t-', "a\t number \t-"]
+    (tmp_path / "x.tsv").write_text("\n".join(["text\tlabel\tnote", *rows]))
+    found = read(tmp_path / "x.tsv", task=load_task("trec"))
+    assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
+    assert labels_of(found) == ["human", "human", "number"]
 
 
 NO_LABEL = "not a label's name or number"
@@ -160,14 +156,11 @@ def on_the_hub(monkeypatch, **splits):
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
     from datasets import ClassLabel
 
-    rows = {"text": ["What is NATO ?", "Who ?", "Why ?"], "coarse_label": [0, 3, 2]}
-    on_the_hub(monkeypatch, train=rows, test=rows)
-    task = load_task("trec")
-    found = labels_of(read("CogComp/trec", task=task))
-    assert found == ["abbreviation", "human", "description"]
-    assert task.labels[0] == "description"  # read by our own order, all three would be wrong
-    rows = {"text": ["a", "b"], "label": [0, 1]}
+    rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
     data = on_the_hub(monkeypatch, train=rows, test=rows)
+    task = load_task("trec")
+    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
+    assert task.labels[0] == "description"  # read by our own order, both would be wrong
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
     assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
@@ -215,14 +208,6 @@ def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed,
     others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
     assert len(rows) < 20 or any(other != splits.dev for other in others)
     assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
-
-
-def test_validation_file_is_dev_and_train_stays_whole(review_files, tmp_path):
-    dev = write_jsonl(tmp_path / "dev.jsonl", [{"text": "A great film.", "label": "positive"}])
-    splits = load_splits(TASK, files(**review_files, validation_file=str(dev)))
-    assert ids(splits.dev) == ["validation-0"]
-    assert len(splits.train) == 40
-    assert "dev.jsonl" in splits.notes["rule"]
 
 
 @pytest.mark.parametrize("load", [load_splits, load_pool])

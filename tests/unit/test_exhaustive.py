@@ -8,10 +8,10 @@ import torch
 from conftest import SENTENCES
 
 from pgra.cli import main
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Context, Example
 from pgra.data.corpus import open_corpus
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
@@ -44,9 +44,8 @@ def make_search(lm_dirs, tmp_path, texts, *, similarity="dot", factory="Flat"):
     corpus = open_corpus(CorpusArguments(corpus=str(path)), tmp_path / "artifacts")
     prompt = build_prompt(TEMPLATE, TRAIN, WORDS, num_exemplars=2)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs["gpt2"]), device="cpu"), prompt)
-    reranker = PromptedReranker(
-        encoder, corpus, Context(artifacts=tmp_path), similarity=similarity, shard_rows=64
-    )
+    args = RerankArguments(similarity=similarity, bank_shard_rows=64)
+    reranker = PromptedReranker(encoder, corpus, Context(artifacts=tmp_path), args)
     return ExhaustiveSearch(reranker, factory=factory)
 
 
@@ -140,7 +139,7 @@ def test_an_index_of_the_states_finds_most_and_scores_exactly(lm_dirs, tmp_path,
     search = search_of(lm_dirs, tmp_path, passages, queries, **states)
     found = search.search(QUERIES, 150)
     (folder,) = (path.parent for path in (tmp_path / "indexes").glob("*/manifest.json"))
-    assert folder.name.startswith("bank-states-")
+    assert folder.name.startswith("gpt2-states-")
     counts = json.loads((folder / "manifest.json").read_text())["counts"]
     assert (counts["rows"], counts["dim"], counts["is_exact"]) == (NUM_ROWS, WIDTH, False)
     assert counts["recall"]["150"] >= 0.95 or counts["search"]["nprobe"] == 8
@@ -167,25 +166,6 @@ def test_a_lossy_index_says_what_it_loses_on_the_queries(lm_dirs, tmp_path):
     assert exact.measure_recall(QUERIES, exact.search(QUERIES, 5)) == {"5": 1.0}
 
 
-def test_an_index_is_built_once_and_refused_when_damaged(lm_dirs, tmp_path, monkeypatch):
-    passages, queries = random_states(NUM_ROWS, 0), random_states(9, 1)
-    search = search_of(lm_dirs, tmp_path, passages, queries, factory="HNSW8")
-    first = search.search(QUERIES, 5)
-
-    def refuse(*_args, **_kwargs):
-        raise AssertionError("built again")
-
-    monkeypatch.setattr("pgra.rerank.exhaustive.build_faiss", refuse)
-    again = ExhaustiveSearch(search.reranker, factory="HNSW8").search(QUERIES, 5)
-    np.testing.assert_array_equal(again.rows, first.rows)
-    (file,) = (tmp_path / "indexes").glob("*/index.faiss")
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(ArtifactError, match="index.faiss is damaged .*: delete .* run the stage"):
-        ExhaustiveSearch(search.reranker, factory="HNSW8").search(QUERIES, 5)
-
-
 def test_all_passages_and_the_queries_are_read_once(lm_dirs, tmp_path):
     search = make_search(lm_dirs, tmp_path, SENTENCES)
     assert search.prepare(QUERIES[:2]).num_new == 12 + 2
@@ -202,7 +182,7 @@ def test_an_index_that_cannot_work_is_refused_before_the_lm_reads(lm_dirs, tmp_p
 
 def test_a_reranker_without_states_is_refused():
     with pytest.raises(ConfigError, match="searches by the LM's states: use --reranker prompted"):
-        ExhaustiveSearch(FirstStageOrder())
+        ExhaustiveSearch(FirstStageOrder(None))
 
 
 @pytest.mark.parametrize(
@@ -218,26 +198,3 @@ def test_the_demo_compares_two_stages_and_refuses_one(tmp_path, capsys):
     argv = ["--corpus", str(tmp_path / "none.txt"), "--retriever", "exhaustive", "--device", "cpu"]
     assert main(["demo", *argv, "--artifacts_dir", str(tmp_path / "a")]) == 2
     assert "the demo compares the evidence of both stages" in capsys.readouterr().err
-
-
-def test_the_command_shows_one_stage_and_names_no_candidates(
-    lm_dirs, corpus_file, review_files, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setenv("COLUMNS", "500")  # nothing is folded
-    flags = [
-        *("--task", "sst2", "--lm", str(lm_dirs["opt"]), "--num_exemplars", "2"),
-        *("--num_evidence", "2", "--corpus", str(corpus_file), "--device", "cpu"),
-        *("--train_file", str(review_files["train"]), "--test_file", str(review_files["test"])),
-        *("--artifacts_dir", str(tmp_path / "artifacts"), "--retriever", "exhaustive"),
-    ]
-    text = [SENTENCES[4], *flags, "--similarity", "cosine", "--num_shown", "3"]
-    assert main(["rerank", *text]) == 0
-    query, head, *hits = capsys.readouterr().out.splitlines()
-    assert query == f"query: {SENTENCES[4]}"
-    assert head == f"exhaustive, 12 passages: {lm_dirs['opt']}, cosine"
-    assert len(hits) == 3
-    assert hits[0].split(maxsplit=1) == ["1.0000", SENTENCES[4]]  # itself
-    assert main(["rerank", *flags]) == 0
-    told = capsys.readouterr().out
-    assert told.count("evidence: ") == 3
-    assert "candidates: " not in told

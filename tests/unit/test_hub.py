@@ -2,60 +2,56 @@
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import NamedTuple
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import SENTENCES
-from hub_client import TEXT
 from huggingface_hub import constants, hf_hub_download
-from loopback_hub import BOT, LoopbackHub, Repo, commit_of, read_folder
+from huggingface_hub.utils import are_progress_bars_disabled
+from loopback import BOT, LoopbackHub, Repo, commit_of, read_folder
+from transformers.utils.logging import is_progress_bar_enabled
 
+from pgra.commands.common import quiet_libraries
+from pgra.config import CorpusArguments
+from pgra.data.corpus import open_corpus
+from pgra.data.examples import open_split, read_split
+from pgra.data.tasks import load_task
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ModelError
+from pgra.errors import PgraError
 from pgra.lm import load
 from pgra.lm.causal_lm import CausalLM
-from pgra.reader.fid import FusionReader
 
-ROOT = Path(__file__).parents[2]
 OLD = {"config.json": b"{}", "pytorch_model.bin": b"old"}
 CONVERTED = {**OLD, "model.safetensors": b"new"}
 OPEN_REQUEST = {1: {"author": BOT, "status": "open"}}
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens
-REVISIONS = {
-    "refs/pr/7": CONVERTED,
-    "v1.0": {**CONVERTED, "a": b""},
-    "b": {**CONVERTED, "b": b""},
-}
-NO_WEIGHTS = {  # pull requests, and the files of the first
-    "none": ({}, CONVERTED),
-    "closed": ({1: {"author": BOT, "status": "closed"}}, CONVERTED),
-    "not-the-bots": ({1: {"author": "anyone", "status": "open"}}, CONVERTED),
-    "without-weights": (OPEN_REQUEST, {**OLD, "README.md": b""}),
-    "weights-elsewhere": (OPEN_REQUEST, {**OLD, "onnx/model.safetensors": b""}),
+TAGS = {name: {**CONVERTED, name: b""} for name in ("refs/pr/7", "v1.0", "b")}
+NO_WEIGHTS = {  # a pull request, and its files
+    "none": (None, CONVERTED),
+    "closed": ({"author": BOT, "status": "closed"}, CONVERTED),
+    "not-the-bots": ({"author": "anyone", "status": "open"}, CONVERTED),
+    "without-weights": (OPEN_REQUEST[1], {**OLD, "README.md": b""}),
+    "weights-elsewhere": (OPEN_REQUEST[1], {**OLD, "onnx/model.safetensors": b""}),
 }
 MODELS = {
     "bots": Repo({"main": OLD, "refs/pr/1": CONVERTED}, OPEN_REQUEST),
     "main": Repo({"main": CONVERTED, "refs/pr/1": {**CONVERTED, "more": b""}}, OPEN_REQUEST),
-    "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **REVISIONS}),
+    "tagged": Repo({"main": {**CONVERTED, "README.md": b""}, **TAGS}),
     "gated": Repo({"main": CONVERTED}, is_gated=True),
     **{
-        name: Repo({"main": OLD, "refs/pr/1": files}, pulls)
-        for name, (pulls, files) in NO_WEIGHTS.items()
+        name: Repo({"main": OLD, "refs/pr/1": files}, {1: pull} if pull else {})
+        for name, (pull, files) in NO_WEIGHTS.items()
     },
 }
 FOUND = {
     "some/bots": CONVERTED,
     "some/main": CONVERTED,
-    "some/tagged@refs/pr/7": REVISIONS["refs/pr/7"],
-    "some/tagged@v1.0": REVISIONS["v1.0"],
-    f"some/tagged@{commit_of(REVISIONS['b'])}": REVISIONS["b"],
+    "some/tagged@refs/pr/7": TAGS["refs/pr/7"],
+    "some/tagged@v1.0": TAGS["v1.0"],
+    f"some/tagged@{commit_of(TAGS['b'])}": TAGS["b"],
 }
 NO_FOLDER = "cannot find model '{name}': it is no folder here"
 REFUSED = {
@@ -72,28 +68,40 @@ REFUSED = {
 
 
 @pytest.fixture
-def find_at(monkeypatch, tmp_path):
-    """Find commits at an address: this process's client, with a cache and no memory of its own."""
-    monkeypatch.setattr(load, "_find_on_hub", load._find_on_hub.__wrapped__)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+def client(monkeypatch, tmp_path):
+    """Point this process's clients at a hub, with caches of their own and no memory of others."""
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(load, "_find_on_hub", load._find_on_hub.__wrapped__)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    resolve = "/{repo_id}/resolve/{revision}/{filename}"
 
+    def at(endpoint, *, is_offline=False):
+        here = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_DISABLE_XET": True, "ENDPOINT": endpoint}
+        here |= {"HUGGINGFACE_CO_URL_TEMPLATE": endpoint + resolve, "HF_HUB_OFFLINE": is_offline}
+        there = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": is_offline}
+        there |= {"HF_DATASETS_CACHE": tmp_path / "sets"}
+        for module, values in ((constants, here), (datasets.config, there)):
+            for name, value in values.items():
+                monkeypatch.setattr(module, name, value)
+
+    return at
+
+
+@pytest.fixture
+def find_at(client):
     def find_at(endpoint, *names, is_offline=False):
-        template = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-        found = []
-        for name in names:
-            try:
-                found.append(load.find_model(name).revision)
-            except ModelError as error:
-                found.append(str(error))
-        return found
+        client(endpoint, is_offline=is_offline)
+        return [told(lambda name=name: load.find_model(name).revision) for name in names]
 
     return find_at
+
+
+def told(ask):
+    """Ask, and give the error in words where there is one."""
+    try:
+        return ask()
+    except PgraError as error:
+        return str(error)
 
 
 def test_weights_are_those_of_the_revision_of_main_or_of_the_bots_pull_request(find_at, caplog):
@@ -140,51 +148,13 @@ def test_offline_the_cache_is_read_as_the_hub_was_last_seen(find_at):
     assert all("cannot find model" in error for error in found[6:])
 
 
-# All clients, each time in a new process, which has a hub or none.
+# Models, corpora and data sets as they are used.
 
 
-class Told(NamedTuple):
-    """What a client said: one answer for each question, and its log."""
-
-    answers: list
-    log: str
-
-
-def ask(folder, endpoint, *questions, **environment):
-    """Ask in a new process, whose cache is in `folder`."""
-    hidden = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    paths = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
-    called = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "hub_client.py"), json.dumps(questions)],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": paths, "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": endpoint}
-        | {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1,localhost", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert called.returncode == 0, called.stderr
-    return Told(json.loads(called.stdout), called.stderr)
-
-
-def parquet(*texts):
+def parquet(*texts, **columns):
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), buffer)
+    pq.write_table(pa.table({"text": texts, **columns}), buffer)
     return buffer.getvalue()
-
-
-def questions_parquet(labels):
-    """One split of CogComp/trec as the hub converts it: integers, whose names it states."""
-    from datasets import ClassLabel, Dataset, Features, Value
-
-    names = ClassLabel(names=["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"])
-    features = Features({"text": Value("string"), "coarse_label": names})
-    rows = {"text": [f"Question {i} ?" for i in range(len(labels))], "coarse_label": labels}
-    file = io.BytesIO()
-    Dataset.from_dict(rows, features=features).to_parquet(file)
-    return file.getvalue()
 
 
 SCRIPT = b"raise SystemExit('code of a hub was run')"
@@ -205,16 +175,14 @@ WIKI = {  # two configurations, one of them in two files and two splits
 REVIEW = '{"text": "A %s film.", "label": 0, "label_text": "%s"}\n'
 
 
-@pytest.fixture(scope="module")
-def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
+@pytest.fixture
+def whole_hub(lm_dirs, encoder_dirs):
     bert, opt = read_folder(encoder_dirs["bert"]), read_folder(lm_dirs["opt"])
     old = {name: data for name, data in opt.items() if name != "model.safetensors"}
     old["pytorch_model.bin"] = b"never read"
     cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
-    trec = {
-        "default/train/0000.parquet": questions_parquet([0, 1]),
-        "default/test/0000.parquet": questions_parquet([3, 2]),
-    }
+    asked = parquet("Question 0 ?", "Question 1 ?", coarse_label=[3, 2])
+    trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
     sst2 = {
         f"{name}.jsonl": (REVIEW % (name, "positive") + REVIEW % ("dull", "negative")).encode()
         for name in ("train", "dev", "test")
@@ -224,7 +192,6 @@ def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
     revisions = {
         "models/some/bert": {"main": {**bert, **cls}},
         "models/some/plain-bert": {"main": bert},
-        "models/some/t5": {"main": read_folder(t5_dirs["t5"])},
         "datasets/owner/texts": {"main": {"file.txt": "\n".join(SENTENCES).encode()}},
         "datasets/CogComp/trec": {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": trec},
         "datasets/SetFit/sst2": {"main": sst2},
@@ -238,74 +205,97 @@ def whole_hub(lm_dirs, encoder_dirs, t5_dirs):
     return LoopbackHub(repos)
 
 
-FILES = [
-    *(["lm", "facebook/opt-tiny"], ["encoder", "some/bert"], ["encoder", "some/plain-bert"]),
-    *(["reader", "some/t5"], ["corpus", "owner/texts/file.txt"]),
-]
-SETS = [
-    *(["task", "trec"], ["task", "sst2"], ["corpus", "some/wiki:new"]),
-    *(["corpus", "some/wiki:new:test"], ["corpus", "some/wiki:old"], ["corpus", "some/old_set"]),
-]
+CORPORA = {
+    "owner/texts/file.txt": SENTENCES,
+    "some/wiki:new": ["one", "two", "three"],
+    "some/wiki:new:test": ["test"],
+    "some/wiki:old": ["old"],
+    "some/old_set": ["script"],  # the hub's own conversion: its code is never run
+}
+TASKS = {
+    "trec": [("Question 0 ?", "human"), ("Question 1 ?", "description")],
+    "sst2": [("A dev film.", "positive"), ("A dull film.", "negative")],
+}
 FAILED = {
-    "owner/texts/none.txt": "DataError: cannot find corpus '{name}'.*Entry Not Found",
+    "owner/texts/none.txt": "cannot find corpus '{name}'.*Entry Not Found",
     "some/wiki:new:dev": r"has no split 'dev' \(it has train, test\): name one",
     **dict.fromkeys(("some/wiki:none", "some/none", "none/old_set"), "cannot find corpus '{name}'"),
 }
+TEXT = "The film is a warm and funny portrait."
 
 
-@pytest.fixture(scope="module")
-def online(whole_hub, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("client")
-    wrong = [["task", "subj"], *(["corpus", name] for name in FAILED)]
+def ask_lm(name):
+    lm = CausalLM.from_name(name, device="cpu", dtype="float32")
+    return lm.states_of(lm.tokenize([TEXT])).tolist(), lm.fingerprint["model"]
+
+
+def ask_encoder(name, **options):
+    encoder = Encoder.from_name(name, device="cpu", **options)
+    return encoder.encode([TEXT]).tolist(), encoder.fingerprint["pooling"]
+
+
+def ask_corpus(name, folder):
+    found = open_corpus(CorpusArguments(corpus=name), folder / "artifacts")
+    return found.texts(range(len(found)))
+
+
+def ask_task(name):
+    task = load_task(name)
+    rows = read_split(task, open_split(task, task.hub.id, "test"), "test")
+    return [(example.text, example.label) for example in rows.examples]
+
+
+@pytest.mark.slow
+def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
+    whole_hub, client, lm_dirs, encoder_dirs, caplog
+):
+    def ask():
+        names = ("some/bert", "some/plain-bert")
+        return ask_lm("facebook/opt-tiny"), [ask_encoder(name) for name in names]
+
     with whole_hub.serve() as endpoint:
-        return folder, ask(folder, endpoint, *FILES, *SETS, *wrong)
-
-
-@pytest.mark.slow
-def test_a_hub_model_is_the_model_of_its_folder(online, whole_hub, lm_dirs, encoder_dirs, t5_dirs):
-    lm, cls, mean, weights = online[1].answers[:4]
-    near = CausalLM.from_name(str(lm_dirs["opt"]), device="cpu", dtype="float32")
-    states = near.states_of(near.tokenize([TEXT]))
-    assert lm["state"] == pytest.approx(states[0].tolist(), abs=1e-6)
+        client(endpoint)
+        online = ask()
+    (states, model), vectors = online
+    assert states == ask_lm(str(lm_dirs["opt"]))[0]
     commit = commit_of(whole_hub.files("facebook/opt-tiny", "refs/pr/1"))
-    assert lm["fingerprint"]["model"] == f"facebook/opt-tiny@{commit}"
-    for found, pooling in ((cls, "cls"), (mean, "mean")):
-        assert found["fingerprint"]["pooling"] == pooling
-        encoder = Encoder.from_name(str(encoder_dirs["bert"]), pooling=pooling, device="cpu")
-        assert found["vector"] == pytest.approx(encoder.encode([TEXT])[0].tolist(), abs=1e-6)
-    assert cls["vector"] != pytest.approx(mean["vector"], abs=1e-3)
-    reader = FusionReader.from_name(str(t5_dirs["t5"]))
-    sums = {name: float(w.detach().abs().sum()) for name, w in reader.named_parameters()}
-    assert weights == pytest.approx(sums)
+    assert model == f"facebook/opt-tiny@{commit}"
+    folder = str(encoder_dirs["bert"])
+    assert vectors == [ask_encoder(folder, pooling=pooling) for pooling in ("cls", "mean")]
+    assert vectors[0] != vectors[1]
+    for is_offline in (False, True):
+        client(NOWHERE, is_offline=is_offline)
+        assert ask() == online
+    assert "from the cache" in caplog.text
+    assert "--pooling" not in caplog.text  # that a model has no pooling of its own is known
 
 
 @pytest.mark.slow
-def test_corpora_and_task_data_come_from_the_hub(online):
-    """Those of a script are the hub's own conversion: its code is never run."""
-    corpus, trec, sst2, *sets = online[1].answers[4:11]
-    assert corpus == SENTENCES
-    assert trec == [["Question 0 ?", "human"], ["Question 1 ?", "description"]]
-    assert sst2 == [["A dev film.", "positive"], ["A dull film.", "negative"]]
-    assert sets == [["one", "two", "three"], ["test"], ["old"], ["script"]]
-    assert "read from refs/convert/parquet" in online[1].log
-    damaged, *errors = (answer["error"] for answer in online[1].answers[11:])
-    assert damaged.startswith("DataError: cannot load data set")
+def test_corpora_and_task_data_come_from_the_hub_and_stay_there_offline(
+    whole_hub, client, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    with whole_hub.serve() as endpoint:
+        client(endpoint)
+        assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
+        assert {name: ask_task(name) for name in TASKS} == TASKS
+        assert "read from refs/convert/parquet" in caplog.text
+        for name, message in FAILED.items():
+            error = told(lambda name=name: ask_corpus(name, tmp_path))
+            assert re.search(message.format(name=name), error)
+            assert "\n" not in error
+        damaged = told(lambda: ask_task("subj"))
+    assert damaged.startswith("cannot load data set")
     assert "JSON parse error" in damaged  # the cause, not that there was an error
-    for (name, told), error in zip(FAILED.items(), errors, strict=True):
-        assert re.search(told.format(name=name), error)
-        assert "\n" not in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("environment", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["down", "offline"])
-def test_all_that_was_loaded_once_loads_without_the_hub(online, environment):
-    folder, before = online
-    made = sorted(path.name for path in (folder / "artifacts" / "corpora").iterdir())
+    made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
     # Data sets ask the hub that is down for what they have; they are read where it is told so.
-    questions = [*FILES, *(SETS if environment else [])]
-    after = ask(folder, NOWHERE, *questions, ["bars", ""], **environment)
-    assert after.answers[:-1] == before.answers[: len(questions)]
-    assert after.answers[-1] == {"download": True, "read": False}
-    assert ("from the cache" if environment else "WARNING pgra.lm.load: model") in after.log
-    assert "--pooling" not in after.log  # that a model has no pooling of its own is known
-    assert sorted(path.name for path in (folder / "artifacts" / "corpora").iterdir()) == made
+    client(NOWHERE, is_offline=True)
+    assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
+    assert {name: ask_task(name) for name in TASKS} == TASKS
+    assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made
+
+
+def test_a_download_shows_its_bar_and_loading_none():
+    quiet_libraries()
+    assert not are_progress_bars_disabled()
+    assert not is_progress_bar_enabled()

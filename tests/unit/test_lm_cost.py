@@ -14,7 +14,6 @@ from pgra.errors import ModelError
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.cost import (
     LmShape,
-    TextSample,
     estimate_reading,
     measure_speed,
     own_lengths,
@@ -28,11 +27,6 @@ PROMPT = FewShotPrompt(PromptTemplate("Good?\n{text}"), "Follow:\nGood?\nA film.
 BY_HAND = LmShape(3, 8, 8, attended=8, cached=4, middle=32, weights=1500, matrices=1000)
 
 
-@pytest.fixture(autouse=True)
-def no_budget_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def lm(lm_dir):
     return CausalLM.from_name(str(lm_dir), device="cpu")
@@ -43,17 +37,13 @@ def shape(lm):
     return LmShape.of(lm.config)
 
 
-def test_weights_and_state_are_the_models(lm, shape):
+def test_weights_state_and_cache_are_the_models(lm, shape):
     assert shape.weight_bytes(4) == sum(4 * p.numel() for p in lm.model.parameters())
     assert shape.weight_bytes(2) * 2 == shape.weight_bytes(4)
     assert shape.state == lm.width
-
-
-def test_a_prefix_takes_what_the_models_cache_takes(lm, shape):
     cache = lm.model(input_ids=torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
     kept = sum(4 * (layer.keys.numel() + layer.values.numel()) for layer in cache.layers)
     assert shape.cache_bytes(3, 4) == kept
-    assert shape.cache_bytes(4, 4) > kept
 
 
 def test_operations_are_those_that_are_counted_in_the_model(lm, shape):
@@ -63,7 +53,6 @@ def test_operations_are_those_that_are_counted_in_the_model(lm, shape):
     # Eager attention also multiplies what the mask hides: all 40 x 40, where 820 are looked at.
     hidden = 4 * shape.layers * shape.attended * (40 * 40 - 820)
     assert shape.flops([40]) + hidden == pytest.approx(counter.get_total_flops(), rel=1e-3)
-    assert shape.flops([80]) > 2 * shape.flops([40])  # attention grows faster than the text
 
 
 def test_operations_and_bytes_by_hand():
@@ -94,7 +83,7 @@ def test_a_configuration_that_cannot_work_is_refused():
 def test_a_reading_adds_up_its_kinds_of_texts(lm_dirs):
     """Of 10 texts two were sampled, with 2 and 4 own tokens behind 5; of another kind 1 of 1."""
     lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="float16", device="cpu")
-    shape, kinds = LmShape.of(lm.config), [TextSample(10, [2, 4], [7, 9]), TextSample(1, [3], [8])]
+    shape, kinds = LmShape.of(lm.config), [(10, [2, 4], [7, 9]), (1, [3], [8])]
     how = {"prefix": 5, "num_prefixes": 1, "batch_tokens": 10}
     shared = estimate_reading(lm, kinds, is_shared=True, num_cut=1, **how)
     assert (shared.tokens, shared.tokens_whole) == (10 * 3 + 3 + 5, 10 * 8 + 8)
@@ -105,7 +94,7 @@ def test_a_reading_adds_up_its_kinds_of_texts(lm_dirs):
     assert (shared.cache, shared.weights) == (shape.cache_bytes(5, 2), shape.weight_bytes(2))
     assert shared.device_bytes == shared.cache + shared.weights + shape.batch_bytes(10, 2)
     assert shared.device == "cpu, 1 thread, float16"
-    whole = [TextSample(kind.count, kind.whole, kind.whole) for kind in kinds]
+    whole = [(count, whole, whole) for count, _, whole in kinds]
     alone = estimate_reading(lm, whole, is_shared=False, **how)
     assert (alone.tokens, alone.flops) == (shared.tokens_whole, shared.flops_whole)
     assert alone.cache == 0

@@ -17,8 +17,8 @@ from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.methods.base import METHODS, find_method
 from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
-from pgra.methods.ralm import LMModule
 from pgra.methods.stages import Stages
+from pgra.reader.causal import CausalModule
 from pgra.reader.fid import FusionReader
 from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
 
@@ -82,7 +82,7 @@ RALM = {"lora_rank": 2, "lora_target_modules": ["c_attn"]}
     [
         ("lm-bff", FusionReader, FEW),
         ("rag", RagReader, {"dataloader_num_workers": 1}),
-        ("ralm", LMModule, RALM),
+        ("ralm", CausalModule, RALM),
     ],
 )
 def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path, method, kind, changes):

@@ -16,8 +16,6 @@ from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
-from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
@@ -48,16 +46,22 @@ def corpus(corpus_file, tmp_path):
 def open_one(corpus, encoder_dir, tmp_path):
     """Give a reranker; with another artefacts folder its bank is another."""
 
-    def build(lm_dir, *, count=3, artifacts=None, sharing="auto", **kwargs):
+    def build(lm_dir, *, count=3, artifacts=None, sharing="auto", shard_rows=4, **changes):
         encoder = partial(Encoder.from_name, str(encoder_dir), device="cpu")
         neighbors = Neighbors(encoder, TRAIN, tmp_path / "near")
         chosen = SelectionArguments(num_exemplars=count)
         exemplars = NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), chosen)
-        lm = CausalLM.from_name(str(lm_dir), dtype="float32", device="cpu")
-        base = PromptedEncoder(lm, exemplars.prompt(()), sharing=sharing)
-        folder = artifacts or tmp_path / "artifacts"
-        kwargs = {"shard_rows": 4, **kwargs}
-        return NeighborReranker(base, exemplars, corpus, Context(artifacts=folder), **kwargs)
+        request = RerankRequest(
+            args=RerankArguments(
+                **{"exemplars": "knn", "lm": str(lm_dir), "lm_dtype": "float32", **changes},
+                **{"prefix_sharing": sharing, "bank_shard_rows": shard_rows},
+            ),
+            prompt=exemplars.prompt(()),
+            corpus=corpus,
+            context=Context(artifacts=artifacts or tmp_path / "artifacts", device="cpu"),
+            exemplars=exemplars,
+        )
+        return open_reranker(request)
 
     return build
 
@@ -79,16 +83,12 @@ def state_by_hand(lm_dir, prompt):
         return lm(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
 
 
-def states_by_hand(lm_dir, prompts):
-    return [state_by_hand(lm_dir, prompt) for prompt in prompts]
-
-
 def scores_by_hand(lm_dir, reranker, query, rows, *, cosine=False, prompt=None):
     """Read the query and each candidate whole, with everything that stands before them."""
     prompt = prompt or reranker.exemplars.prompt(reranker.exemplars.of(query))
     texts = [query.text, *reranker.corpus.texts(rows)]
     whole = [prompt.prefix + prompt.suffix({"text": text}) for text in texts]
-    asked, *states = states_by_hand(lm_dir, whole)
+    asked, *states = [state_by_hand(lm_dir, prompt) for prompt in whole]
     scores = [float(state @ asked) for state in states]
     lengths = [float(state.norm() * asked.norm()) for state in states]
     return np.array([s / n if cosine else s for s, n in zip(scores, lengths, strict=True)])
@@ -101,14 +101,13 @@ def by_row(candidates, query):
 
 
 def test_scores_are_those_of_whole_prompts_read_alone(lm_dir, open_one):
-    for similarity in ("dot", "cosine"):  # the other costs nothing
-        reranker = open_one(lm_dir, similarity=similarity)
+    for cosine in (False, True):
+        reranker = open_one(lm_dir, similarity="cosine" if cosine else "dot")
         found, work = run(reranker)
-        assert work.num_new == (14 if similarity == "dot" else 0)
-        is_cosine = similarity == "cosine"
+        assert work.num_new == (0 if cosine else 14)  # the other costs nothing
         for place, query in enumerate(QUERIES):
             rows = [row for row in ROWS[place] if row >= 0]
-            expected = scores_by_hand(lm_dir, reranker, query, rows, cosine=is_cosine)
+            expected = scores_by_hand(lm_dir, reranker, query, rows, cosine=cosine)
             ours = by_row(found, place)
             np.testing.assert_allclose([ours[row] for row in rows], expected, rtol=1e-4, atol=1e-4)
             assert found.scores[place].tolist() == sorted(found.scores[place], reverse=True)
@@ -125,19 +124,6 @@ def test_each_way_of_sharing_gives_the_same_scores(lm_dirs, open_one, tmp_path, 
     expected, _ = run(open_one(lm_dirs["llama"]))
     found, _ = run(open_one(lm_dirs["llama"], sharing=sharing, artifacts=tmp_path / sharing))
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def forwards(monkeypatch):
-    """List the prompts that the LM is asked to read, in order."""
-    read, encode = [], PromptedEncoder.encode_prompts
-
-    def listen(self, prompts, **kwargs):
-        read.extend((self.prompt.prefix, *fields.values()) for fields in prompts.fields)
-        return encode(self, prompts, **kwargs)
-
-    monkeypatch.setattr(PromptedEncoder, "encode_prompts", listen)
-    return read
 
 
 def test_a_prefix_is_read_once_for_its_query(lm_dirs, open_one, monkeypatch):
@@ -163,11 +149,9 @@ def test_a_prefix_is_read_once_for_its_query(lm_dirs, open_one, monkeypatch):
     assert sum(shared) < work.num_tokens < whole
 
 
-def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(
-    lm_dirs, open_one, forwards
-):
+def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(lm_dirs, open_one):
     first, work = run(open_one(lm_dirs["gpt2"]))
-    assert len(forwards) == len(set(forwards)) == work.num_new == (4 + 1) + (3 + 1) + (4 + 1)
+    assert work.num_new == (4 + 1) + (3 + 1) + (4 + 1)
     fewer, work = run(open_one(lm_dirs["gpt2"]), rows=ROWS[:, :2])
     assert (work.num_new, fewer.rows.shape) == (0, (3, 2))
     _, work = run(open_one(lm_dirs["gpt2"]), rows=np.hstack([ROWS, [[8], [8], [8]]]))
@@ -179,36 +163,6 @@ def test_what_was_read_costs_nothing_and_other_exemplars_are_other_pairs(
     assert reranker.fingerprint != open_one(lm_dirs["gpt2"]).fingerprint
     with pytest.raises(KeyError, match="lacks the state"):
         reranker.rerank(QUERIES, Candidates(ROWS + 1, np.zeros(ROWS.shape, np.float32)))
-
-
-def test_a_stopped_job_goes_on_and_reads_nothing_twice(lm_dirs, open_one, tmp_path, forwards):
-    open_one = partial(open_one, lm_dirs["gpt2"], shard_rows=3)  # a shard a query
-    expected, _ = run(open_one(artifacts=tmp_path / "whole"))
-    every = list(forwards)
-    forwards.clear()
-    stopped, score = open_one(), NeighborReranker.compute
-    scored = []
-
-    def stop_at_the_third(shard, advance):
-        if len(scored) == 2:
-            raise KeyboardInterrupt
-        scored.append(shard)
-        return score(stopped, shard, advance)
-
-    stopped.compute = stop_at_the_third
-    with pytest.raises(KeyboardInterrupt):
-        run(stopped)
-    assert 0 < len(forwards) < len(every)
-    found, work = run(open_one())
-    assert sorted(forwards) == sorted(every)  # all of it, and none of it twice
-    assert work.num_new == 4 + 1  # one query was left
-    np.testing.assert_array_equal(found.rows, expected.rows)
-    np.testing.assert_array_equal(found.scores, expected.scores)
-    same = [
-        {path.name: path.read_bytes() for path in folder.glob("banks/*/*.npy")}
-        for folder in (tmp_path / "whole", tmp_path / "artifacts")
-    ]
-    assert same[0] == same[1] != {}
 
 
 def test_scores_do_not_depend_on_order_or_on_the_size_of_shards(lm_dirs, open_one, tmp_path):
@@ -240,16 +194,9 @@ def test_new_queries_rank_as_the_runs_do(args):
     np.testing.assert_array_equal(ranked.best.rows, found.evidence["test"].candidates.rows)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"bank": "full"}, "bank 'full' reads the corpus once under one prompt.* --bank lazy"),
-        ({"num_exemplars": 0}, "num_exemplars with exemplars 'knn' is 0"),
-    ],
-)
-def test_what_needs_one_prompt_for_all_is_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        RerankArguments(exemplars="knn", **change)
+def test_a_full_bank_needs_one_prompt_for_all():
+    with pytest.raises(ConfigError, match="reads the corpus once under one prompt.* --bank lazy"):
+        RerankArguments(exemplars="knn", bank="full")
 
 
 def test_neighbors_must_be_given(args):

@@ -8,7 +8,7 @@ import torch
 from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
@@ -38,7 +38,8 @@ def open_one(
 ):
     prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
     encoder = PromptedEncoder(CausalLM.from_name(str(lm_dir), dtype=dtype), prompt)
-    return PromptedReranker(encoder, corpus, Context(artifacts=artifacts), shard_rows=5, **kwargs)
+    args = RerankArguments(bank_shard_rows=5, **kwargs)
+    return PromptedReranker(encoder, corpus, Context(artifacts=artifacts), args)
 
 
 def rerank(lm_dir, corpus, artifacts, candidates, **kwargs):
@@ -115,9 +116,9 @@ def test_sizes_of_blocks_change_no_score(lm_dirs, corpus, tmp_path, monkeypatch,
 
 def test_a_full_bank_serves_any_candidates(lm_dirs, corpus, tmp_path):
     few, others = candidates_of(CANDIDATES), candidates_of([[4, 6, 8], [9, 4, 6]])
-    _, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", few, full=True)
+    _, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", few, bank="full")
     assert (work.num_passages, work.num_new) == (len(SENTENCES), len(SENTENCES) + 2)
-    found, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", others, full=True)
+    found, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "full", others, bank="full")
     assert work.num_new == 0
     rerank(lm_dirs["opt"], corpus, tmp_path / "lazy", few)
     same, work, _ = rerank(lm_dirs["opt"], corpus, tmp_path / "lazy", others)

@@ -18,12 +18,11 @@ from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import (
     LMClassifier,
-    LMModule,
     PromptReader,
     RalmArguments,
-    load_for_training,
 )
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
 from pgra.report.results import check_comparable, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run
@@ -117,7 +116,7 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
 
 
 def classifier_of(lm_dir, rank=None):
-    module = LMModule(load_for_training(str(lm_dir)))
+    module = CausalModule.from_name(str(lm_dir))
     if rank is not None:
         module.add_adapters(RalmArguments(lora_rank=rank), seed=1)
     return LMClassifier(module, CausalLM.from_name(str(lm_dir), device="cpu"), WORDS)

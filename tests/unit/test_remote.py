@@ -11,7 +11,7 @@ import threading
 
 import pytest
 import torch
-from loopback_endpoint import Fault, LoopbackEndpoint, Written, busy, toy_writer
+from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
@@ -100,16 +100,13 @@ def test_only_so_many_calls_are_under_way_at_a_time_or_begun_in_a_minute(server,
                 open_at(url, max_parallel_calls=most), [f"{prompt} {most}" for prompt in prompts]
             )
             assert min(most, 2) <= server.most_at_once <= most
-        complete(open_at(url, requests_per_minute=60 / 0.04))
-    assert server.times[-1] - server.times[-4] >= 0.04 * 3 - 0.02
+        complete(open_at(url, requests_per_minute=60 / 0.1))
+    assert server.times[-1] - server.times[-4] >= 0.2
 
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        *(busy(), busy(None), Fault(500, "down"), Fault(502, "<html>bad gateway</html>"), Fault()),
-        *(Fault(503, "{}", {"Retry-After": "0.02"}), Fault(408)),
-    ],
+    [busy(), busy(None), Fault(502, "<html>bad gateway</html>"), Fault(503, "{}"), Fault()],
 )
 def test_a_hiccup_is_tried_again_and_counted(server, open_at, fault):
     server.faults = [fault, fault]
@@ -117,13 +114,6 @@ def test_a_hiccup_is_tried_again_and_counted(server, open_at, fault):
         lm = open_at(url)
         assert complete(lm) == TEXTS
     assert (lm.spending.num_retries, lm.spending.num_calls) == (2, 4)
-
-
-def test_the_pause_an_endpoint_asks_for_is_kept(server, open_at):
-    server.faults = [busy("0.15")]
-    with server.serve() as url:
-        complete(open_at(url), ["Q: red"])
-    assert server.times[1] - server.times[0] >= 0.15
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again(server, open_at):
@@ -236,7 +226,7 @@ def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
     assert [text for text in told if "VerySecret" in text or KEY[:9] in text] == []
 
 
-def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch):
+def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch, caplog):
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with server.serve() as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)
@@ -245,6 +235,11 @@ def test_an_endpoint_of_ones_own_needs_no_key(server, open_at, monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ConfigError, match=r"openai:toy needs a key in the environment"):
         open_at(None)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    open_at(URL)
+    assert "plain http" not in caplog.text
+    open_at("http://models.invalid/v1")
+    assert "the key goes to http://models.invalid/v1 over plain http" in caplog.text
 
 
 NO_KEY = "OPENAI_API_KEY holds characters"
@@ -276,46 +271,32 @@ def test_what_cannot_be_asked_is_refused_without_its_secrets(
     assert "Secret" not in str(caught.value)
 
 
-def test_a_key_over_plain_http_to_elsewhere_is_told(open_at, caplog):
-    open_at(URL)
-    assert "plain http" not in caplog.text
-    open_at("http://models.invalid/v1")
-    assert "the key goes to http://models.invalid/v1 over plain http" in caplog.text
-
-
 def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_dirs, tmp_path):
     lm = open_at(f"{URL}/")
     fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
     assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
-    assert open_at(URL, lm_window=None).window == 2047
     assert lm.count_tokens(["", "abc", "abcd", "é!"]) == [0, 1, 2, 1]
-    folder = tmp_path / "tokenizer"
-    folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):  # no weights
-        (folder / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
-    named, local = open_at(URL, tokenizer=str(folder)), CausalLM.from_name(str(lm_dirs["opt"]))
+        (tmp_path / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
+    named, local = open_at(URL, tokenizer=str(tmp_path)), CausalLM.from_name(str(lm_dirs["opt"]))
     texts = ["The film is", "", "A dull, lifeless story"]
     assert named.count_tokens(texts) == local.count_tokens(texts)
-    assert named.count_tokens([]) == []
-    assert len(str(named.fingerprint["tokens"])) == 64
+    assert named.fingerprint["tokens"] not in ("estimate", open_at(URL).fingerprint["tokens"])
     with pytest.raises(ModelError, match="cannot load the tokenizer"):
-        open_at(URL, tokenizer=str(tmp_path))
+        open_at(URL, tokenizer=str(lm_dirs["opt"].parent))
 
 
 def test_a_name_opens_an_lm_here_with_its_window_or_a_smaller_one(lm_dirs, tmp_path):
     name, here = str(lm_dirs["gpt2"]), Context(artifacts=tmp_path, device="cpu")
     lm = open_lm(CompleterArguments(lm=name), here)
     assert isinstance(lm, CachedLM)
-    small = CompleterArguments(lm=name, lm_window=lm.window - 1)
+    small, large = (CompleterArguments(lm=name, lm_window=lm.window + by) for by in (-1, 1))
     assert open_lm(small, here).window == lm.window - 1
-    large = CompleterArguments(lm=name, lm_window=lm.window + 1)
     with pytest.raises(ConfigError, match=f"lm_window is {lm.window + 1}, and .* {lm.window} tok"):
         open_lm(large, here)
-    pair = Context(Worker(1, 2), artifacts=tmp_path, device="cpu")
-    assert open_lm(small, pair)
     far = CompleterArguments(lm="openai:m", base_url=URL)
     with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
-        open_lm(far, pair)
+        open_lm(far, Context(Worker(1, 2), artifacts=tmp_path, device="cpu"))
 
 
 ASKER = """
@@ -359,26 +340,34 @@ CHANCES = (None, -1.0, -0.5, -0.25, -4.0)
 BYTES = ("bytes:\\xe6", "\ufffd", *TOKENS[2:])  # a prompt in another script
 
 
-def chance(
-    tokens=TOKENS, chances=CHANCES, *, prompt=PROMPT, word=WORD, text=f"{PROMPT}{WORD}.", num_new=1
-):
-    reply = Reply(text, len(tokens) - 1, num_new, tokens=tokens, chances=chances)
-    return word_chance("toy", reply, prompt, word)
+def chance(tokens=TOKENS, chances=CHANCES, **changes):
+    asked = {"prompt": PROMPT, "word": WORD, "text": f"{PROMPT}{WORD}.", "num_new": 1, **changes}
+    reply = Reply(asked["text"], 4, asked["num_new"], tokens=tokens, chances=chances)
+    return word_chance("toy", reply, asked["prompt"], asked["word"])
 
 
-def test_only_the_words_tokens_count_however_a_server_spells_them():
-    assert chance() == chance(num_new=None) == -0.75
-    assert chance(prompt="It was great", word=" fun") == -0.25  # the control
-    assert chance(("<s>", *TOKENS), (None, -9.0, *CHANCES[1:])) == -0.75
-    again = f"{PROMPT}{WORD} fun"
-    for count in (None, 1):  # what is written may be the word's last token again
-        assert chance((*TOKENS[:-1], " fun"), text=again, num_new=count) == -0.75
-    # a token that is counted and not shown; tokens without their space, and a space of its own
-    assert chance(TOKENS[:-1], CHANCES[:-1], text=f"{PROMPT}{WORD}") == -0.75
-    assert chance(("It", "was", "great", " fun", ".")) == -0.75
-    apart = ("It", " was", " ", "great", ".")
-    assert chance(apart, word=" great", text="It was great.") == -0.75
-    assert chance(BYTES, prompt="海", text="海 great fun.") == -0.75
+AGAIN = {"tokens": (*TOKENS[:-1], " fun"), "text": f"{PROMPT}{WORD} fun"}
+APART = {"tokens": ("It", " was", " ", "great", "."), "text": "It was great.", "word": " great"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, -0.75),
+        ({"num_new": None}, -0.75),
+        ({"prompt": "It was great", "word": " fun"}, -0.25),  # the control
+        ({"tokens": ("<s>", *TOKENS), "chances": (None, -9.0, *CHANCES[1:])}, -0.75),
+        (AGAIN, -0.75),  # what is written may be the word's last token again
+        ({**AGAIN, "num_new": None}, -0.75),
+        # a token that is counted and not shown; tokens without their space, and one of its own
+        ({"tokens": TOKENS[:-1], "chances": CHANCES[:-1], "text": f"{PROMPT}{WORD}"}, -0.75),
+        ({"tokens": ("It", "was", "great", " fun", ".")}, -0.75),
+        (APART, -0.75),
+        ({"tokens": BYTES, "prompt": "海", "text": "海 great fun."}, -0.75),
+    ],
+)
+def test_only_the_words_tokens_count_however_a_server_spells_them(changes, expected):
+    assert chance(**changes) == expected
 
 
 JOINED = {"tokens": ("It", " was great", " fun", "."), "chances": CHANCES[1:]}

@@ -56,11 +56,8 @@ BAD = {
     "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
     "labels names something twice": {"labels": ["no", "no "]},
     "unknown metric 'acc'": {"metric": "acc"},
-    "unknown field in prompt 'txt'. Did you mean 'text'": {"prompt": "{txt}"},
     "prompt holds no field; put {text}": {"prompt": "Is it?"},
-    "reader_template has a stray brace": {"reader_template": "{text} }"},
     "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "unknown key of verbalizer 'maybe'": {"verbalizer": {"no": "a", "yes": "b", "maybe": "c"}},
     "verbalizer has 'right' for both 'no' and 'yes'": {
         "verbalizer": {"no": "right ", "yes": "right"}
     },
@@ -74,11 +71,9 @@ BAD = {
     "unknown key of local.columns 'txt'": {"local": {"columns": {"txt": "claim"}}},
     "does not say which is the test split": {"local": {"splits": {"train": "train"}}},
     "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
-    "unknown key of sizes 'tests'": {"sizes": {"tests": 4}},
 }
 BAD_WRITTEN = {
     "parent compares with a table": {"metrics": ["parent"]},
-    "frame holds no field": {"frame": "Q:"},
     "frame ends in a space": {"frame": "Q: {question} "},
     "frame does not show the input {table}": {"inputs": ["question", "table"]},
     "num_exemplars is 0: it must be at least 1": {"num_exemplars": 0},

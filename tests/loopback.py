@@ -1,15 +1,64 @@
-"""A model hub on loopback: the routes that the hub's own clients use, over real HTTP."""
+"""Servers on loopback, over real HTTP: a model hub and an OpenAI-compatible endpoint."""
 
 import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class Loopback:
+    """A server whose handler knows it as `owner`."""
+
+    handler: ClassVar[type["Handler"]]
+    path = ""
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Serve until the block ends; gives the address."""
+        handler = type("Bound", (self.handler,), {"owner": self})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}{self.path}"
+        finally:
+            self.stop()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def stop(self) -> None:
+        """Let go of what waits."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def read(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+# A model hub: the routes that the hub's own clients use.
 
 Files = Mapping[str, bytes]
 BOT = "SFconvertbot"
@@ -39,7 +88,7 @@ def read_folder(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-class LoopbackHub:
+class LoopbackHub(Loopback):
     """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
 
     A user, `me`, has a token that may write and another that may not.
@@ -57,21 +106,6 @@ class LoopbackHub:
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
         return dict(self.repos[f"models/{repo}"].revisions[revision])
 
-    @contextmanager
-    def serve(self) -> Iterator[str]:
-        """Serve until the block ends; gives the address for HF_ENDPOINT."""
-        handler = type("Bound", (Handler,), {"owner": self})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
 
 class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, commit: str = "") -> None:
@@ -81,15 +115,11 @@ class Refusal(Exception):
         self.headers |= {"X-Repo-Commit": commit} if commit else {}
 
 
-class Handler(BaseHTTPRequestHandler):
+class HubHandler(Handler):
     owner: LoopbackHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing: `requests` holds it."""
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.read()
         url = urlsplit(self.path)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
         self.owner.requests.append(f"{self.command} {unquote(url.path)}")
@@ -104,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._send_file(parts if parts[0] == "datasets" else ["models", *parts])
         except Refusal as refusal:
-            self._send(refusal.status, b"", refusal.headers)
+            self.send(refusal.status, b"", refusal.headers)
 
     do_HEAD = do_GET = do_POST = do_PUT = _answer
 
@@ -221,25 +251,17 @@ class Handler(BaseHTTPRequestHandler):
         if name.endswith((".safetensors", ".parquet")):  # large files lie on another host
             headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(data))
             place = f"{self._here()}/blobs/{blob_id(data)}".replace("127.0.0.1", "localhost")
-            self._send(302, b"", {**headers, "Location": place})
+            self.send(302, b"", {**headers, "Location": place})
         else:
-            self._send(200, data, headers)
+            self.send(200, data, headers)
 
     def _send_blob(self, blob: str) -> None:
         every = (files for repo in self.owner.repos.values() for files in repo.revisions.values())
         data = next(d for files in every for d in files.values() if blob_id(d) == blob)
-        self._send(200, data, {"ETag": f'"{blob}"'})
+        self.send(200, data, {"ETag": f'"{blob}"'})
 
     def _send_json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _here(self) -> str:
         return f"http://127.0.0.1:{self.connection.getsockname()[1]}"
@@ -260,3 +282,124 @@ def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]
     folders = sorted({name.split("/")[0] for name in rest if "/" in name})
     shown = [name for name in rest if is_deep or "/" not in name]
     return [info for name in [*folders, *shown] for info in _path_info(files, start + name)]
+
+
+LoopbackHub.handler = HubHandler
+
+
+# An endpoint that answers by a writer, and fails on demand.
+
+
+class Written(NamedTuple):
+    """What a writer gives: text behind the prompt; tokens and chances of the prompt and of it."""
+
+    text: str
+    num_prompt_tokens: int
+    num_new_tokens: int
+    tokens: tuple[str, ...] = ()
+    chances: tuple[float | None, ...] = ()
+
+
+class Fault(NamedTuple):
+    """How one request fails, after so many seconds; status 0 drops the connection."""
+
+    status: int = 0
+    body: str = ""
+    headers: Mapping[str, str] = {}
+    seconds: float = 0.0
+
+
+def busy(wish: str | None = "0.05") -> Fault:
+    headers = {} if wish is None else {"Retry-After": wish}
+    return Fault(429, '{"error": {"message": "slow down", "code": "rate_limit"}}', headers)
+
+
+def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
+    """Say the prompt's last word again; tokens are words, with the space before them."""
+    words = [f" {word}" if i else word for i, word in enumerate(prompt.split(" "))]
+    text = f" {prompt.split()[-1]}"
+    written = text if stop else f"{text}\nand more"
+    chances = (None, *(-len(word) / 4 for word in (*words[1:], text)))
+    return Written(written, len(words), 1, (*words, text), chances)
+
+
+class LoopbackEndpoint(Loopback):
+    """Answers by a writer.
+
+    Attributes:
+        writer: Writes.
+        faults: How the next requests fail, first to last; then they succeed.
+        seconds: Each answer takes.
+        dies_after: Answers, after which every connection is dropped.
+        bodies: What was asked, in order, the failed ones too.
+        times: When.
+        headers: Of the requests.
+        most_at_once: Requests that were under way at a time.
+        num_answered: Requests that were answered well.
+    """
+
+    path = "/v1"
+
+    def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
+        self.writer = writer
+        self.faults: list[Fault] = []
+        self.seconds = 0.0
+        self.dies_after: int | None = None
+        self.bodies: list[dict[str, object]] = []
+        self.times: list[float] = []
+        self.headers: list[dict[str, str]] = []
+        self.most_at_once = self.num_answered = self.at_once = 0
+        self.lock, self.over = threading.Lock(), threading.Event()
+
+    def stop(self) -> None:
+        self.over.set()
+
+    def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault:
+        """Note a request, and answer it or say how it fails."""
+        with self.lock:
+            self.bodies.append(body)
+            self.times.append(time.monotonic())
+            self.headers.append({name.lower(): value for name, value in headers.items()})
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            if self.dies_after is not None and self.num_answered >= self.dies_after:
+                return Fault()
+            if self.faults:
+                return self.faults.pop(0)
+            self.num_answered += 1
+        return Fault(200, self.answer(body), {"Content-Type": "application/json"}, self.seconds)
+
+    def answer(self, body: dict[str, object]) -> str:
+        prompt, (stop,) = str(body["prompt"]), body.get("stop", [None])
+        written = self.writer(prompt, body["max_tokens"], stop)
+        logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
+        shown = {"text": prompt + written.text, "logprobs": logprobs}
+        choice = shown if body.get("echo") else {"text": written.text, "logprobs": None}
+        usage = {
+            "prompt_tokens": written.num_prompt_tokens,
+            "completion_tokens": written.num_new_tokens,
+        }
+        told = {"id": "1", "object": "text_completion", "created": 0, "model": body["model"]}
+        choices = [{"index": 0, "finish_reason": "stop", **choice}]
+        return json.dumps({**told, "choices": choices, "usage": usage})
+
+
+class EndpointHandler(Handler):
+    owner: LoopbackEndpoint
+
+    def do_POST(self) -> None:
+        fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
+        self.owner.over.wait(fault.seconds)
+        self.close_connection = not fault.status
+        try:
+            if fault.status:
+                headers = {"Content-Type": "text/html", **fault.headers}
+                self.send(fault.status, fault.body.encode(), headers)
+        except OSError:  # the client is gone: it was killed, or had waited long enough
+            self.close_connection = True
+        finally:
+            with self.owner.lock:
+                self.owner.at_once -= 1
+
+
+LoopbackEndpoint.handler = EndpointHandler
