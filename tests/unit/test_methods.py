@@ -3,7 +3,6 @@
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
 from method_runs import having, lines_of, run_of
@@ -15,7 +14,7 @@ from pgra.core import ALONE
 from pgra.encoders.encoder import load_encoder, load_t5_encoder
 from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
 from pgra.methods.base import METHODS, find_method
-from pgra.methods.knn import NUMBERS, vote
+from pgra.methods.knn import NUMBERS
 from pgra.methods.rag import RagReader
 from pgra.methods.stages import Stages
 from pgra.reader.causal import CausalModule
@@ -162,15 +161,6 @@ def test_random_evidence_is_the_same_for_a_text_in_any_run(args):
 
 
 # k nearest neighbors.
-
-
-def test_a_hand_worked_vote_whose_ties_go_to_the_nearest_of_the_tied():
-    columns = np.array([0, 0, 1, 1, 2])
-    shares, decided = vote(np.array([[4, 2, 3], [0, 4, 1], [4, 0, 2]]), columns, 3)
-    np.testing.assert_allclose(shares * 3, [[0, 2, 1], [2, 0, 1], [1, 1, 1]])
-    assert decided.tolist() == [1, 0, 2]  # the last is a tie: the nearest's label
-    rows, columns = np.array([[0, 3, 1, 2, 4], [0, 1, 3, 4, 2]]), np.array([2, 1, 1, 0, 0])
-    assert vote(rows, columns, 3)[1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("encoder", ["encoder", "reader"])
