@@ -187,19 +187,32 @@ def is_packed(part):
     return "forward" in vars(part)
 
 
-def test_packed_layers_read_a_copy_of_their_weights_and_only_meanwhile(module):
-    x = torch.randn(2, 7, 16)
+def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(module):
+    packer, x = Packer(module), torch.randn(2, 7, 16)
     plain = module(x)
-    with packed_for(module):
+    with packer.packed(MANY_TOKENS - 1):
+        assert not is_packed(module[0])
+    with packer.packed(1):
+        forward = vars(module[0])["forward"]
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
         with torch.no_grad():
             module[0].weight.zero_()  # the control: were they not packed, it would show
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
     assert (module(x) - plain).abs().max() > 1e-2
-    with pytest.raises(KeyError), packed_for(module):
+    with packer.packed(1):
+        assert vars(module[0])["forward"] is forward
+    with pytest.raises(KeyError), packer.packed(1):
         raise KeyError
     module(x).sum().backward()  # plain layers, which learn
     assert module[2].weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("spare", "holds"), [(-4, False), (0, True)])
+def test_layers_are_packed_where_memory_holds_the_copies(module, monkeypatch, spare, holds):
+    size = 4 * (16 * 24 + 24 * 8)
+    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 4 * size + spare)
+    with packed_for(module):
+        assert is_packed(module[0]) == holds
 
 
 def llama(act, bias):
@@ -251,27 +264,6 @@ def test_what_only_looks_like_a_known_layer_is_not_packed(module):
             assert not is_packed(layer)
     with torch.autocast("cpu", torch.bfloat16), packed_for(module):
         assert not is_packed(module[0])
-
-
-def test_layers_are_packed_for_many_tokens_in_all_where_memory_holds_the_copies(
-    module, monkeypatch
-):
-    packer, x = Packer(module), torch.randn(5, 16)
-    plain = module(x)
-    with packer.packed(MANY_TOKENS - 1):
-        assert not is_packed(module[0])
-    with packer.packed(1):
-        forward = vars(module[0])["forward"]
-    with torch.no_grad():
-        module[0].weight.zero_()  # the control: what is kept is no longer the weight
-    with packer.packed(1):
-        assert vars(module[0])["forward"] is forward
-        torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
-    size = 4 * (16 * 24 + 24 * 8)
-    for memory, holds in ((4 * size - 4, False), (4 * size, True)):
-        monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda memory=memory: memory)
-        with packed_for(module):
-            assert is_packed(module[0]) == holds
 
 
 # The switch, and what happens where a kernel is wrong, missing or raises. That cross-attention to
