@@ -157,7 +157,7 @@ def read_data(args: argparse.Namespace) -> Data:
     if args.task in generation_task_names():
         task = load_generation_task(args.task)
         found = load_references(task, chosen)
-        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        pool, queries = ([one.example for one in part] for part in found)
         return Data(task.frame, pool, queries, task.max_new_tokens)
     labelled = load_task(args.task)
     splits = load_splits(labelled, chosen)

@@ -161,8 +161,8 @@ def encode(args: argparse.Namespace, texts_file: str, out: str) -> Mapping[str, 
     texts = json.loads(Path(texts_file).read_text())
     encoder = Encoder.from_name(
         args.encoder,
-        max_tokens=args.max_encoder_tokens,
-        dtype=args.encoder_dtype,
+        max_encoder_tokens=args.max_encoder_tokens,
+        encoder_dtype=args.encoder_dtype,
         device=args.device,
     )
     encoder.encode(texts[:8])

@@ -85,6 +85,7 @@ class Rule:
     Attributes:
         choices: The names it may have; with `is_open` also `module:Class` of the user's own.
         least: The smallest number.
+        most: The largest number.
         above: A number that it must exceed.
         below: A number that it must stay under.
         needs: Other arguments without which it means nothing: by name the value that is needed, a
@@ -96,6 +97,7 @@ class Rule:
 
     choices: Collection[str] | None = None
     least: float | None = None
+    most: float | None = None
     above: float | None = None
     below: float | None = None
     needs: Mapping[str, object] = field(default_factory=dict)
@@ -103,18 +105,23 @@ class Rule:
     is_open: bool | str = False
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value; None passes.
+        """Refuse a value, or one of a list; None passes.
 
         Raises:
             ConfigError: If it is not one of the names, or out of range.
         """
-        if value is None:
+        if isinstance(value, list):
+            for item in value:
+                self.check(name, item)
+        if value is None or isinstance(value, list):
             return
         if self.choices is not None and not (self.is_open and ":" in str(value)):
             kind = self.is_open if isinstance(self.is_open, str) else name
             choose(name, value, [*self.choices, *(_installed(kind) if self.is_open else ())])
         if self.least is not None and not value >= self.least:
             raise ConfigError(f"{name} is {value}: it must be at least {self.least:g}")
+        if self.most is not None and not value <= self.most:
+            raise ConfigError(f"{name} is {value}: it must be at most {self.most:g}")
         low, high = self.above, self.below
         if (low is not None and not value > low) or (high is not None and not value < high):
             raise ConfigError(f"{name} is {value}: it must be {self._range()}")
@@ -139,8 +146,8 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
 
     Args:
         kind: What it names, such as "retriever".
-        name: Of the table, of an installed package's entry point in the group `pgra.KINDs`
-            (`pgra.retrievers`), or `module:Class`.
+        name: Of the table, of an installed package's entry point in the group of its kind
+            (`pgra.retrievers`, `pgra.similarities`), or `module:Class`.
         table: "module:Class" by name.
 
     Raises:
@@ -163,8 +170,9 @@ def find_class(kind: str, name: str, table: Mapping[str, str]) -> Any:
 
 
 def _installed(kind: str) -> dict[str, str]:
-    """Return what installed packages offer in the group `pgra.KINDs`: "module:Class" by name."""
-    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{kind}s")}
+    """Return what installed packages offer of a kind: "module:Class" by name."""
+    plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
+    return {entry.name: entry.value for entry in entry_points(group=f"pgra.{plural}")}
 
 
 def arg(
@@ -248,7 +256,36 @@ RETRIEVERS = ("bm25", "dense", "exhaustive", "hybrid", "random")
 
 
 @dataclass(kw_only=True)
-class RetrieverArguments(Arguments):
+class EncoderArguments(Arguments):
+    """Which encoder, and how it reads; shared by all that have one."""
+
+    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
+    pooling: str = arg(
+        "auto",
+        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
+        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
+        choices=POOLINGS,
+    )
+    max_encoder_tokens: int | None = arg(
+        None,
+        "Tokens of a text that the encoder reads; default: what a sentence-transformers model "
+        "says, else 128.",
+        least=4,
+    )
+    query_prompt: str | None = arg(
+        None,
+        "What the encoder reads before each query, such as 'query: ' for E5 (an exemplar is a "
+        "query too); default: what a sentence-transformers model says, else nothing.",
+    )
+    encoder_dtype: str = arg(
+        "auto",
+        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
+        choices=DTYPES,
+    )
+
+
+@dataclass(kw_only=True)
+class RetrieverArguments(EncoderArguments):
     """First stage: k candidates a query."""
 
     retriever: str = arg(
@@ -262,30 +299,9 @@ class RetrieverArguments(Arguments):
     num_candidates: int = arg(
         150, "Candidates a query (the paper's k); with exhaustive it is the whole corpus.", least=1
     )
-    encoder: str = arg("google-bert/bert-base-uncased", "Encoder: hub id, folder or bundled:NAME.")
-    pooling: str = arg(
-        "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
-        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
-        choices=POOLINGS,
-    )
     normalize: bool = arg(True, "Unit vectors, so that the inner product is the cosine.")
-    max_encoder_tokens: int | None = arg(
-        None,
-        "Tokens of a passage or query that the encoder reads; default: what a "
-        "sentence-transformers model says, else 128.",
-        least=4,
-    )
-    query_prompt: str | None = arg(
-        None,
-        "What the encoder reads before each query, such as 'query: ' for E5; default: what a "
-        "sentence-transformers model says, else nothing.",
-    )
-    passage_prompt: str | None = arg(None, "The same before each passage, such as 'passage: '.")
-    encoder_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
+    passage_prompt: str | None = arg(
+        None, "What it reads before each passage, such as 'passage: '."
     )
     encoder_batch_tokens: int = arg(
         1024,
@@ -1224,6 +1240,8 @@ def check_defaults(
             raise ConfigError(f"{path}: {_unknown('key', str(name), {*fields, *others})}")
     values = {name: value for name, value in layer.values.items() if name in fields}
     for name, value in values.items():
+        if value == []:
+            raise ConfigError(f"{path}: {name} is empty: give at least one")
         if not _fits(value, fields[name]):
             hint = (
                 " (write it as 1.0e-4: YAML reads 1e-4 as text)"
@@ -1315,7 +1333,13 @@ def from_values(cls: type[_T], values: Mapping[Any, Any], where: str = "", **giv
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
             raise ConfigError(f"'{where}{name}' is missing")
-    typed = {name: typed_value(where + name, v, hints[name]) for name, v in values.items()}
+    # What is empty by default may be empty.
+    typed = {
+        name: known[name].default
+        if value in ("", []) and known[name].default in ("", ())
+        else typed_value(where + name, value, hints[name])
+        for name, value in values.items()
+    }
     return cls(**given, **typed)
 
 

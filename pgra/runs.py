@@ -31,7 +31,7 @@ from pgra.artifacts import (
     write_text,
 )
 from pgra.config import RunArguments
-from pgra.core import ALONE, UNDECIDED, Context, Example, Json, Prediction
+from pgra.core import ALONE, Context, Example, Json, Prediction
 from pgra.errors import ArtifactError, ConfigError
 from pgra.memory.labels import (
     MEMORY_WEIGHT,
@@ -41,8 +41,6 @@ from pgra.memory.labels import (
     mix_labels,
 )
 from pgra.methods.base import (
-    Decider,
-    Decisions,
     Method,
     arguments_from,
     find_method,
@@ -53,7 +51,6 @@ from pgra.reader.record import find_reader
 from pgra.report.results import (
     METRICS_FILE,
     EvidenceLine,
-    RunRecord,
     damaged,
     read_object,
     write_results,
@@ -273,41 +270,33 @@ def measure_run(method: Method, folder: Path, split: str) -> dict[str, Any]:
     """
     with method.timed("evaluation"):
         decided = method.decide(method.data.examples(split))
-    examples = method.data.examples(split)
-    is_undecided = any(prediction.label == UNDECIDED for prediction in decided.predictions)
-    record = RunRecord(
-        task=method.data.task.name,
-        split=split,
-        metric=method.data.metric,
-        labels=[*method.data.labels, *([UNDECIDED] if is_undecided else [])],
-        seed=method.seed,
-        seconds=method.seconds,
-        fingerprints=method.fingerprints,
-        notes=[*method.notes(), *decided.notes],
-        calibration=decided.calibration,
-        method=method.name(method.args),
-        more=decided.metrics,
-    )
+    about: dict[str, Json] = {
+        "method": method.name(method.args),
+        "task": method.data.task.name,
+        "split": split,
+        "metric": method.data.metric,
+        "calibration": decided.calibration,
+        "seed": method.seed,
+        "uses_seed": method.uses_seed(method.args),
+        "seconds": {name: round(value, 3) for name, value in method.seconds.items()},
+        "fingerprints": dict(method.fingerprints),
+        "notes": [*method.notes(), *decided.notes],
+        **decided.metrics,
+    }
     if method.context.is_main:
-        _write(folder, record, examples, decided)
+        write_results(
+            folder,
+            about,
+            method.data.labels,
+            method.data.examples(split),
+            decided.predictions,
+            decided.evidence,
+            more=decided.details,
+            values=decided.values,
+            interval=decided.interval,
+        )
     method.context.barrier()
     return read_object(folder / METRICS_FILE)
-
-
-def _write(
-    folder: Path, record: RunRecord, examples: Sequence[Example], decided: Decisions
-) -> None:
-    nothing: list[list[Any]] = [[] for _ in examples]
-    write_results(
-        folder,
-        record,
-        examples,
-        decided.predictions,
-        decided.evidence or nothing,
-        more=decided.details or None,
-        values=decided.values,
-        interval=decided.interval,
-    )
 
 
 def is_finished(folder: Path, *, trains: bool) -> bool:
@@ -381,7 +370,7 @@ def open_run(
     folder: Path,
     context: Context = ALONE,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Decider:
+) -> Method:
     """Open a finished run, to decide new examples with it.
 
     Args:
@@ -438,7 +427,7 @@ class Predictor:
         memory_weight: Theirs; see `pgra.memory.labels.mix_labels`.
     """
 
-    decider: Decider
+    decider: Method
     open_memory: Callable[[], LabelMemory] | None = None
     memory_weight: float = MEMORY_WEIGHT
 
@@ -484,18 +473,18 @@ class Predictor:
             raise ConfigError(
                 f"attention is a trained reader's, and {folder} has none: leave it out"
             )
-        decider = open_run(folder, Context(device=device), changes)
         if attention:
-            decider.attention = True  # type: ignore[attr-defined]
+            changes["reader"] = {"evidence_attention": True}
+        decider = open_run(folder, Context(device=device), changes)
         if "memory" in sections or memory is None or memory.memory is None:
             return cls(decider)
-        about = decider.about
+        data = decider.data
         open_memory = partial(
             LabelMemory,
             memory,
-            task=about.name,
-            inputs=about.inputs,
-            labels=about.labels,
+            task=data.task.name,
+            inputs=data.task.inputs,
+            labels=data.labels,
             device=device,
         )
         return cls(decider, open_memory, memory_weight)
@@ -510,8 +499,8 @@ class Predictor:
             ConfigError: If one is not what the task takes.
             PgraError: As each stage says.
         """
-        about = self.decider.about
-        examples = read_queries(queries, task=about.name, inputs=about.inputs)
+        task = self.decider.data.task
+        examples = read_queries(queries, task=task.name, inputs=task.inputs)
         decided = self.decider.decide(examples)
         answers = [
             Answer(

@@ -16,27 +16,13 @@ from tokenizers import (
 )
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     ByT5Tokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MT5Config,
-    MT5ForConditionalGeneration,
-    OPTConfig,
-    OPTForCausalLM,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    RobertaConfig,
-    RobertaModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 _WORDS = (
@@ -151,50 +137,32 @@ def _lively(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+_SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LMS = {  # model type, beginning of a text, and what it has of its own; opt-350m's is odd
+    "gpt2": ("gpt2", None, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+    "llama": ("llama", "<s>", {**_SIZE, "num_key_value_heads": 2, "intermediate_size": 64}),
+    "opt": ("opt", "</s>", {**_SIZE, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "opt-350m": (
+        "opt",
+        "</s>",
+        {**_SIZE, "ffn_dim": 64, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
+    ),
+    "qwen2": ("qwen2", None, {**_SIZE, "num_key_value_heads": 2, "intermediate_size": 64}),
+}
+
+
 def build_lm(folder: Path, kind: str, *, window: int = 512) -> Path:
     """Write a 2-layer causal LM with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    bos = None if kind in ("gpt2", "qwen2") else "</s>" if kind.startswith("opt") else "<s>"
+    model_type, bos, own = _LMS[kind]
     tok = _byte_level(folder, bos=bos, eos="</s>", pad="<pad>")
-    ids = {
-        "bos_token_id": tok.bos_token_id,
-        "eos_token_id": tok.eos_token_id,
-        "pad_token_id": tok.pad_token_id,
-    }
-    size = {
-        "vocab_size": len(tok),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    if kind == "gpt2":
-        config = GPT2Config(
-            vocab_size=len(tok), n_embd=32, n_layer=2, n_head=4, n_positions=window, **ids
-        )
-        model = GPT2LMHeadModel(config)
-    elif kind in ("llama", "qwen2"):
-        is_llama = kind == "llama"
-        config = (LlamaConfig if is_llama else Qwen2Config)(
-            **size,
-            num_key_value_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=window,
-            **ids,
-        )
-        model = (LlamaForCausalLM if is_llama else Qwen2ForCausalLM)(config)
-    else:
-        odd = kind == "opt-350m"  # post-norm, with projections and no final norm
-        model = OPTForCausalLM(
-            OPTConfig(
-                **size,
-                ffn_dim=64,
-                max_position_embeddings=window,
-                word_embed_proj_dim=16 if odd else 32,
-                do_layer_norm_before=not odd,
-                **ids,
-            )
-        )
-    _lively(model).save_pretrained(folder)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(tok, name) for name in names}
+    longest = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tok), **own, **ids, **{longest: window}
+    )
+    _lively(AutoModelForCausalLM.from_config(config)).save_pretrained(folder)
     return folder
 
 
@@ -217,21 +185,17 @@ def build_odd_lm(folder: Path, kind: str) -> Path:
     return folder
 
 
+def _encoder_config(tok: PreTrainedTokenizerBase, kind: str, **more: int) -> AutoConfig:
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"vocab_size": len(tok), "pad_token_id": tok.pad_token_id}
+    return AutoConfig.for_model(kind, **size, intermediate_size=32, **ids, **more)
+
+
 def build_encoder(folder: Path, kind: str = "bert") -> Path:
     """Write a 2-layer encoder with its tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    tok = _word_piece(folder)
-    size = {
-        "vocab_size": len(tok),
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 160,
-        "pad_token_id": tok.pad_token_id,
-    }
-    model = BertModel(BertConfig(**size)) if kind == "bert" else RobertaModel(RobertaConfig(**size))
-    _lively(model).save_pretrained(folder)
+    config = _encoder_config(_word_piece(folder), kind, max_position_embeddings=160)
+    _lively(AutoModel.from_config(config)).save_pretrained(folder)
     return folder
 
 
@@ -244,17 +208,8 @@ def build_cross_encoder(folder: Path, num_labels: int = 1) -> Path:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
     tok.save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(tok),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        num_labels=num_labels,
-        pad_token_id=tok.pad_token_id,
-    )
-    _lively(BertForSequenceClassification(config)).save_pretrained(folder)
+    config = _encoder_config(tok, "bert", max_position_embeddings=64, num_labels=num_labels)
+    _lively(AutoModelForSequenceClassification.from_config(config)).save_pretrained(folder)
     return folder
 
 
@@ -267,7 +222,8 @@ def build_t5(folder: Path, kind: str = "t5") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tok = _reader_tokenizer(folder, kind)
     is_original = kind == "t5"
-    config = (MT5Config if kind == "mt5" else T5Config)(
+    config = AutoConfig.for_model(
+        "mt5" if kind == "mt5" else "t5",
         vocab_size=len(tok),
         d_model=32,
         d_kv=8,
@@ -283,7 +239,7 @@ def build_t5(folder: Path, kind: str = "t5") -> Path:
         tie_word_embeddings=is_original,
     )
     torch.manual_seed(3)
-    model = (MT5ForConditionalGeneration if kind == "mt5" else T5ForConditionalGeneration)(config)
+    model = AutoModelForSeq2SeqLM.from_config(config)
     if not is_original:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.2)
     model.save_pretrained(folder)

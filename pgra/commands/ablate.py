@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import (
     fill_folder,
+    given_names,
     join_run,
     parse_run,
     quiet_imports,
@@ -22,7 +23,7 @@ from pgra.errors import ConfigError, PgraError
 if TYPE_CHECKING:
     from pgra.config import RunArguments
     from pgra.core import Context
-    from pgra.experiments.grid import Failure, Grid, GridRun, Point
+    from pgra.experiments.grid import Grid, GridRun, Point
 
 DESCRIPTION = "Run a grid of runs from a YAML, and show them in one table."
 EXAMPLE = """examples:
@@ -64,14 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a grid, or list it; 1 if a run failed."""
     words = list(sys.argv[1:] if argv is None else argv)
     quiet_imports()
+    from pgra.experiments.grid import make_runs, run_grid, write_grid
+
     if not words or words[0].startswith("-"):
         return _explain(words)
     how, rest = parse_first(GridArguments, words[1:])
     grid = _read(words[0], how, rest)
     if "-h" in rest or "--help" in rest:
         return _explain(["--help"], grid)
-    from pgra.experiments.grid import make_runs, run_grid, write_grid
-
     context, root = join_run(rest), _root(grid, how, rest)
     seeds = SeriesArguments(seeds=how.seeds).seed_list() or grid.seeds
     runs = make_runs(
@@ -93,14 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show_results(
-    grid: "Grid", runs: "Sequence[GridRun]", failures: "Sequence[Failure]", root: Path
+    grid: "Grid", runs: "Sequence[GridRun]", failures: Mapping[str, str], root: Path
 ) -> int:
     """Show what came out, and what did not.
 
     Args:
         grid: The grid.
         runs: All of its runs.
-        failures: Those that could not be made.
+        failures: Why, by name, for those that could not be made.
         root: Folder of all of them.
 
     Returns:
@@ -109,76 +110,61 @@ def show_results(
     from pgra.commands.report import main as report
 
     code = 1 if failures else 0
-    if any(run.is_finished for run in runs):
+    done = [run for run in runs if run.is_finished]
+    if done:
         try:
             report([str(root)])
         except PgraError as error:  # runs that it cannot put into one table stay where they are
             say(f"no table: {error}")
             code = 1
     if grid.show == "seconds":
-        say(_describe_seconds(runs))
-    for failure in failures:
-        say(f"failed: {failure.run.name}: {failure.reason}")
+        say(_describe_seconds(done))
+    for name, reason in failures.items():
+        say(f"failed: {name}: {reason}")
     if failures:
         say(f"{len(failures)} of {len(runs)} runs failed; the same command tries them again")
     return code
 
 
 def _describe_seconds(runs: "Sequence[GridRun]") -> str:
-    """List what each stage of each finished run took, in seconds."""
-    from pgra.report.results import read_object
+    """List what each stage of each finished run took."""
+    from pgra.report.results import METRICS_FILE, read_object
+    from pgra.report.tables import Cell, Table
 
-    done = [run for run in runs if run.is_finished]
-    took = [read_object(run.folder / "metrics.json")["seconds"] for run in done]
+    took = [read_object(run.folder / METRICS_FILE)["seconds"] for run in runs]
     stages = list(dict.fromkeys(stage for seconds in took for stage in seconds))
-    rows = [("seconds", *stages, "all")]
-    for run, seconds in zip(done, took, strict=True):
-        each = [f"{seconds[stage]:.1f}" if stage in seconds else "-" for stage in stages]
-        rows.append((run.name, *each, f"{sum(seconds.values()):.1f}"))
-    return "\n".join(_columns(rows))
+    rows = [
+        [Cell(run.name), *(Cell.of(own.get(stage, "-"), ".1f") for stage in (*stages, "all"))]
+        for run, seconds in zip(runs, took, strict=True)
+        for own in ({**seconds, "all": sum(seconds.values())},)
+    ]
+    return Table("Seconds", ["run", *stages, "all"], rows).to_text()
 
 
 def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") -> str:
     """List points in the order they run, with what the LM reads for each."""
     from pgra.experiments.grid import foresee
+    from pgra.report.tables import Cell, Table
 
     costs = foresee(runs, context)
-    rows: list[Sequence[str]] = [("task", "point", "runs", "finished", "steps", "LM reads", "")]
+    rows = []
     for cost in costs:
-        run = cost.runs[0]
+        run, finished = cost.runs[0], sum(run.is_finished for run in cost.runs)
         training = run.args.sections.get("training")
-        sign = "" if cost.is_exact else "~"
-        rows.append(
-            (
-                run.args.data.task or "",
-                run.point.name,
-                str(len(cost.runs)),
-                str(sum(run.is_finished for run in cost.runs)),
-                "-" if training is None else str(training.max_steps),
-                "?" if cost.texts is None else f"{sign}{cost.texts:,}",
-                cost.note,
-            )
-        )
+        texts = "?" if cost.texts is None else f"{'' if cost.is_exact else '~'}{cost.texts:,}"
+        cells = [run.point.name, run.args.data.task or "", str(len(cost.runs)), str(finished)]
+        cells += ["-" if training is None else str(training.max_steps), texts, cost.note]
+        rows.append([Cell(text) for text in cells])
     known = [cost.texts for cost in costs if cost.texts is not None]
     sign = "" if all(cost.is_exact for cost in costs) else "about "
     unknown = len(costs) - len(known)
-    return "\n".join(
-        [
-            grid.title,
-            *_columns(rows),
-            f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished; the LM "
-            f"reads {sign}{sum(known):,} texts in all"
-            + (f", and {unknown} points cannot be told" if unknown else ""),
-        ]
+    note = (
+        f"{len(runs)} runs, {sum(run.is_finished for run in runs)} of them finished; the LM reads "
+        f"{sign}{sum(known):,} texts in all"
+        + (f", and {unknown} points cannot be told" if unknown else "")
     )
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    return [
-        "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    columns = ["point", "task", "runs", "finished", "steps", "LM reads", "note"]
+    return Table(grid.title, columns, rows, [note]).to_text()
 
 
 def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
@@ -194,30 +180,27 @@ def _explain(words: Sequence[str], grid: "Grid | None" = None) -> int:
         prog="pgra ablate NAME|FILE.yaml",
         description=DESCRIPTION,
         epilog=EXAMPLE.format(names=names),
-        under=() if grid is None else grid.under(None, grid.points[0]),
+        under=() if grid is None else grid.under(None, grid.cells[0]),
     )
     return 0
 
 
 def _read(name: str, how: GridArguments, rest: Sequence[str]) -> "Grid":
     """Read the grid; refuse an axis that is an argument too."""
-    from pgra.experiments.grid import read_axes, read_grid, with_tasks
+    from pgra.experiments.grid import read_axes, read_grid
 
     grid = read_grid(name, demo=how.demo, axes=read_axes(how.axis or ()))
-    given = {word[2:].split("=")[0].replace("-", "_") for word in rest if word.startswith("--")}
-    for axis in grid.axes:
-        if axis in given:
-            raise ConfigError(
-                f"{axis} is an axis of the grid '{grid.name}': give its values as "
-                f"--axis {axis}=VALUE,VALUE"
-            )
+    given = given_names(rest)
+    for axis in given.intersection(grid.axes):
+        raise ConfigError(
+            f"{axis} is an axis of the grid '{grid.name}': give its values as "
+            f"--axis {axis}=VALUE,VALUE"
+        )
     if "seed" in given:
         raise ConfigError("a grid runs several seeds: give --seeds 0 1 2, or --seeds 0 for one")
     if how.tasks and "task" in given:
         raise ConfigError("--task and --tasks both name what to run: give one of them")
-    if how.tasks or "task" in given:
-        grid = with_tasks(grid, how.tasks or ())
-    return grid
+    return replace(grid, asked=how.tasks or ()) if how.tasks or "task" in given else grid
 
 
 def _root(grid: "Grid", how: GridArguments, rest: Sequence[str]) -> Path:

@@ -134,7 +134,7 @@ def _parse(
         names.extend(sections)
         every = [*sections.values(), *more]
         known = {field.name for cls in every for field in fields(cls)}
-        for name in sorted(() if is_shared else _given(words) & (set(options) - known)):
+        for name in sorted(() if is_shared else given_names(words) & (set(options) - known)):
             raise ConfigError(
                 f"--{name} is an argument of {options[name]}: add that, or leave {name} out"
             )
@@ -146,7 +146,7 @@ def _parse(
     return sections, list(parsed[len(names) :])
 
 
-def _given(words: Sequence[str]) -> set[str]:
+def given_names(words: Sequence[str]) -> set[str]:
     """Return the names of the arguments on a command line."""
     return {w[2:].split("=")[0].replace("-", "_") for w in words if w.startswith("--")}
 
@@ -175,7 +175,7 @@ def fill_folder(args: RunArguments) -> RunArguments:
 
 def _refuse_contradictions(words: Sequence[str], sections: Mapping[str, Any]) -> None:
     """Refuse flags that contradict the method; what a YAML says of them gives way to it."""
-    given = _given(words)
+    given = given_names(words)
     method = sections["runtime"].method
     for name, decided in READERS.get(method, {}).items():
         asked = next(getattr(part, name) for part in sections.values() if hasattr(part, name))

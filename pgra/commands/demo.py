@@ -1,6 +1,7 @@
 """The demo (`make demo`, `pgra demo`): three readers, alike but for their evidence."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,15 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = run(mine, context)
         reused.append(outcome.reused)
         runs.append(load_run(outcome.folder, name=name))
-    seconds = time.perf_counter() - start
-    report = _report(runs, base, seconds, all_reused=all(reused))
-    say("\n" + report)
+    say("\n" + _report(runs, base, time.perf_counter() - start, all_reused=all(reused)))
     say(f"Written: {base / 'report.md'}, {base / 'results.png'}")
     return 0
 
 
 def _parse(words: Sequence[str]) -> "RunArguments":
-    config = [] if "--config" in words else ["--config", str(_config())]
+    demo = config_root() / "experiments" / "demo.yaml"
+    config = [] if "--config" in words else ["--config", str(demo)]
     args, _ = parse_run(
         [*config, *words],
         prog="pgra demo",
@@ -70,18 +70,11 @@ def _parse(words: Sequence[str]) -> "RunArguments":
     return args
 
 
-def _config() -> Path:
-    return config_root() / "experiments" / "demo.yaml"
-
-
-def _count(args: "PgraArguments") -> str:
-    return f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
-
-
 def _introduce(args: "PgraArguments") -> str:
+    count = f"{args.corpus.max_passages:,}" if args.corpus.max_passages else "all"
     return (
         f"Movie-review sentences ({args.data.dataset_name}) get {args.retriever.num_candidates} "
-        f"candidates each from {args.retriever.encoder} among {_count(args)} "
+        f"candidates each from {args.retriever.encoder} among {count} "
         f"Wikipedia sentences;\nthe LM {args.rerank.lm} reads every distinct candidate once under "
         f"a prompt of {args.rerank.num_exemplars} examples (on two cores about 15 a second, so "
         f"queries are few);\nthe reader {args.reader.model_name_or_path} is trained three times "
@@ -91,47 +84,37 @@ def _introduce(args: "PgraArguments") -> str:
 
 
 def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
-    """Write the report and the plot; give what the terminal shows."""
+    """Write the report and the plot, and return the report."""
     from pgra.artifacts import write_text
     from pgra.report.compare import compare_runs
     from pgra.report.page import case_study, choose_case, demo_table, plot_study
     from pgra.report.results import Group
 
-    first = runs[0].metrics
-    table = demo_table(runs).to_markdown()
-    place = choose_case(runs)
-    case = case_study(runs, place)
+    first, place = runs[0].metrics, choose_case(runs)
     notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
-    head = (
-        f"{first['metric']} on {first['n']} held-out sentences of {first['task']}, seed "
-        f"{first['seed']}, one run a reader:"
-    )
-    honest = (
-        "Intervals are bootstrap intervals over the test sentences; differences are paired. One "
-        "seed and small models:\na difference whose interval holds 0 is none."
-    )
     timing = (
         f"All of it was there already and was reused; {seconds:.0f} s."
         if all_reused
         else f"{seconds:.0f} s in all; stages in seconds: {_stages(runs)}."
     )
-    which = f"The first test sentence on which the readers disagree (number {place + 1}):"
-    write_text(
-        base / "report.md",
-        f"# Three readers, alike but for their evidence\n\nMade by `pgra demo`.\n\n{head}\n\n"
-        f"{table}\n\n![metric with interval](results.png)\n\n{honest}\n\n## An example\n\n{which}"
-        f"\n\n```\n{case}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n",
+    report = (
+        "# Three readers, alike but for their evidence\n\n"
+        f"{first['metric']} on {first['n']} held-out sentences of {first['task']}, seed "
+        f"{first['seed']}, one run a reader:\n\n{demo_table(runs).to_markdown()}\n\n"
+        "![metric with interval](results.png)\n\n"
+        "Intervals are bootstrap intervals over the test sentences; differences are paired. One "
+        "seed and small models:\na difference whose interval holds 0 is none.\n\n## An example"
+        f"\n\nThe first test sentence on which the readers disagree (number {place + 1}):\n\n"
+        f"```\n{case_study(runs, place)}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n"
     )
+    write_text(base / "report.md", report)
     plot_study(compare_runs(Group("Three readers", runs)), base / "results.png")
-    return (
-        f"{head}\n\n{table}\n\n{honest}\n\n{which}\n\n{case}\n\nWhat to know:\n{notes}\n\n{timing}"
-    )
+    return report
 
 
 def _stages(runs: Sequence[Any]) -> str:
     """Add up each stage's seconds: a later reader finds what an earlier one made."""
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for one in runs:
-        for name, value in one.metrics["seconds"].items():
-            total[name] = total.get(name, 0.0) + value
+        total.update(one.metrics["seconds"])
     return ", ".join(f"{name} {value:.0f}" for name, value in total.items())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import (
@@ -18,11 +18,12 @@ from pgra.config import (
     RetrieverArguments,
     RuntimeArguments,
     arg,
+    choose,
     parse_arguments,
 )
 from pgra.core import MISSING_ROW, Context, join_context
 from pgra.data.read import check_file, is_utf8, read_lines
-from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
+from pgra.errors import ArtifactError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from pgra.core import Candidates
@@ -129,8 +130,8 @@ class AddArguments(Arguments):
 
     def check(self) -> None:
         """Refuse to add nothing, or to nothing."""
-        what = "no index is named" if self.index_dir is None else "there is nothing to add"
         if self.index_dir is None or not self.corpus:
+            what = "no index is named" if self.index_dir is None else "there is nothing to add"
             raise ConfigError(f"{what}: pgra index add DIR --corpus MORE")
 
 
@@ -144,12 +145,13 @@ class RemoveArguments(Arguments):
 
     def check(self) -> None:
         """Refuse to remove nothing, or from nothing."""
-        what = "no index is named" if self.index_dir is None else "no rows are named"
         if self.index_dir is None or (not self.rows and self.rows_file is None):
+            what = "no index is named" if self.index_dir is None else "no rows are named"
             raise ConfigError(f"{what}: pgra index remove DIR --rows 5 9")
 
 
-_FIND = [RuntimeArguments, CorpusArguments, RetrieverArguments]
+_FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
+_SEARCH = (TextArguments, RuntimeArguments, CorpusArguments, SearchArguments)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,9 +161,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(HELP.rstrip())
         return 0
     word = words.pop(0) if words and not words[0].startswith("-") else "build"
-    if word not in _WORDS:
-        raise ConfigError(unknown_name("word after pgra index", word, _WORDS))
-    return _WORDS[word](words)
+    choose("word after pgra index", word, ["build", *_WORDS])
+    if word == "build":
+        return build(words)
+    run, classes, about = _WORDS[word]
+    is_named = words and not words[0].startswith("-")
+    if is_named and (word != "search" or Path(words[0]).is_dir()):  # a folder may stand first
+        words = ["--index_dir", words[0], *name_leading_texts(words[1:])]
+    elif is_named:
+        words = name_leading_texts(words)
+    prog = f"pgra index {word}"
+    return run(*parse_arguments(classes, words, prog=prog, description=about, epilog=HELP))
 
 
 def build(argv: Sequence[str] | None = None) -> int:
@@ -208,7 +218,7 @@ def build(argv: Sequence[str] | None = None) -> int:
 def search(argv: Sequence[str] | None = None) -> int:
     """Open the index, or build it, and show each text's nearest passages: `pgra search`."""
     texts, runtime, corpus_args, args = parse_arguments(
-        [TextArguments, RuntimeArguments, CorpusArguments, SearchArguments],
+        _SEARCH,
         name_leading_texts(argv),
         prog="pgra search",
         description="Look up the passages of a corpus that come near a text.",
@@ -216,107 +226,103 @@ def search(argv: Sequence[str] | None = None) -> int:
     )
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra search "a text" --corpus ...')
-    from pgra.retrieval import open_retriever
-
-    request = _request(corpus_args, args, _context(runtime))
-    retriever = open_retriever(args, request.corpus, request.context)
-    found = retriever.retrieve(texts.text, args.num_candidates)
-    say(describe_hits(texts.text, found, request.corpus))
-    return 0
+    return _show(texts.text, _request(corpus_args, args, _context(runtime)))
 
 
-def _info(words: Sequence[str]) -> int:
-    from pgra.artifacts import load_manifest
-
-    arguments = _parse(_name_index(words), _FIND, "info", "Say what an index is.")
-    for folder in _find(*arguments):
-        manifest = load_manifest(folder)
-        counts, made = manifest.counts, manifest.fingerprint
-        recipe = counts.get("recipe") or {"corpus": {"corpus": "unknown"}, "retriever": {}}
-        names = recipe["corpus"]["corpus"]
-        size = sum(int(record["bytes"]) for record in manifest.files.values())
-        recall = ", ".join(f"@{k} {share}" for k, share in counts.get("recall", {}).items())
-        lines: dict[str, object] = {
-            "kind": manifest.stage.removesuffix("_index"),
-            "corpus": names if isinstance(names, str) else ", ".join(names),
-            "corpus sha256": made.get("corpus_sha256"),
-            "rows": f"{counts['rows']:,}",
-            "removed": f"{counts['removed']:,}" if "removed" in counts else None,
-            "encoder": recipe["retriever"].get("encoder") if "encoder" in made else None,
-            "weights": made.get("encoder"),
-            "pooling": made.get("pooling"),
-            "tokens read": made.get("max_tokens"),
-            "cut": f"{counts['cut']:,} passages" if "cut" in counts else None,
-            "width": counts.get("dim"),
-            "words": counts.get("words"),
-            "type": made.get("factory"),
-            "trained on": f"a sample of the first {counts['trained_rows']:,} rows, before it grew"
-            if "trained_rows" in counts
-            else None,
-            "recall": "exact search of the float16 vectors"
-            if counts.get("is_exact")
-            else recall or None,
-            "bytes": f"{size:,} in {len(manifest.files)} files",
-            "made": f"{manifest.created}, in {manifest.seconds:,.1f} s",
-            "by": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
-        }
-        known = [f"  {name:<14} {value}" for name, value in lines.items() if value is not None]
-        say("\n".join([f"index: {folder}", *known]))
-    return 0
-
-
-def _verify(words: Sequence[str]) -> int:
-    from pgra.retrieval.maintain import verify_index
-
-    about, is_whole = "Compare every byte of an index with what was written.", True
-    for folder in _find(*_parse(_name_index(words), _FIND, "verify", about)):
-        verdict = verify_index(folder)
-        is_whole = is_whole and not verdict.damage
-        state = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
-        lines = [f"  damaged: {what}" for what in verdict.damage]
-        lines += [f"  note: {note}" for note in verdict.notes]
-        say("\n".join([f"{folder}: {state}", *lines]))
-    return 0 if is_whole else 1
-
-
-def _search_index(words: Sequence[str]) -> int:
-    bare = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    first, rest = list(words[:bare]), list(words[bare:])
-    folder = ["--index_dir", first.pop(0)] if first and Path(first[0]).is_dir() else []
-    texts, runtime, corpus_args, args = _parse(
-        [*folder, *(["--text", *first] if first else []), *rest],
-        [TextArguments, RuntimeArguments, CorpusArguments, SearchArguments],
-        "search",
-        "Look up the passages near a text.",
-    )
+def _search_index(
+    texts: TextArguments,
+    runtime: RuntimeArguments,
+    corpus_args: CorpusArguments,
+    args: SearchArguments,
+) -> int:
     if not texts.text:
         raise ConfigError('there is nothing to search with: pgra index search DIR "a text"')
     from pgra.artifacts import load_manifest
     from pgra.data.corpus import load_corpus, open_corpus
-    from pgra.retrieval import open_retriever
+    from pgra.retrieval import IndexRequest
     from pgra.retrieval.base import Recipe
 
-    place, *_ = _find(runtime, corpus_args, args)
+    folder, *_ = _find(runtime, corpus_args, args)
     quiet_libraries()
-    context, recipe = _context(runtime), Recipe.read(place, load_manifest(place))
+    context, recipe = _context(runtime), Recipe.read(folder, load_manifest(folder))
     if recipe.corpus_folder.is_dir():
         corpus = load_corpus(recipe.corpus_folder)
     else:
         corpus = open_corpus(recipe.corpus, context.artifacts)
     settled = replace(recipe.retriever, num_candidates=args.num_candidates)
-    found = open_retriever(settled, corpus, context).retrieve(texts.text, args.num_candidates)
-    say(describe_hits(texts.text, found, corpus))
+    return _show(texts.text, IndexRequest(args=settled, corpus=corpus, context=context))
+
+
+def _show(texts: Sequence[str], request: "IndexRequest") -> int:
+    from pgra.retrieval import open_retriever
+
+    retriever = open_retriever(request.args, request.corpus, request.context)
+    found = retriever.retrieve(texts, request.args.num_candidates)
+    say(describe_hits(texts, found, request.corpus))
     return 0
 
 
-def _add(words: Sequence[str]) -> int:
+def _info(runtime: RuntimeArguments, corpus_args: CorpusArguments, args: RetrieverArguments) -> int:
+    from pgra.artifacts import load_manifest
+
+    for folder in _find(runtime, corpus_args, args):
+        manifest = load_manifest(folder)
+        counts, made = manifest.counts, manifest.fingerprint
+        recipe = counts.get("recipe")
+        size = sum(int(record["bytes"]) for record in manifest.files.values())
+        number = {name: f"{n:,}" for name, n in counts.items() if isinstance(n, int)}
+        lines: dict[str, object] = {
+            "kind": manifest.stage.removesuffix("_index"),
+            "corpus": "unknown",
+            "corpus sha256": made.get("corpus_sha256"),
+            "rows": number["rows"],
+            "removed": number.get("removed"),
+            "encoder": None,
+            "weights": made.get("encoder"),
+            "pooling": made.get("pooling"),
+            "tokens read": made.get("max_tokens"),
+            "cut": f"{number['cut']} passages" if "cut" in counts else None,
+            "width": counts.get("dim"),
+            "words": counts.get("words"),
+            "type": made.get("factory"),
+            "trained on": f"a sample of the first {number['trained_rows']} rows, before it grew"
+            if "trained_rows" in counts
+            else None,
+            "recall": "exact search of the float16 vectors"
+            if counts.get("is_exact")
+            else _shares(counts.get("recall", {})) or None,
+            "bytes": f"{size:,} in {len(manifest.files)} files",
+            "made": f"{manifest.created}, in {manifest.seconds:,.1f} s",
+            "by": ", ".join(f"{name} {number}" for name, number in manifest.versions.items()),
+        }
+        if recipe is not None:
+            lines["corpus"] = ", ".join(CorpusArguments(**recipe["corpus"]).sources)
+            lines["encoder"] = recipe["retriever"]["encoder"] if "encoder" in made else None
+        known = [f"  {name:<14} {value}" for name, value in lines.items() if value is not None]
+        say("\n".join([f"index: {folder}", *known]))
+    return 0
+
+
+def _verify(
+    runtime: RuntimeArguments, corpus_args: CorpusArguments, args: RetrieverArguments
+) -> int:
+    from pgra.retrieval.maintain import verify_index
+
+    verdicts = {folder: verify_index(folder) for folder in _find(runtime, corpus_args, args)}
+    for folder, verdict in verdicts.items():
+        state = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
+        lines = [f"  damaged: {what}" for what in verdict.damage]
+        lines += [f"  note: {note}" for note in verdict.notes]
+        say("\n".join([f"{folder}: {state}", *lines]))
+    return int(any(verdict.damage for verdict in verdicts.values()))
+
+
+def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     from pgra.artifacts import load_manifest
     from pgra.retrieval.maintain import add_passages
 
-    about = "Append the passages of further files to an index."
-    runtime, args = _parse(_name_index(words), [RuntimeArguments, AddArguments], "add", about)
     quiet_libraries()
-    folder = Path(args.index_dir)
+    folder = Path(str(args.index_dir))
     was = load_manifest(folder).counts["rows"]
     grown = add_passages(folder, args.corpus, _context(runtime))
     more = grown.manifest.counts["rows"] - was
@@ -326,11 +332,9 @@ def _add(words: Sequence[str]) -> int:
     return 0
 
 
-def _remove(words: Sequence[str]) -> int:
+def _remove(args: RemoveArguments) -> int:
     from pgra.retrieval.maintain import remove_rows
 
-    about = "Remove rows from an index."
-    (args,) = _parse(_name_index(words), [RemoveArguments], "remove", about)
     rows = list(args.rows)
     if args.rows_file is not None:
         check_file(Path(args.rows_file), ("txt",))
@@ -342,19 +346,22 @@ def _remove(words: Sequence[str]) -> int:
                     "line"
                 )
             rows += [int(text)] if text else []
-    counts = remove_rows(Path(args.index_dir), rows).counts
+    counts = remove_rows(Path(str(args.index_dir)), rows).counts
     gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0
 
 
-_WORDS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "build": build,
-    "info": _info,
-    "verify": _verify,
-    "search": _search_index,
-    "add": _add,
-    "remove": _remove,
+_WORDS: Mapping[str, tuple[Callable[..., int], Sequence[type], str]] = {
+    "info": (_info, _FIND, "Say what an index is."),
+    "verify": (_verify, _FIND, "Compare every byte of an index with what was written."),
+    "search": (_search_index, _SEARCH, "Look up the passages near a text."),
+    "add": (
+        _add,
+        (RuntimeArguments, AddArguments),
+        "Append the passages of further files to an index.",
+    ),
+    "remove": (_remove, (RemoveArguments,), "Remove rows from an index."),
 }
 
 
@@ -362,17 +369,6 @@ def name_leading_texts(argv: Sequence[str] | None) -> list[str]:
     """Put --text before texts that stand first, so that `pgra search "a sentence"` works."""
     words = list(sys.argv[1:] if argv is None else argv)
     return ["--text", *words] if words and not words[0].startswith("-") else words
-
-
-def _name_index(words: Sequence[str]) -> list[str]:
-    """Put --index_dir before a folder that stands first."""
-    is_bare = words and not words[0].startswith("-")
-    return ["--index_dir", *words] if is_bare else list(words)
-
-
-def _parse(words: Sequence[str], classes: Sequence[type], word: str, about: str) -> Any:
-    prog = f"pgra index {word}"
-    return parse_arguments(classes, words, prog=prog, description=about, epilog=HELP)
 
 
 def _context(runtime: RuntimeArguments) -> Context:
@@ -423,30 +419,27 @@ def _read_queries(path: Path) -> list[str]:
 
 def describe_index(built: "BuiltIndex") -> str:
     """Describe an index: what of it was found done, how it is searched, how well and how fast."""
-    counts = built.manifest.counts
-    rows, speed = counts["rows"], counts.get("queries_per_second")
+    counts, reused = built.manifest.counts, ""
     size = f"{counts['dim']} dimensions" if "dim" in counts else f"{counts['words']} words"
-    reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
-    lines = [f"{rows:,} passages, {counts['bytes']:,} bytes, {size}"]
-    lines.append(
-        "reused: nothing was left to encode"
-        if built.num_reused == rows
-        else f"{counts['texts_per_second']} texts/s{reused}"
-    )
-    told = "" if speed is None else f", {speed:,} queries/s in one call"
+    lines = [f"{counts['rows']:,} passages, {counts['bytes']:,} bytes, {size}"]
+    if built.num_reused == counts["rows"]:
+        lines.append("reused: nothing was left to encode")
+    else:
+        reused = f"; {built.num_reused:,} passages reused" if built.num_reused else ""
+        lines.append(f"{counts['texts_per_second']} texts/s{reused}")
+    speed = ""
+    if counts.get("queries_per_second") is not None:
+        speed = f", {counts['queries_per_second']:,} queries/s in one call"
     if counts.get("is_exact"):
         has_file = any(name.endswith(".faiss") for name in built.manifest.files)
         where = "" if has_file else ", shard by shard from the disk"
-        lines.append(f"exact search of the float16 vectors{where}{told}")
+        lines.append(f"exact search of the float16 vectors{where}{speed}")
     elif "is_exact" in counts:
-        lines.append(f"index {built.manifest.fingerprint['factory']}{told}")
+        lines.append(f"index {built.manifest.fingerprint['factory']}{speed}")
         if "trained_on" in counts:
-            took = counts.get("training_seconds")
-            lines.append(
-                f"trained on {counts['trained_on']:,} passages"
-                + ("" if took is None else f" in {took:,} s")
-            )
-        setting = [f"{name} {value}" for name, value in counts.get("search", {}).items()]
+            took = f" in {counts['training_seconds']:,} s"
+            lines.append(f"trained on {counts['trained_on']:,} passages{took}")
+        setting = [f"{name} {value}" for name, value in counts["search"].items()]
         if "rescore_factor" in counts:
             before = _shares(counts["recall_without_rescoring"])
             setting.append(
@@ -455,12 +448,13 @@ def describe_index(built: "BuiltIndex") -> str:
         of = f" of {counts['recall_of']}" if "recall_of" in counts else ""
         with_it = f" with {', '.join(setting)}" if setting else ""
         lines.append(f"recall {_shares(counts['recall'])}{of}{with_it}")
-    if "trained_rows" in counts:
-        lines.append(f"trained on a sample of its first {counts['trained_rows']:,} rows, no more")
-    if "removed" in counts:
-        lines.append(f"{counts['removed']:,} rows are removed")
-    if counts.get("cut"):
-        lines.append(f"{counts['cut']:,} passages were cut at max_encoder_tokens")
+    for name, what in {
+        "trained_rows": "trained on a sample of its first {:,} rows, no more",
+        "removed": "{:,} rows are removed",
+        "cut": "{:,} passages were cut at max_encoder_tokens",
+    }.items():
+        if counts.get(name):
+            lines.append(what.format(counts[name]))
     return "\n  ".join([f"index: {built.folder}", *lines])
 
 

@@ -5,7 +5,6 @@ loads none.
 """
 
 import contextlib
-import importlib.util
 import inspect
 import io
 import socket
@@ -18,9 +17,9 @@ from typing import Any
 
 from pgra.artifacts import write_lines
 from pgra.commands.common import quiet_libraries, say
-from pgra.config import Arguments, KernelArguments, arg, parse_arguments
+from pgra.config import Arguments, KernelArguments, arg, choose, parse_arguments
 from pgra.core import Context
-from pgra.errors import ConfigError, unknown_name
+from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.chat import (
     ChatArguments,
@@ -37,14 +36,8 @@ from pgra.memory.lessons import FinetuneArguments, read_courses, read_seen
 from pgra.memory.log import Event, FeedbackLog, export_log, import_events, read_events, salvage
 from pgra.memory.lookup import LookupArguments, find_collisions, find_near, load_lookup, passing
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.report import (
-    choose_threshold,
-    judge_threshold,
-    score_file,
-    try_lookup,
-    write_report,
-)
-from pgra.memory.stream import Simulation, Step, read_pairs, read_stream
+from pgra.memory.report import choose_threshold, judge_thresholds, score_file, write_report
+from pgra.memory.stream import read_pairs, read_stream
 
 EXAMPLES = """examples:
   pgra memory add "what is akin to < fast > ?" "when I ask for akin to, I want a synonym"
@@ -57,7 +50,6 @@ _AHEAD = 16  # questions that an LM here is asked together
 _LOOPBACK = ("127.0.0.1", "localhost")
 _PATIENCE = 10  # seconds that a question which is under way has after Ctrl-C
 _FAMILY = "Name of a YAML in configs/memory, or the path of one."
-_DEVICE = "auto (a GPU if there is one), cpu, cuda, ..."
 
 
 Parse = Callable[..., Any]
@@ -68,17 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the words after `pgra memory`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        lines = [
-            f"  {word:<17} {(run.__doc__ or '').splitlines()[0]}" for word, run in _WORDS.items()
-        ]
-        say(
-            "\n".join(
-                ["usage: pgra memory COMMAND [--help]", "", "commands:", *lines, "", EXAMPLES]
-            )
-        )
+        about = {word: (run.__doc__ or "").splitlines()[0] for word, run in _WORDS.items()}
+        commands = "\n".join(f"  {word:<17} {text}" for word, text in about.items())
+        say(f"usage: pgra memory COMMAND [--help]\n\ncommands:\n{commands}\n\n{EXAMPLES}")
         return 0
-    if words[0] not in _WORDS:
-        raise ConfigError(unknown_name("word after pgra memory", words[0], _WORDS))
+    choose("word after pgra memory", words[0], _WORDS)
     _WORDS[words[0]](partial(_parse, words[0], words[1:]))
     return 0
 
@@ -104,11 +90,7 @@ def _parse(
         words, count = (["--ids", *words] if count else list(words)), 0
     if count > len(bare):
         raise ConfigError(f"'{words[len(bare)]}' is one text too many: put each in quotes")
-    named = [
-        part
-        for name, text in zip(bare, words[:count], strict=False)
-        for part in (f"--{name}", text)
-    ]
+    named = [f"--{name}={text}" for name, text in zip(bare, words[:count], strict=False)]
     about, _, example = inspect.cleandoc(_WORDS[word].__doc__ or "").partition("\n\n")
     parsed = parse_arguments(
         list(classes),
@@ -141,8 +123,8 @@ class FamilyArguments(Arguments):
 
     family: str | None = arg(
         None,
-        "Name of a YAML in configs/memory, or the path of one, whose rule tells near keys; "
-        "default: the rule for questions of any kind.",
+        f"{_FAMILY} Its rule tells near keys, and a file of pairs is a stream of it; default: "
+        "questions of any kind.",
     )
 
     def load_family(self) -> Family | None:
@@ -162,7 +144,7 @@ class AddArguments(FamilyArguments):
 
     question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
     feedback: str | None = arg(
-        None, "What was meant, or a text's right label; it may also stand second, bare."
+        None, "What was meant, or a text's right label; it may stand second."
     )
     task: str = arg(
         "",
@@ -178,9 +160,7 @@ class ListArguments(FamilyArguments):
 
     log: bool = arg(False, "Show every event instead of what is in the memory now.")
     verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
-    collisions: bool = arg(
-        False, "Show entries whose keys a look-up by edit distance takes for each other."
-    )
+    collisions: bool = arg(False, "Show entries whose keys a look-up by edit distance confuses.")
 
 
 @dataclass(kw_only=True)
@@ -220,7 +200,7 @@ def _add(parse: Parse) -> None:
         entry = log.write(args.question, args.feedback, **values)
         say(f"{memory.memory}: noted, as entry {entry.id} of {len(log):,}")
         for near in find_near(log, entry, is_relative=is_relative):
-            say(show_near(near))
+            say(f"note: {show_near(near)}")
 
 
 def _list(parse: Parse) -> None:
@@ -329,9 +309,7 @@ class GateArguments(Arguments):
     stream: str | None = arg(
         None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
     )
-    skip: int = arg(
-        0, "The first so many are left out: those on which what looks up was trained.", least=0
-    )
+    skip: int = arg(0, "The first so many are left out: the look-up was trained on them.", least=0)
     device: str = arg("auto", "Where the encoder runs.")
 
 
@@ -355,17 +333,14 @@ def _gate(parse: Parse) -> None:
         )
     quiet_libraries()
     open_lookup = load_lookup(lookup, Context(device=args.device))
-    chosen = choose_threshold(try_lookup(steps[args.skip : half], open_lookup))
-    trials = try_lookup(steps[half:], open_lookup)
-    for name, threshold in (
-        ("given" if lookup.threshold is not None else "default", lookup.gate),
-        (f"chosen on {half - args.skip} others", chosen.threshold),
-    ):
-        report = judge_threshold(trials, threshold)
+    chosen = choose_threshold(steps[args.skip : half], open_lookup)
+    origin = "default" if lookup.threshold is None else "given"
+    reports = judge_thresholds(steps[half:], open_lookup, (lookup.gate, chosen.threshold))
+    for report, name in zip(reports, (origin, f"chosen on {half - args.skip} others"), strict=True):
         shares = (report.precision, report.recall)
         precision, recall = ("-" if share is None else f"{share:.3f}" for share in shares)
         say(
-            f"threshold {threshold:.4g} ({name}): precision {precision}, recall {recall}, "
+            f"threshold {report.threshold:.4g} ({name}): precision {precision}, recall {recall}, "
             f"{report.num_passed} of {report.num_trials} questions get a feedback"
         )
 
@@ -382,48 +357,33 @@ def _stream(parse: Parse) -> None:
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
           --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    classes = (StreamArguments, LookupArguments, CompleterArguments)
-    args, lookup, lm = parse(*classes)
-    if args.dev_stream is not None and lookup.threshold is not None:
-        raise ConfigError(
-            "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
-        )
+    args, lookup, lm = parse(StreamArguments, LookupArguments, CompleterArguments)
+    if args.dev_stream and lookup.threshold is not None:
+        raise ConfigError("dev_stream chooses the threshold: leave out --threshold or --dev_stream")
     family = load_family(args.family)
     lookup = lookup.settle(family)
-    if args.dev_stream is not None:
+    if args.dev_stream:
         family.check_has_types("dev_stream")
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
-    seen = None if lm.is_remote else read_seen(lm.lm)
-    for steps in streams.values():
-        if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
+    if not lm.is_remote and (seen := read_seen(lm.lm)) is not None:
+        for steps in streams.values():  # measured on what `pgra memory finetune` taught it
             seen.check_unseen(steps, family)
     quiet_libraries()
     if args.prefix == "kate":
-        from pgra.memory.nearest_examples import choose_examples, read_pool
+        from pgra.memory.nearest_examples import choose_examples
 
-        more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
-        own = len(few_shot.examples)
-        few_shot = choose_examples(
-            few_shot,
-            [*few_shot.examples, *more],
-            [step.question for steps in streams.values() for step in steps],
-            count=args.prefix_examples or (own if more else (own + 1) // 2),
-            encoder=args.prefix_encoder or lookup.encoder,
-            key_form=str(lookup.key_form),
-            context=args.context,
-        )
+        questions = [step.question for steps in streams.values() for step in steps]
+        few_shot = choose_examples(few_shot, questions, args, lookup)
     open_lookup = load_lookup(lookup, args.context)
-    gate = None if dev is None else choose_threshold(try_lookup(dev, open_lookup))
+    gate = None if dev is None else choose_threshold(dev, open_lookup)
     experiment = Experiment(
         folder=Path(args.output_dir or f"runs/memory-{family.name}"),
-        simulation=Simulation(
-            family=family,
-            lm=args.open_lm(few_shot, lm),
-            as_released=args.released_check,
-            num_ahead=1 if lm.is_remote else _AHEAD,
-        ),
+        family=family,
+        lm=args.open_lm(few_shot, lm),
+        as_released=args.released_check,
+        num_ahead=1 if lm.is_remote else _AHEAD,
         open_lookup=open_lookup,
         threshold=lookup.gate_of(family) if gate is None else gate.threshold,
         max_added=args.max_added,
@@ -465,22 +425,16 @@ class StudyArguments(KernelArguments):
     """Which run, and what the user does."""
 
     run: str | None = arg(None, "Folder of a finished run of train.py or pgra icl.")
-    correction_probabilities: list[float] = arg([0.5, 1.0], "That a wrong decision is corrected.")
-    seeds: list[int] = arg([0, 1, 2], "Of the simulated user.")
-    memory_weights: list[float] = arg([0.6], "Of a trained reader: weights of the memory's labels.")
+    correction_probabilities: list[float] = arg(
+        [0.5, 1.0], "That a wrong decision is corrected.", least=0, most=1
+    )
+    seeds: list[int] = arg([0, 1, 2], "Of the simulated user.", least=0)
+    memory_weights: list[float] = arg(
+        [0.6], "Of a trained reader: weights of the memory's labels.", least=0, most=1
+    )
     max_texts: int | None = arg(None, "Texts of the test set, the first; default: all.", least=4)
     output: str | None = arg(None, "A jsonl file for all rows, one a seed.")
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-
-    def check(self) -> None:
-        """Refuse what is no probability, no weight or no user."""
-        for name in ("correction_probabilities", "memory_weights", "seeds"):
-            values = getattr(self, name)
-            if not values:
-                raise ConfigError(f"{name} is empty: give at least one")
-            odd = [value for value in values if name != "seeds" and not 0 <= value <= 1]
-            if odd:
-                raise ConfigError(f"{name} holds {odd[0]:g}: each must be from 0 to 1")
 
 
 def _labels(parse: Parse) -> None:
@@ -496,10 +450,7 @@ def _labels(parse: Parse) -> None:
     """
     args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
     if memory.memory is not None:
-        raise ConfigError(
-            f"memory names {memory.memory}, and the simulated user fills one of its own: leave it "
-            "out"
-        )
+        raise ConfigError("leave --memory out: the simulated user fills one of its own")
     quiet_libraries()
     from pgra.experiments.label_study import study_corrections, study_table
 
@@ -521,7 +472,7 @@ def _labels(parse: Parse) -> None:
 
 
 @dataclass(kw_only=True)
-class PairsArguments(Arguments):
+class PairsArguments(FamilyArguments):
     """Which questions with feedback, and where the model goes."""
 
     pairs: str | None = arg(
@@ -529,11 +480,8 @@ class PairsArguments(Arguments):
         "jsonl with question and feedback (and type), a log of pgra memory export, or a memory; "
         "it may also stand first, bare.",
     )
-    family: str | None = arg(
-        None, "The file is a stream of this family (configs/memory), such as ert_nl."
-    )
     output_dir: str | None = arg(None, "New folder of the model.")
-    device: str = arg("auto", _DEVICE)
+    device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...")
 
 
 def _finetune(parse: Parse) -> None:
@@ -571,12 +519,8 @@ def _train_gud_ir(parse: Parse) -> None:
     quiet_libraries()
     from pgra.memory.train import GeneratorArguments, train_generator
 
-    classes = (PairsArguments, GeneratorArguments)
-    args, how = parse(*classes, bare=("pairs",), needs=("output_dir",))
-    pairs = _read_pairs(args)
-    done = train_generator(pairs, Path(args.output_dir), how, Context(device=args.device))
-    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
-    say(f"mean loss {done.train_loss:.4f}; look up with --lookup gud-ir --generator {done.folder}")
+    flags = "--lookup gud-ir --generator {folder}"
+    _train_on_pairs(parse, GeneratorArguments, train_generator, flags)
 
 
 def _train_similarity(parse: Parse) -> None:
@@ -590,20 +534,18 @@ def _train_similarity(parse: Parse) -> None:
     quiet_libraries()
     from pgra.memory.train import SimilarityArguments, train_encoder
 
-    classes = (PairsArguments, SimilarityArguments)
-    args, how = parse(*classes, bare=("pairs",), needs=("output_dir",))
-    pairs = _read_pairs(args)
-    done = train_encoder(pairs, Path(args.output_dir), how, Context(device=args.device))
-    say(f"{done.folder}: {len(pairs):,} questions, {done.steps:,} steps, {done.seconds:.0f} s")
-    say(
-        f"mean loss {done.train_loss:.4f}; look up with --lookup encoder --encoder {done.folder} "
-        f"--key_form {how.key_form}"
-    )
+    flags = "--lookup encoder --encoder {folder} --key_form {key_form}"
+    _train_on_pairs(parse, SimilarityArguments, train_encoder, flags)
 
 
-def _read_pairs(args: PairsArguments) -> list[Step]:
-    family = None if args.family is None else load_family(args.family)
-    return read_pairs(Path(str(args.pairs)), family)
+def _train_on_pairs(parse: Parse, arguments: type, train: Callable[..., Any], flags: str) -> None:
+    """Train a model for a look-up; `flags` are those that take it."""
+    args, how = parse(PairsArguments, arguments, bare=("pairs",), needs=("output_dir",))
+    pairs = read_pairs(Path(args.pairs), args.load_family())
+    done = train(pairs, Path(args.output_dir), how, Context(device=args.device))
+    say(f"{done.folder}: {len(pairs):,} pairs, {done.steps:,} steps, {done.seconds:.0f} s")
+    flags = flags.format(folder=done.folder, **vars(how))
+    say(f"mean loss {done.train_loss:.4f}; look up with {flags}")
 
 
 # A person with an LM.
@@ -613,9 +555,7 @@ def _read_pairs(args: PairsArguments) -> list[Step]:
 class WebArguments(Arguments):
     """Where the page is."""
 
-    host: str = arg(
-        "127.0.0.1", "Address that is listened at; the default is for this machine alone."
-    )
+    host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
     port: int = arg(7860, "Its port; 0 takes any that is free.", least=0, below=65_536)
 
 
@@ -665,13 +605,14 @@ def _web(parse: Parse) -> None:
     """
     classes = (MemoryArguments, ChatArguments, LookupArguments, CompleterArguments, WebArguments)
     memory, chat, lookup, lm, web = parse(*classes)
-    libraries = ("jinja2", "starlette", "uvicorn")
-    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
-    if missing:
+    try:
+        import uvicorn
+
+        from pgra.memory.web import MemoryPage
+    except ImportError as error:
         raise ConfigError(
-            f"the page needs {' and '.join(missing)}: pip install 'pgra[web]', or use pgra memory "
-            "chat"
-        )
+            f"the page needs {error.name}: pip install 'pgra[web]', or use pgra memory chat"
+        ) from None
     path = Path(memory.memory)
     try:
         listener = socket.create_server((web.host, web.port))  # before the LM is loaded
@@ -683,10 +624,6 @@ def _web(parse: Parse) -> None:
     with listener:
         quiet_libraries()
         open_conversation = load_conversation(path, chat, lookup, lm)
-        import uvicorn
-
-        from pgra.memory.web import MemoryPage
-
         page = MemoryPage(lambda: open_conversation(FeedbackLog.open(path)), str(path))
         hosts = _LOOPBACK if web.host in _LOOPBACK else ("*",)
         config = uvicorn.Config(

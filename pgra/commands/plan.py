@@ -1,17 +1,17 @@
 """Foresees what a task's second stage will cost, before it is run: `pgra plan`."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import parse_stages, quiet_libraries, say
 from pgra.config import Arguments, PgraArguments, arg
 from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pgra.core import Json
+    from pgra.lm.cost import Reading
     from pgra.plan import Plan
     from pgra.rerank.base import Cost
 
@@ -26,6 +26,7 @@ where candidates or an index are there to count on; where it says "about", they 
 build the index first (pgra index) for better ones.
 """
 _PROCESSES = (2, 4, 8)
+_POWERS = ("", "k", "M", "G", "T", "P", "E")  # of a thousand
 _OPERATIONS = "2 x weights for a token, and attention"
 _BASES = {
     "stored": "counted: the candidates are stored",
@@ -66,47 +67,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = None if how.json is None else Path(how.json)
     if target is not None and target.is_dir():
         raise ConfigError(f"--json {target} is a folder: name a file in it")
+    if args.rerank.num_evidence == 0 or args.rerank.reranker == "none":
+        raise ConfigError(
+            "the LM has nothing to read with --num_evidence 0 or --reranker none: "
+            "plan a run with --reranker prompted"
+        )
     from pgra.artifacts import write_json
-    from pgra.plan import make_plan
+    from pgra.core import ALONE
+    from pgra.methods.stages import Stages
 
     quiet_libraries()
-    plan = make_plan(args, seconds=how.calibration_seconds)
+    plan = Stages.read(args, ALONE).plan(seconds=how.calibration_seconds)
     if target is not None:
-        write_json(target, plan_numbers(plan))
-    say(describe_plan(plan))
+        write_json(target, {"reranker": args.rerank.reranker, **plan_numbers(plan)})
+    say(describe_plan(plan, args.rerank.reranker))
     return 0
 
 
-def plan_numbers(plan: "Plan") -> "Json":
-    """Return a plan as JSON: bytes, seconds and counts, unrounded."""
-    from dataclasses import asdict
-
+def plan_numbers(plan: "Plan") -> dict[str, Any]:
+    """Return a plan for JSON: bytes, seconds and counts, unrounded."""
     from pgra.artifacts import package_versions
 
-    cost = plan.cost and asdict(replace(plan.cost, trial=None))  # type: ignore[arg-type]
-    numbers = asdict(replace(plan, cost=None))
-    del numbers["first"]["rows"], numbers["first"]["stored"]  # as many as there are passages
-    if plan.cost is not None and cost:
-        del cost["trial"]
-        cost["reading"]["device_bytes"] = plan.cost.reading.device_bytes
-    if plan.speed is not None:
-        numbers["speed"]["tokens_per_second"] = plan.speed.tokens_per_second
-    numbers["seconds"] = {str(count): plan.seconds(count) for count in (1, *_PROCESSES)}
-    return {**numbers, "cost": cost, "versions": package_versions()}
+    first, cost, speed = dict(vars(plan.first)), plan.cost, plan.speed
+    del first["rows"], first["stored"]  # as many as there are passages
+    costs: dict[str, Any] | None = None
+    if cost is not None:
+        reading = {**vars(cost.reading), "device_bytes": cost.reading.device_bytes}
+        costs = {**vars(cost), "reading": reading}
+        del costs["trial"], costs["for_fit"]  # a grid's concern
+    return {
+        **vars(plan),
+        "first": first,
+        "cost": costs,
+        "speed": speed and {**vars(speed), "tokens_per_second": speed.tokens_per_second},
+        "seconds": {str(count): plan.seconds(count) for count in (1, *_PROCESSES)},
+        "versions": package_versions(),
+    }
 
 
-Line = tuple[str, str, str]
-
-
-def describe_plan(plan: "Plan") -> str:
+def describe_plan(plan: "Plan", reranker: str) -> str:
     """Word a plan as a table: what, how much, and how that is known."""
-    cost, rows = plan.cost, _first_rows(plan)
-    title = f"plan of {plan.task} with --reranker {plan.reranker}"
-    if cost is None:
-        rows.append((f"second stage: what {plan.reranker} reads is not known", "", ""))
-    else:
+    cost, title = plan.cost, f"plan of {plan.task} with --reranker {reranker}"
+    if cost is not None:
         title = f"plan of {plan.task} with {cost.reading.model} on {cost.reading.device}"
-        rows += [*_text_rows(plan, cost), *_cost_rows(cost), *_time_rows(plan, cost)]
+    rows = list(_rows(plan, reranker))
     names = max(len(name) for name, value, _ in rows if value)
     values = max(len(value) for _, value, _ in rows)
     lines = [title]
@@ -116,133 +120,108 @@ def describe_plan(plan: "Plan") -> str:
     return "\n".join(lines)
 
 
-def _first_rows(plan: "Plan") -> list[Line]:
-    first = plan.first
-    if first.basis == "whole corpus":
-        rows = [("first stage: none, the LM's own states are searched", "", "")]
-        if plan.index_bytes:
-            rows.append(("index of states", _bytes(plan.index_bytes), "on disk, at most about"))
-        return rows
-    rows = [("first stage", "", ""), ("candidates", f"{first.num_candidates:,}", "a query")]
-    if first.width:
-        state = "the index is built" if not first.num_to_encode else "for the index"
-        rows.append(("passages to encode", f"{first.num_to_encode:,}", state))
-    if plan.index_bytes:
-        note = "on disk" if first.index_bytes else "on disk, about: vectors and a Flat index"
-        rows.append(("index", _bytes(plan.index_bytes), note))
-    if first.seconds is not None:
-        rows.append(("time", _time(first.seconds), "about, one process"))
-    return rows
+Row = tuple[str, str, str]
+"""What, how much, and how that is known; without a value the title of those below."""
 
 
-def _text_rows(plan: "Plan", cost: "Cost") -> list[Line]:
-    queries, k = sum(plan.queries.values()), plan.first.num_candidates
-    about = "" if cost.is_exact else "~"
-    return [
-        ("second stage: what there is to read", "", ""),
-        (
-            "queries",
-            f"{queries:,}",
-            ", ".join(f"{split} {count:,}" for split, count in plan.queries.items()),
-        ),
-        ("pairs", f"{queries * k:,}", f"queries x {k:,}"),
-        (
-            "pairs to read" if cost.reads_pairs else "distinct passages",
-            f"{about}{cost.passages:,}",
-            _BASES[cost.basis],
-        ),
-        ("  at most", f"{cost.most_passages:,}", "pairs, or the corpus"),
-        ("distinct queries", f"{cost.queries:,}", ""),
-        ("in the bank", f"{about}{cost.banked:,}", "read before"),
-        ("to read", f"{about}{cost.to_read:,}", "LM forwards"),
-    ]
-
-
-def _cost_rows(cost: "Cost") -> list[Line]:
-    reading, rows = cost.reading, [("second stage: what that costs", "", "")]
-    cut = f", {reading.cut:.1%} cut to fit" if reading.cut else ""
-    sampled = f"of {reading.sampled:,} texts{cut}"
-    if not cost.to_read:
-        pass
-    elif reading.is_shared:
-        more_tokens = reading.tokens_whole / reading.tokens
-        more_flops = reading.flops_whole / reading.flops
-        how = f"about: {reading.num_prefixes:,} queries have one each, read once each"
-        if reading.num_prefixes == 1:
-            how = "read once"
-        elif not cost.reads_pairs:
-            how = f"there are {reading.num_prefixes}, each read once; every text is read under each"
-        rows += [
-            ("tokens of the prefix", f"{reading.prefix:,}", how),
-            ("tokens of a text", f"{reading.own_mean:.1f}", sampled),
-            ("tokens", _count(reading.tokens), "with the prefix shared"),
-            ("  without sharing", _count(reading.tokens_whole), f"{more_tokens:.1f} x as many"),
-            ("operations", _flops(reading.flops), _OPERATIONS),
-            ("  without sharing", _flops(reading.flops_whole), f"{more_flops:.1f} x as many"),
-        ]
+def _rows(plan: "Plan", reranker: str) -> Iterator[Row]:
+    first, cost = plan.first, plan.cost
+    is_whole = first.basis == "whole corpus"
+    if is_whole:
+        yield "first stage: none, the LM's own states are searched", "", ""
     else:
-        if reading.prefix:
-            rows.append(("tokens of the prefix", f"{reading.prefix:,}", "read with every text"))
-            sampled = f"with the prefix, {sampled}"
-        rows += [
-            ("tokens of a prompt", f"{reading.own_mean:.1f}", sampled),
-            ("tokens", _count(reading.tokens), "the prefix is not shared" * bool(reading.prefix)),
-            ("operations", _flops(reading.flops), _OPERATIONS),
-        ]
-    parts = (
-        f"weights {_bytes(reading.weights)}, prefix {_bytes(reading.cache)}, "
-        f"a batch about {_bytes(reading.batch)}"
-    )
-    return [
-        *rows,
-        ("bank", _bytes(cost.bank_bytes), "more on disk"),
-        ("device memory", _bytes(reading.device_bytes), parts),
-    ]
+        yield "first stage", "", ""
+        yield "candidates", f"{first.num_candidates:,}", "a query"
+    if first.width:
+        state = "for the index" if first.num_to_encode else "the index is built"
+        yield "passages to encode", f"{first.num_to_encode:,}", state
+    if plan.index_bytes:
+        about = ", at most about" if is_whole else ", about: vectors and a Flat index"
+        yield "index", _amount(plan.index_bytes, "B"), "on disk" + about * (not first.index_bytes)
+    if first.seconds is not None:
+        yield "time", _time(first.seconds), "about, one process"
+    if cost is None:
+        yield f"second stage: what {reranker} reads is not known", "", ""
+        return
+    queries, k, about = sum(plan.queries.values()), first.num_candidates, "~" * (not cost.is_exact)
+    texts = "pairs to read" if cost.reads_pairs else "distinct passages"
+    yield "second stage: what there is to read", "", ""
+    splits = ", ".join(f"{split} {count:,}" for split, count in plan.queries.items())
+    yield "queries", f"{queries:,}", splits
+    yield "pairs", f"{queries * k:,}", f"queries x {k:,}"
+    yield texts, f"{about}{cost.passages:,}", _BASES[cost.basis]
+    yield "  at most", f"{cost.most_passages:,}", "pairs, or the corpus"
+    yield "distinct queries", f"{cost.queries:,}", ""
+    yield "in the bank", f"{about}{cost.banked:,}", "read before"
+    yield "to read", f"{about}{cost.to_read:,}", "LM forwards"
+    yield "second stage: what that costs", "", ""
+    reading = cost.reading
+    if cost.to_read:
+        yield from _reading_rows(reading, is_own=cost.reads_pairs)
+    yield "bank", _amount(cost.bank_bytes, "B"), "more on disk"
+    parts = [_amount(size, "B") for size in (reading.weights, reading.cache, reading.batch)]
+    note = "weights {}, prefix {}, a batch about {}".format(*parts)
+    yield "device memory", _amount(reading.device_bytes, "B"), note
+    yield from _time_rows(plan, cost)
 
 
-def _time_rows(plan: "Plan", cost: "Cost") -> list[Line]:
+def _reading_rows(reading: "Reading", *, is_own: bool) -> Iterator[Row]:
+    """Say what reading costs; `is_own`: each query has a prefix of its own."""
+    shared, count = reading.is_shared, reading.num_prefixes
+    if not shared:
+        how = "read with every text"
+    elif count == 1:
+        how = "read once"
+    elif is_own:
+        how = f"about: {count:,} queries have one each, read once each"
+    else:
+        how = f"there are {count}, each read once; every text is read under each"
+    if reading.prefix:
+        yield "tokens of the prefix", f"{reading.prefix:,}", how
+    cut = f", {reading.cut:.1%} cut to fit" if reading.cut else ""
+    whole = "with the prefix, " if reading.prefix and not shared else ""
+    text = "tokens of a text" if shared else "tokens of a prompt"
+    yield text, f"{reading.own_mean:.1f}", f"{whole}of {reading.sampled:,} texts{cut}"
+    sharing = "with the prefix shared" if shared else "the prefix is not shared" if whole else ""
+    for name, once, anew, unit, note in (
+        ("tokens", reading.tokens, reading.tokens_whole, "", sharing),
+        ("operations", reading.flops, reading.flops_whole, "FLOP", _OPERATIONS),
+    ):
+        yield name, _amount(once, unit), note
+        if shared:
+            yield "  without sharing", _amount(anew, unit), f"{anew / once:.1f} x as many"
+
+
+def _time_rows(plan: "Plan", cost: "Cost") -> Iterator[Row]:
     total, speed, reading = plan.seconds(), plan.speed, cost.reading
     if total is None:
-        return [("time: not predicted (--calibration_seconds 0)", "", "")]
-    if speed is None:
-        return [("time", "", ""), ("one process", _time(total), "0 LM forwards")]
-    rate = speed.tokens_per_second
-    work = f"{_flops(rate * reading.flops / max(1, reading.tokens))}/s"
-    rows = [
-        ("time, foreseen from the speed on this device", "", ""),
-        (
-            "calibration",
-            f"{rate:,.0f} tokens/s",
-            f"{speed.texts:,} texts in {speed.seconds:.1f} s, {work}",
-        ),
-        ("one process", _time(total), f"of which {speed.load_seconds:.0f} s to load the LM"),
-    ]
-    for count in _PROCESSES:
-        seconds = plan.seconds(count)
-        if seconds is not None and cost.shards >= count:
-            note = "each on a device like this one" if count == _PROCESSES[0] else ""
-            rows.append((f"{count} processes", _time(seconds), note))
-    return rows
+        yield "time: not predicted (--calibration_seconds 0)", "", ""
+    elif speed is None:
+        yield "time", "", ""
+        yield "one process", _time(total), "0 LM forwards"
+    else:
+        rate = speed.tokens_per_second
+        work = _amount(rate * reading.flops / max(1, reading.tokens), "FLOP/s")
+        note = f"{speed.texts:,} texts in {speed.seconds:.1f} s, {work}"
+        yield "time, foreseen from the speed on this device", "", ""
+        yield "calibration", f"{rate:,.0f} tokens/s", note
+        note = f"of which {speed.load_seconds:.0f} s to load the LM"
+        yield "one process", _time(total), note
+        note = "each on a device like this one"
+        for count in _PROCESSES:
+            seconds = plan.seconds(count)
+            if seconds is not None and cost.shards >= count:
+                yield f"{count} processes", _time(seconds), note * (count == _PROCESSES[0])
 
 
-def _count(value: float) -> str:
-    return _scaled(value, ["", " k", " M", " G", " T"], 1000)
-
-
-def _flops(value: float) -> str:
-    units = ["", "k", "M", "G", "T", "P", "E"]
-    return _scaled(value, [f" {unit}FLOP" for unit in units], 1000)
-
-
-def _bytes(value: float) -> str:
-    return _scaled(value, [" B", " KB", " MB", " GB", " TB"], 1000)
-
-
-def _scaled(value: float, units: Sequence[str], step: int) -> str:
+def _amount(value: float, unit: str) -> str:
+    """Word a count, bytes or operations in powers of a thousand."""
     index = 0
-    while value >= step and index < len(units) - 1:
-        value, index = value / step, index + 1
-    return f"{value:.3g}{units[index]}" if index else f"{value:,.0f}{units[0]}"
+    while value >= 1000 and index < len(_POWERS) - 1:
+        value, index = value / 1000, index + 1
+    number = f"{value:.3g}" if index else f"{value:,.0f}"
+    power = _POWERS[index].upper() if unit == "B" else _POWERS[index]
+    return f"{number} {power}{unit}".rstrip()
 
 
 def _time(seconds: float) -> str:

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         memory=memory,
         memory_weight=args.memory_weight,
     )
-    inputs = predictor.decider.about.inputs
+    inputs = predictor.decider.data.task.inputs
     answers = predictor.answer(texts.text or read_queries_file(Path(args.file), inputs))
     if args.json:
         say("\n".join(json.dumps(as_json(answer), ensure_ascii=False) for answer in answers))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pgra.commands.common import say
-from pgra.config import Arguments, arg, parse_arguments
-from pgra.errors import ConfigError, unknown_name
+from pgra.config import Arguments, arg, choose, parse_arguments
+from pgra.errors import ConfigError
 
 if TYPE_CHECKING:
     from pgra.report.compare import Study
@@ -83,10 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from pgra.report.results import load_collection
     from pgra.report.tables import FORMATS
 
-    if args.figure is not None:
-        check_path("figure", Path(args.figure), FIGURES)
-    if args.html is not None:
-        check_path("html", Path(args.html), PAGES)
+    for name, suffixes in (("figure", FIGURES), ("html", PAGES)):
+        if getattr(args, name) is not None:
+            check_path(name, Path(getattr(args, name)), suffixes)
     if args.reference not in (None, _NO_REFERENCE):
         load_reference(args.reference)
     collection = load_collection([Path(path) for path in args.paths])
@@ -100,11 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = args.format or _FORMAT_OF[Path(args.output or "a.txt").suffix.lower()]
     if kind == "csv":
         tables = [long_table(study) for study in studies]
-        rows = [row for table in tables for row in table.rows]
-        text = replace(tables[0], rows=rows).to_csv()
+        tables = [replace(tables[0], rows=[row for table in tables for row in table.rows])]
     else:
-        parts = [FORMATS[kind](table) for study in studies for table in summarise(study)]
-        text = "\n\n".join(parts)
+        tables = [table for study in studies for table in summarise(study)]
+    text = "\n\n".join(FORMATS[kind](table) for table in tables)
     texts = {}
     if args.html is not None:
         texts[args.html] = render_page(titles[0] if len(titles) == 1 else "Results", studies)
@@ -127,20 +125,18 @@ def _compare(groups: "Sequence[Group]", args: ReportArguments) -> "list[Study]":
     from pgra.report.compare import METRIC, compare_runs, load_reference
     from pgra.report.results import row_names
 
-    known: dict[str, None] = {}
+    rows = [{*row_names(group), *group.points} for group in groups]
+    if args.baseline is not None:
+        choose("baseline", args.baseline, set().union(*rows))
     studies = []
-    for group in groups:
+    for group, names in zip(groups, rows, strict=True):
         if not group.runs:
             logger.warning("report: '%s' has no finished run yet", group.title)
             continue
-        rows = {**dict.fromkeys(row_names(group)), **dict.fromkeys(group.points)}
-        known.update(rows)
-        baseline = args.baseline if args.baseline in rows else None
+        baseline = args.baseline if args.baseline in names else None
         name = args.reference or group.reference
         reference = None if name in (None, _NO_REFERENCE) else load_reference(name)
         if reference is not None and args.reference is None and reference.measure != METRIC:
             reference = None  # the grid's, which holds no results of tasks
         studies.append(compare_runs(group, baseline=baseline, reference=reference))
-    if args.baseline is not None and args.baseline not in known:
-        raise ConfigError(unknown_name("baseline", args.baseline, known))
     return studies

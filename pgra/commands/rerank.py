@@ -172,6 +172,7 @@ def _show_texts(
     """Find evidence for texts. Their states are kept in the bank, what is found is not."""
     from pgra.core import Example
     from pgra.methods.stages import Stages
+    from pgra.rerank import find_reranker
 
     search = Stages.read(args, context)
     prompt = search.prompt
@@ -180,7 +181,7 @@ def _show_texts(
         for number, text in enumerate(texts)
     ]
     ranked = search.search(queries, depth=num_shown)
-    models = search.reranker.models(args.rerank, args.rerank_options)
+    models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)
     how = ", ".join(models) or args.rerank.reranker

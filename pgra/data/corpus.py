@@ -17,7 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import xxhash
 from tqdm import tqdm
 
-from pgra.artifacts import Manifest, artifact_dir, build_once, file_checksum, read_manifest
+from pgra.artifacts import artifact_dir, build_once, file_checksum, read_manifest
 from pgra.config import CorpusArguments
 from pgra.core import Json, Rows
 from pgra.data.bundled import BUNDLED, bundled_corpus_file
@@ -62,7 +62,7 @@ class Source:
         where: The source in words, for messages.
         kind: "txt", "jsonl", "parquet" or "dataset".
         size: What there is to read, in `unit`.
-        path: The file, or None.
+        path: The file, where it is one.
         table: The split of a hub data set, which `datasets` memory-maps, or None.
         commit: The data set's, with config and split.
         reading: How much of it has been read, and which lines were left out.
@@ -71,7 +71,7 @@ class Source:
     where: str
     kind: str
     size: int
-    path: Path | None = None
+    path: Path = Path()
     table: Any = None
     commit: str = ""
     reading: Reading = field(default_factory=Reading)
@@ -79,12 +79,12 @@ class Source:
     @property
     def unit(self) -> str:
         """What its size is counted in: "B" (bytes on disk) or "row"."""
-        return "row" if self.path is None else "B"
+        return "B" if self.table is None else "row"
 
     @property
     def identity(self) -> str:
         """What the texts are, in fingerprints: a file's checksum, a data set's commit."""
-        return self.commit if self.path is None else file_checksum(self.path)
+        return file_checksum(self.path) if self.table is None else self.commit
 
     def texts(self, column: str) -> Iterator[str]:
         """Return the texts in order; a missing value of a table is an empty text.
@@ -95,16 +95,13 @@ class Source:
         Raises:
             DataError: If it cannot be read to its end, or has no such field of text.
         """
-        if self.path is None:
-            return self._dataset_texts(column)
-        if self.kind == "parquet":
-            return self._parquet_texts(self.path, column)
-        lines = self._json_texts if self.kind == "jsonl" else self._line_texts
-        return lines(self.path, column)
+        if self.kind == "txt":
+            return self._line_texts()
+        return self._json_texts(column) if self.kind == "jsonl" else self._column_texts(column)
 
-    def _line_texts(self, path: Path, _: str) -> Iterator[str]:
+    def _line_texts(self) -> Iterator[str]:
         num_lines, has_returns = 0, False
-        for line in read_lines(path, self.reading):
+        for line in read_lines(self.path, self.reading):
             num_lines, has_returns = num_lines + 1, has_returns or "\r" in line.text.strip()
             yield line.text.replace("\r", " ")  # a stray one is white space
         if num_lines == 1 and has_returns:
@@ -113,33 +110,41 @@ class Source:
                 "ends are: convert them to LF (tr '\\r' '\\n' < OLD > NEW)"
             )
 
-    def _json_texts(self, path: Path, column: str) -> Iterator[str]:
-        for record in read_records(path, self.reading):
-            place = f"{self.where}, line {record.line}"
+    def _json_texts(self, column: str) -> Iterator[str]:
+        for record in read_records(self.path, self.reading):
             if column not in record.fields:
-                raise _no_field(place, column, record.fields)
-            yield _one_line(place, column, record.fields[column])
+                raise _no_field(record.place, column, record.fields)
+            yield _one_line(record.place, column, record.fields[column])
 
-    def _parquet_texts(self, path: Path, column: str) -> Iterator[str]:
+    def _column_texts(self, column: str) -> Iterator[str]:
+        scalars = (scalar for batch in self._batches(column) for scalar in batch.column(column))
+        for number, scalar in enumerate(scalars, 1):
+            place = f"{self.where}, row {number}"
+            try:
+                value = scalar.as_py()
+            except UnicodeDecodeError:
+                raise DataError(f"{place}: '{column}' is not UTF-8") from None
+            yield "" if value is None else _one_line(place, column, value)
+
+    def _batches(self, column: str) -> Iterator[Any]:
+        """Yield a column of a hub's data set or of a parquet file, some rows at a time."""
+        if self.table is not None:
+            self._check_column(column, self.table.data.schema)
+            for batch in self.table.select_columns([column]).with_format("arrow").iter(_READ_ROWS):
+                yield batch
+                self.reading.done += len(batch)
+            return
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(self.path) as file:
                 self._check_column(column, file.schema_arrow)
-                num_rows, done = max(1, file.metadata.num_rows), 0
+                num_rows = 0
                 for batch in file.iter_batches(_READ_ROWS, columns=[column]):
-                    yield from self._values(column, batch.column(0), done)
-                    done += len(batch)
-                    self.reading.done = self.size * done // num_rows
+                    yield batch
+                    num_rows += len(batch)
+                    self.reading.done = self.size * num_rows // file.metadata.num_rows
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.where} is damaged or is not parquet ({reason})") from None
-
-    def _dataset_texts(self, column: str) -> Iterator[str]:
-        self._check_column(column, self.table.data.schema)
-        rows = self.table.select_columns([column]).with_format("arrow")
-        for batch in rows.iter(_READ_ROWS):
-            for chunk in batch.column(column).chunks:
-                yield from self._values(column, chunk, self.reading.done)
-                self.reading.done += len(chunk)
 
     def _check_column(self, column: str, schema: Any) -> None:
         if column not in schema.names:
@@ -151,16 +156,6 @@ class Source:
             raise DataError(
                 f"{self.where}: '{column}' is {kind}, not text: name another with --corpus_field"
             )
-
-    def _values(self, column: str, values: Any, start: int) -> Iterator[str]:
-        """Return a column's texts; rows are counted from `start`, messages from 1."""
-        for number, scalar in enumerate(values, start + 1):
-            place = f"{self.where}, row {number}"
-            try:
-                value = scalar.as_py()
-            except UnicodeDecodeError:
-                raise DataError(f"{place}: '{column}' is not UTF-8") from None
-            yield "" if value is None else _one_line(place, column, value)
 
 
 def _no_field(where: str, column: str, found: Iterable[str]) -> DataError:
@@ -265,7 +260,10 @@ class SeenTexts:
         is_new = np.ones(len(texts), dtype=np.bool_)
         is_new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
         for run in self._runs:
-            is_new &= ~_is_in(run, keys)
+            # Two hashes that share their first 64 bits but not the rest would hide the second one;
+            # among a billion texts that is one chance in forty, and then a duplicate is kept.
+            rows = np.minimum(np.searchsorted(run[0], keys[0]), run.shape[1] - 1)
+            is_new &= (run[:, rows] != keys).any(axis=0)
         self._keep(keys[:, is_new])
         answer = np.empty_like(is_new)
         answer[order] = is_new
@@ -277,23 +275,13 @@ class SeenTexts:
             both = np.concatenate([self._runs.pop(), keys], axis=1)
             keys = both[:, np.argsort(both[0], kind="stable")]
         if keys.shape[1] >= _RUN_ROWS // 2:
-            self._runs.insert(0, self._write(keys))
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                keys.tofile(file)
+                file.flush()
+                run = np.memmap(file, dtype=np.uint64, mode="r", shape=keys.shape)
+            self._runs.insert(0, run)
         elif keys.shape[1]:
             self._runs.append(keys)
-
-    def _write(self, keys: _Keys) -> _Keys:
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            file.write(keys.tobytes())
-            file.flush()
-            return np.memmap(file, dtype=np.uint64, mode="r", shape=keys.shape)
-
-
-def _is_in(run: _Keys, keys: _Keys) -> npt.NDArray[np.bool_]:
-    # Two hashes that share their first 64 bits but not the rest would hide the second one; among
-    # a billion texts that is one chance in forty, and then costs a duplicate that is kept.
-    places = np.minimum(np.searchsorted(run[0], keys[0]), run.shape[1] - 1)
-    found: npt.NDArray[np.bool_] = (run[:, places] == keys).all(axis=0)
-    return found
 
 
 logger = logging.getLogger(__name__)
@@ -397,14 +385,14 @@ def open_corpus(args: CorpusArguments, artifacts: Path, *, is_quiet: bool = Fals
         fields["passage_words"] = args.passage_words
     name = Path(args.sources[0].removeprefix(BUNDLED)).name.split(".")[0].replace(":", "-")
     folder = artifact_dir(artifacts / "corpora", name, fields)
-    built = build_once(
+    build_once(
         folder,
         stage=STAGE,
         fingerprint=fields,
         build=lambda aside: _write_corpus(args, sources, aside, is_quiet=is_quiet),
         verify=False,  # it may be large
     )
-    corpus = replace(_open(folder, built.manifest), made_by=args)
+    corpus = replace(load_corpus(folder), made_by=args)
     names = {"blank": "blank lines", "not_utf8": "lines that are not UTF-8"}
     names |= {"duplicates": "duplicates"} if args.drop_duplicates else {}
     dropped = [
@@ -441,10 +429,7 @@ def load_corpus(folder: Path) -> Corpus:
     Raises:
         ArtifactError: If the folder is missing, unfinished or damaged.
     """
-    return _open(folder, read_manifest(folder, stage=STAGE, verify=False))
-
-
-def _open(folder: Path, manifest: Manifest) -> Corpus:
+    manifest = read_manifest(folder, stage=STAGE, verify=False)
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(folder / _FILE)))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
@@ -461,11 +446,9 @@ def _write_corpus(
     args: CorpusArguments, sources: Sequence[Source], folder: Path, *, is_quiet: bool
 ) -> Mapping[str, Json]:
     """Stream sources into an Arrow file, in memory that does not grow with them."""
-    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut"), 0))
-    texts, rest = _passages(args, sources, counts), args.max_passages or sys.maxsize
-    sha256, seen, units = hashlib.sha256(), SeenTexts(folder), {source.unit for source in sources}
-    batch: list[str] = []
-    num_read = 0
+    counts: Counter[str] = Counter(dict.fromkeys((*COUNTS, "cut", "read"), 0))
+    passages = _kept(args, _passages(args, sources, counts), folder, counts)
+    sha256, units = hashlib.sha256(), {source.unit for source in sources}
     bar = tqdm(
         total=sum(source.size for source in sources),
         desc="read",
@@ -475,27 +458,33 @@ def _write_corpus(
         disable=is_quiet,
     )
     with bar, pa.OSFile(str(folder / _FILE), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as sink:
-        while read := list(islice(texts, min(_BATCH_ROWS, rest))):  # no more than is needed
-            is_new = seen.add(read)
-            counts["duplicates"] += len(read) - int(is_new.sum())
-            kept = read
-            if args.drop_duplicates:
-                kept = [text for text, new in zip(read, is_new, strict=True) if new]
-            rest, num_read, batch = rest - len(kept), num_read + len(read), batch + kept
-            if len(batch) >= _BATCH_ROWS:
-                _write_batch(sink, sha256, batch[:_BATCH_ROWS])
-                batch = batch[_BATCH_ROWS:]
-            counts["rows"] += len(kept)
+        while batch := list(islice(passages, _BATCH_ROWS)):
+            sink.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], schema=_SCHEMA))
+            sha256.update("".join(f"{passage}\n" for passage in batch).encode())
+            counts["rows"] += len(batch)
             seconds = bar.format_dict["elapsed"]
-            speed = f"{num_read / seconds:,.0f} texts/s" if seconds else ""
-            bar.set_postfix_str(f"{num_read:,} texts, {speed}", refresh=False)
+            speed = f"{counts['read'] / seconds:,.0f} texts/s" if seconds else ""
+            bar.set_postfix_str(f"{counts['read']:,} texts, {speed}", refresh=False)
             bar.update(sum(source.reading.done for source in sources) - bar.n)
-        _write_batch(sink, sha256, batch)
     for source in sources:
         source.reading.check()
         counts["not_utf8"] += source.reading.count
     _check_counts(args, sources, counts, level=logging.DEBUG if is_quiet else logging.INFO)
     return {**{name: counts[name] for name in COUNTS}, "sha256": sha256.hexdigest()}
+
+
+def _kept(
+    args: CorpusArguments, passages: Iterator[str], folder: Path, counts: Counter[str]
+) -> Iterator[str]:
+    """Yield passages without duplicates, unless those are kept, up to the most that are wanted."""
+    seen, rest = SeenTexts(folder), args.max_passages or sys.maxsize
+    while read := list(islice(passages, min(_BATCH_ROWS, rest))):  # no more than is needed
+        is_new = seen.add(read)
+        counts["read"] += len(read)
+        counts["duplicates"] += len(read) - int(is_new.sum())
+        kept = list(compress(read, is_new)) if args.drop_duplicates else read
+        rest -= len(kept)
+        yield from kept
 
 
 def _passages(
@@ -512,12 +501,6 @@ def _passages(
                 blocks = cut_words(document, args.passage_words)
                 counts["cut"] += len(blocks) > 1
                 yield from blocks
-
-
-def _write_batch(sink: Any, sha256: Any, texts: list[str]) -> None:
-    if texts:
-        sink.write_batch(pa.record_batch([pa.array(texts, pa.large_string())], schema=_SCHEMA))
-        sha256.update("".join(f"{passage}\n" for passage in texts).encode())
 
 
 def _check_counts(

@@ -19,13 +19,19 @@ import numpy as np
 from pgra.config import DataArguments, at_least
 from pgra.core import Example, Json
 from pgra.data.bundled import BUNDLED, bundled_task_files
-from pgra.data.read import Row, check_file, clean_text, json_rows, load_data_set, table_rows
-from pgra.data.tasks import ANSWERS, LABEL, SPLITS, GenerationTask, HubSource, Task
+from pgra.data.read import (
+    Record,
+    check_file,
+    clean_text,
+    load_data_set,
+    read_records,
+    table_rows,
+)
+from pgra.data.tasks import LABEL, SPLITS, GenerationTask, HubSource, Task
 from pgra.errors import ConfigError, DataError, unknown_name
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("jsonl", "csv", "tsv")
 _ANY_SPLITS = {split: split for split in SPLITS}
 _T = TypeVar("_T")
 
@@ -42,7 +48,7 @@ class RawSplit:
         is_standard: Whether it stands where the task's own split stands, so that its size is known.
     """
 
-    rows: Iterable[Row]
+    rows: Iterable[Record]
     columns: Mapping[str, str]
     where: str
     labels: Sequence[str] | None = None
@@ -61,17 +67,16 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     Raises:
         DataError: If there is no such data set, or none but the validation split is missing.
     """
-    kinds = KINDS if isinstance(task, Task) else ("jsonl",)
     if source.startswith(BUNDLED):
         files = bundled_task_files(source.removeprefix(BUNDLED))
         return open_file(task, files[split]) if split in files else None
     path = Path(source).expanduser()
     if path.is_dir():
-        file = _find_split_file(path, split, task, kinds)
+        file = _find_split_file(path, split, task)
         if file is None:
             return None
         return replace(open_file(task, file), is_standard=task.local.splits is not None)
-    if path.is_file() or any(suffix.lstrip(".").lower() in kinds for suffix in path.suffixes):
+    if path.is_file() or {s.lower().lstrip(".") for s in path.suffixes} & {*task.file_kinds}:
         return open_file(task, path)
     is_own = task.hub is not None and task.hub.id == source
     hub = task.hub if task.hub and is_own else HubSource(id=source, splits=_ANY_SPLITS)
@@ -100,7 +105,7 @@ def open_split(task: Task | GenerationTask, source: str, split: str) -> RawSplit
     names = hub.labels
     if names is None and isinstance(task, Task):
         names = _class_names(table, columns[LABEL], task.labels)
-    rows = (Row(f"{where}, row {number}", row) for number, row in enumerate(table))
+    rows = (Record(i, row, f"{where}, row {i}") for i, row in enumerate(table))
     return RawSplit(rows, columns, where, names, is_own)
 
 
@@ -110,15 +115,14 @@ def open_file(task: Task | GenerationTask, path: Path) -> RawSplit:
     Raises:
         DataError: If it is missing, empty or of another kind.
     """
-    kind = check_file(path, KINDS if isinstance(task, Task) else ("jsonl",))
+    kind = check_file(path, task.file_kinds)
     columns = _columns(task, task.local.columns)
-    rows = json_rows(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
+    rows = read_records(path) if kind == "jsonl" else table_rows(path, kind, columns.values())
     return RawSplit(rows, columns, str(path))
 
 
 def _columns(task: Task | GenerationTask, named: Mapping[str, str]) -> dict[str, str]:
-    target = LABEL if isinstance(task, Task) else ANSWERS
-    return {name: named.get(name, name) for name in (*task.inputs, target)}
+    return {name: named.get(name, name) for name in (*task.inputs, task.target)}
 
 
 def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str, ...] | None:
@@ -133,14 +137,12 @@ def _class_names(table: object, column: str, labels: Sequence[str]) -> tuple[str
     return names and tuple(names)
 
 
-def _find_split_file(
-    folder: Path, split: str, task: Task | GenerationTask, kinds: Sequence[str]
-) -> Path | None:
+def _find_split_file(folder: Path, split: str, task: Task | GenerationTask) -> Path | None:
     """Find FOLDER/SPLIT.* or FOLDER/TASK/SPLIT.*; None where there is no validation file."""
     stem = (task.local.splits or _ANY_SPLITS).get(split)
     if stem is None:
         return None
-    names = [f"{stem}.{kind}{end}" for kind in kinds for end in ("", ".gz")]
+    names = [f"{stem}.{kind}{end}" for kind in task.file_kinds for end in ("", ".gz")]
     homes = (folder, folder / task.name)
     present = [p for home in homes for n in names if (p := home / n).is_file()]
     if len(present) > 1:
@@ -151,7 +153,7 @@ def _find_split_file(
         )
     if not present and split != "validation":
         raise DataError(
-            f"{folder} has no {' or '.join(f'{stem}.{kind}' for kind in kinds)}, nor has "
+            f"{folder} has no {' or '.join(f'{stem}.{kind}' for kind in task.file_kinds)}, nor has "
             f"{folder / task.name}: it is the {split} split of task '{task.name}'; name another "
             f"with --{split}_file"
         )
@@ -175,14 +177,13 @@ class SplitRows:
     raw: RawSplit
 
 
-def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = True) -> SplitRows:
+def read_split(task: Task, raw: RawSplit, split: str) -> SplitRows:
     """Read a split's examples. Ids are "SPLIT-ROW", the row counted from 0 in its source.
 
     Args:
         task: Whose inputs and labels the rows have.
         raw: Where they come from.
         split: "train", "validation" or "test".
-        require_labels: Whether a row without label is refused; otherwise its label is None.
 
     Raises:
         DataError: If it is not readable or empty, or lacks a column or known label.
@@ -191,7 +192,7 @@ def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = 
     column = raw.columns[LABEL]
     for number, row in enumerate(raw.rows):
         fields = {name: row.text(raw.columns[name]) for name in task.inputs}
-        value = row.values.get(column)
+        value = row.fields.get(column)
         value = value.strip() if isinstance(value, str) else value
         if not any(fields.values()):
             blank += 1
@@ -200,9 +201,7 @@ def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = 
         elif value not in (None, "", -1):  # -1 is what hidden labels are on the hub
             label = _label(value, task.labels, raw.labels or task.labels, row, column)
             examples.append(Example(f"{split}-{number}", fields, label))
-        elif not require_labels:
-            examples.append(Example(f"{split}-{number}", fields, None))
-        elif column in row.values:
+        elif column in row.fields:
             raise DataError(f"{row.place}: has no label")
         else:
             raise row.lacks(column)
@@ -218,7 +217,7 @@ def read_split(task: Task, raw: RawSplit, split: str, *, require_labels: bool = 
 
 
 def _label(
-    value: object, labels: Sequence[str], by_number: Sequence[str], row: Row, column: str
+    value: object, labels: Sequence[str], by_number: Sequence[str], row: Record, column: str
 ) -> str:
     if not isinstance(value, str) and type(value) is not int:
         raise DataError(
@@ -232,20 +231,6 @@ def _label(
         return by_number[int(text)]
     message = unknown_name("label", text, labels)
     raise DataError(f"{row.place}: {message} Numbers 0 to {len(by_number) - 1} are read too.")
-
-
-def load_examples(
-    task: Task, source: str, split: str, *, require_labels: bool = True
-) -> list[Example]:
-    """Read one split from a file, or from anything that `dataset_name` may be; see `read_split`.
-
-    Raises:
-        DataError: If nothing is there, or it is not readable, or lacks a column or label.
-    """
-    raw = open_split(task, source, split)
-    if raw is None:
-        raise DataError(f"{source} has no {split} split for task '{task.name}'")
-    return read_split(task, raw, split, require_labels=require_labels).examples
 
 
 @dataclass(frozen=True)
@@ -276,9 +261,9 @@ def load_splits(task: Task, args: DataArguments) -> Splits:
     Raises:
         DataError: If a split is missing, unreadable, empty, or has rows without a known label.
     """
-    read = {split: rows for split in SPLITS if (rows := _read(task, args, split)) is not None}
-    train, test = (_need(split, read.get(split)) for split in ("train", "test"))
-    given = read.get("validation")
+    found = {split: open_named(task, args, split) for split in SPLITS}
+    read = {split: read_split(task, raw, split) for split, raw in found.items() if raw}
+    train, test, given = read["train"], read["test"], read.get("validation")
     if args.validation_file is not None and args.validation_file == args.test_file:
         raise DataError(
             f"--validation_file and --test_file are both {args.test_file}: a checkpoint is never "
@@ -331,9 +316,8 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
         ConfigError: If a validation file is named, or queries are named twice.
         DataError: As `load_splits`.
     """
-    check_pool_arguments(args, query_dataset_name)
-    train = _need("train", _read(task, args, "train"))
-    test = _need("test", _read(task, args, "test", query_dataset_name))
+    found = open_pool(task, args, query_dataset_name)
+    train, test = (read_split(task, raw, split) for split, raw in found.items())
     pool = sample(train.examples, args.max_train_samples, args.split_seed)
     tested = sample(test.examples, args.max_test_samples, args.split_seed)
     _warn_of_missing_labels(task, pool)
@@ -347,12 +331,10 @@ def load_pool(task: Task, args: DataArguments, *, query_dataset_name: str | None
     return Splits(pool, [], tested, notes)
 
 
-def check_pool_arguments(args: DataArguments, query_dataset_name: str | None) -> None:
-    """Refuse what is for training, and queries that are named twice.
-
-    Raises:
-        ConfigError: If there is such.
-    """
+def open_pool(
+    task: Task | GenerationTask, args: DataArguments, query_dataset_name: str | None
+) -> dict[str, RawSplit]:
+    """Open the pool of exemplars (train) and the queries (test); see `load_pool`."""
     if args.validation_file is not None:
         raise ConfigError(
             "validation_file chooses a checkpoint, and nothing is trained here: leave it out (to "
@@ -363,6 +345,11 @@ def check_pool_arguments(args: DataArguments, query_dataset_name: str | None) ->
             f"queries are named twice, by --query_dataset_name {query_dataset_name} and by "
             f"--test_file {args.test_file}: leave one out"
         )
+    found = {
+        "train": open_named(task, args, "train"),
+        "test": open_named(task, args, "test", query_dataset_name),
+    }
+    return {split: raw for split, raw in found.items() if raw}
 
 
 def own_data_set(task: Task | GenerationTask) -> str:
@@ -379,25 +366,31 @@ def own_data_set(task: Task | GenerationTask) -> str:
     return task.hub.id
 
 
-def _need(split: str, rows: SplitRows | None) -> SplitRows:
-    if rows is None:
+def open_named(
+    task: Task | GenerationTask, args: DataArguments, split: str, source: str | None = None
+) -> RawSplit | None:
+    """Open the split that arguments name, or the task's own; None without a validation split.
+
+    Args:
+        task: Whose fields the rows have.
+        args: The files and the data set.
+        split: "train", "validation" or "test".
+        source: Another data set.
+
+    Raises:
+        DataError: If there is none, or it cannot be opened.
+    """
+    files = dict(zip(SPLITS, (args.train_file, args.validation_file, args.test_file), strict=True))
+    file, source, raw = files[split], source or args.dataset_name, None
+    if file is not None:
+        return open_file(task, Path(file).expanduser())
+    # With files given and no data set, nothing is fetched behind the user's back.
+    if source is not None or not any(files.values()):
+        raw = open_split(task, source or own_data_set(task), split)
+    if raw is None and split != "validation":
         hint = " (a validation file only chooses the checkpoint)" if split == "test" else ""
         raise DataError(f"there is no {split} set: give --{split}_file{hint}")
-    return rows
-
-
-def _read(
-    task: Task, args: DataArguments, split: str, source: str | None = None
-) -> SplitRows | None:
-    files = [args.train_file, args.validation_file, args.test_file]
-    file, source = files[SPLITS.index(split)], source or args.dataset_name
-    if file is not None:
-        return read_split(task, open_file(task, Path(file).expanduser()), split)
-    # With files given and no data set, nothing is fetched behind the user's back.
-    if source is None and any(files):
-        return None
-    raw = open_split(task, source or own_data_set(task), split)
-    return None if raw is None else read_split(task, raw, split)
+    return raw
 
 
 def warn_of_size(task: Task | GenerationTask, raw: RawSplit, split: str, num_rows: int) -> None:

@@ -1,13 +1,10 @@
 """Reading data files: lines (plain, gzip, zstd), tables (jsonl, csv, tsv) and hub data sets."""
 
-import contextlib
 import csv
 import difflib
-import gzip
 import io
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +14,8 @@ import pyarrow as pa
 
 from pgra.errors import DataError
 
-PACKED = (".gz", ".zst")
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+PACKED = tuple(_CODECS)
 _TOLD_LINES = 1024
 
 
@@ -66,15 +64,38 @@ class Line:
 
 @dataclass(frozen=True)
 class Record:
-    """One JSON object of a file.
+    """One row of a source: a JSON object, a line of a table, a row of a data set.
 
     Attributes:
-        line: The line it stands on, from 1.
+        line: The line it stands on, from 1; of a data set its row, from 0.
         fields: Its values by name.
+        place: Where it stands, in words.
+        hint: What may be wrong where a field is missing; may be empty.
     """
 
     line: int
-    fields: dict[str, object]
+    fields: Mapping[str, object]
+    place: str
+    hint: str = ""
+
+    def text(self, name: str) -> str:
+        """Return a field's text without the space around it.
+
+        Raises:
+            DataError: If there is no such field, or it holds no text or none that can be kept.
+        """
+        if name not in self.fields:
+            raise self.lacks(name)
+        return clean_text(self.place, name, self.fields[name])
+
+    def lacks(self, name: str) -> DataError:
+        """Return the error of a missing field, with the nearest that is there."""
+        found = [str(field) for field in self.fields]
+        near = difflib.get_close_matches(name, found, n=1, cutoff=0.5)
+        nearest = f" Did you mean '{near[0]}'?" if near else ""
+        names = ", ".join(found) or "none"
+        message = f"{self.place}: no column '{name}'.{nearest} Found: {names}. {self.hint}"
+        return DataError(message.rstrip())
 
 
 def check_file(path: Path, kinds: Sequence[str]) -> str:
@@ -125,9 +146,9 @@ def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
     Raises:
         DataError: If it is cut short, not gzip or zstd, binary or not UTF-8 (line and byte named).
     """
-    kind = "zstd" if path.suffix.lower() == ".zst" else "gzip"
+    codec = _CODECS.get(path.suffix.lower())
     try:
-        with path.open("rb") as raw, _unpack(path, raw) as file:
+        with path.open("rb") as raw, _unpack(raw, codec) if codec else raw as file:
             for number, data in enumerate(file, 1):
                 if reading is not None:
                     reading.lines = number
@@ -151,28 +172,17 @@ def read_lines(path: Path, reading: Reading | None = None) -> Iterator[Line]:
                     reading.count, reading.first = reading.count + 1, reading.first or wrong
                 else:
                     yield Line(number, text)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is cut short or is not {kind} ({error}): fetch it again") from None
     except OSError as error:
-        if kind == "zstd" and error.errno is None:  # pyarrow's own: the system's have a number
+        if codec and error.errno is None:  # pyarrow's own: the system's have a number
             raise DataError(
-                f"{path} is cut short or is not zstd ({error}): fetch it again"
+                f"{path} is cut short or is not {codec} ({error}): fetch it again"
             ) from None
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-@contextlib.contextmanager
-def _unpack(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        with gzip.open(raw, "rb") as file:
-            yield cast(BinaryIO, file)
-    elif suffix == ".zst":  # pyarrow brings zstd; Python has it from 3.14 on
-        packed = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
-        with io.BufferedReader(packed, 1 << 20) as file:
-            yield cast(BinaryIO, file)
-    else:
-        yield raw
+def _unpack(raw: BinaryIO, codec: str) -> BinaryIO:
+    packed = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), codec)
+    return cast(BinaryIO, io.BufferedReader(packed, 1 << 20))
 
 
 def is_utf8(text: str) -> bool:
@@ -193,52 +203,14 @@ def read_records(path: Path, reading: Reading | None = None) -> Iterator[Record]
     for line in read_lines(path, reading):
         if not line.text.strip():
             continue
+        place = f"{path}, line {line.number}"
         try:
             value = json.loads(line.text)
         except ValueError as error:
-            raise DataError(f"{path}, line {line.number}: not JSON ({error})") from None
+            raise DataError(f"{place}: not JSON ({error})") from None
         if not isinstance(value, dict):
-            raise DataError(
-                f"{path}, line {line.number}: a {type(value).__name__}, not a JSON object"
-            )
-        yield Record(line.number, value)
-
-
-# Rows of example files by column: jsonl, csv as the csv module reads it, tsv without quoting.
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a source.
-
-    Attributes:
-        place: Where it stands, in words.
-        values: By column.
-        hint: What may be wrong where a column is missing; may be empty.
-    """
-
-    place: str
-    values: Mapping[str, object]
-    hint: str = ""
-
-    def text(self, column: str) -> str:
-        """Return a column's text without the space around it.
-
-        Raises:
-            DataError: If there is no such column, or it holds no text or none that can be kept.
-        """
-        if column not in self.values:
-            raise self.lacks(column)
-        return clean_text(self.place, column, self.values[column])
-
-    def lacks(self, column: str) -> DataError:
-        """Return the error of a missing column, with the nearest that is there."""
-        found = [str(name) for name in self.values]
-        near = difflib.get_close_matches(column, found, n=1, cutoff=0.5)
-        nearest = f" Did you mean '{near[0]}'?" if near else ""
-        names = ", ".join(found) or "none"
-        message = f"{self.place}: no column '{column}'.{nearest} Found: {names}. {self.hint}"
-        return DataError(message.rstrip())
+            raise DataError(f"{place}: a {type(value).__name__}, not a JSON object")
+        yield Record(line.number, value, place)
 
 
 def clean_text(place: str, name: str, value: object) -> str:
@@ -254,17 +226,7 @@ def clean_text(place: str, name: str, value: object) -> str:
     return value.strip()
 
 
-def json_rows(path: Path) -> Iterator[Row]:
-    """Return a jsonl file's rows.
-
-    Raises:
-        DataError: If a line is not a JSON object, or the file cannot be read.
-    """
-    for record in read_records(path):
-        yield Row(f"{path}, line {record.line}", record.fields)
-
-
-def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
+def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Record]:
     """Return the rows of a table with a header. In a tsv, a quote mark is a character.
 
     Args:
@@ -305,7 +267,7 @@ def table_rows(path: Path, kind: str, columns: Iterable[str]) -> Iterator[Row]:
                 is_quoted = '""' in cell and cell.startswith('"') and cell.endswith('"')
                 if kind == "tsv" and is_quoted and name in columns:
                     raise DataError(f"{place}: '{name}' is quoted ({cell[:40]}), but {no_quoting}")
-            yield Row(place, values, hint)
+            yield Record(reader.line_num, values, place, hint)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: not valid {kind} ({error})") from None
 

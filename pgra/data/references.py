@@ -10,8 +10,8 @@ from typing import Any
 
 from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import RawSplit, open_split, own_data_set, sample, warn_of_size
-from pgra.data.read import Row, clean_text
+from pgra.data.examples import RawSplit, open_pool, sample, warn_of_size
+from pgra.data.read import Record, clean_text
 from pgra.data.tasks import ANSWERS, GenerationTask
 from pgra.errors import DataError
 
@@ -129,50 +129,37 @@ class Reference:
     table: Highlights | None = None
 
 
-@dataclass(frozen=True)
-class References:
-    """A run's exemplars and queries.
+def load_references(
+    task: GenerationTask, args: DataArguments, *, query_dataset_name: str | None = None
+) -> tuple[list[Reference], list[Reference]]:
+    """Read a task's pool of exemplars, and its queries; sub-samples are drawn with `split_seed`.
 
-    Attributes:
-        pool: Where exemplars are drawn from.
-        queries: What is asked.
-    """
-
-    pool: list[Reference]
-    queries: list[Reference]
-
-
-def load_references(task: GenerationTask, args: DataArguments) -> References:
-    """Read a task's exemplars and queries; sub-samples are drawn with `split_seed`.
+    Args:
+        task: Whose rows they are.
+        args: Where they are.
+        query_dataset_name: Another data set, whose test split holds the queries.
 
     Raises:
+        ConfigError: If a validation file is named, or queries are named twice.
         DataError: If a source is missing or unreadable, or has a bad row.
     """
-    files = {"train": args.train_file, "test": args.test_file}
-    most = {"train": args.max_train_samples, "test": args.max_test_samples}
-    found = {}
-    for split, file in files.items():
-        source = file or args.dataset_name
-        if source is None and any(files.values()):
-            raise DataError(f"there is no {split} set: give --{split}_file")
-        found[split] = sample(read_references(task, source, split), most[split], args.split_seed)
-    return References(found["train"], found["test"])
+    found = open_pool(task, args, query_dataset_name)
+    pool, queries = (read_references(task, raw, split) for split, raw in found.items())
+    queries = sample(queries, args.max_test_samples, args.split_seed)
+    return sample(pool, args.max_train_samples, args.split_seed), queries
 
 
-def read_references(task: GenerationTask, source: str | None, split: str) -> list[Reference]:
+def read_references(task: GenerationTask, raw: RawSplit, split: str) -> list[Reference]:
     """Read one split.
 
     Args:
         task: Whose rows they are.
-        source: A jsonl file, a local folder or a hub id; None is the task's own on the hub.
+        raw: Where they come from.
         split: "train", "validation" or "test"; ids begin with it.
 
     Raises:
-        DataError: If nothing is there, it cannot be read, or a row is bad; its place is named.
+        DataError: If it cannot be read, is empty, or a row is bad; its place is named.
     """
-    raw = open_split(task, source or own_data_set(task), split)
-    if raw is None:
-        raise DataError(f"{source} has no {split} split for task '{task.name}'")
     found = [_reference(task, row, raw, f"{split}-{i}") for i, row in enumerate(raw.rows)]
     if not found:
         raise DataError(f"{raw.where} holds no example")
@@ -180,7 +167,7 @@ def read_references(task: GenerationTask, source: str | None, split: str) -> lis
     return found
 
 
-def _reference(task: GenerationTask, row: Row, raw: RawSplit, name: str) -> Reference:
+def _reference(task: GenerationTask, row: Record, raw: RawSplit, name: str) -> Reference:
     try:
         parsed, given, table = _parse(task.kind, row, raw.columns)
     except KeyError as error:
@@ -199,7 +186,7 @@ def _reference(task: GenerationTask, row: Row, raw: RawSplit, name: str) -> Refe
 
 
 def _parse(
-    kind: str, row: Row, columns: Mapping[str, str]
+    kind: str, row: Record, columns: Mapping[str, str]
 ) -> tuple[Mapping[str, object], Sequence[object], Highlights | None]:
     """Return a row's fields, its answers and its table, as its kind of task has them.
 
@@ -208,7 +195,7 @@ def _parse(
         TypeError: If a value is of another kind.
         ValueError: If a highlighted cell is not in the table.
     """
-    values: Mapping[str, Any] = row.values
+    values: Mapping[str, Any] = row.fields
     if kind == "question":
         fields = {name: values[column] for name, column in columns.items()}
         given = fields.pop(ANSWERS)

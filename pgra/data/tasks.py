@@ -7,9 +7,9 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
-from pgra.config import choose, config_root, find_class, from_yaml
+from pgra.config import at_least, choose, config_root, find_class, from_yaml
 from pgra.errors import ConfigError, unknown_name
 
 WrittenMetric = Literal["exact_match", "bleu", "parent"]
@@ -60,6 +60,8 @@ class _Sourced:
     """What all tasks have.
 
     Attributes:
+        target: What a row has besides its inputs: "label" or "answers".
+        file_kinds: Which files of rows are read.
         name: The YAML's name.
         inputs: Fields every example has, in the order they are searched with. A passage fills the
             first one when the LM reads it, so the first is the one that is most like a passage.
@@ -68,24 +70,26 @@ class _Sourced:
         sizes: Rows the usual splits have; empty where unknown.
     """
 
+    target: ClassVar[str]
+    file_kinds: ClassVar[Sequence[str]]
     name: str
     inputs: tuple[str, ...]
     hub: HubSource | None = None
     local: LocalSource = LocalSource()
     sizes: Mapping[str, int] = field(default_factory=dict)
 
-    def _check_sources(self, target: str) -> None:
+    def __post_init__(self) -> None:
         """Refuse inputs, columns and splits that contradict each other."""
         check_distinct("inputs", self.inputs)
-        if target in self.inputs:
-            raise ConfigError(f"an input cannot be named '{target}'")
+        if self.target in self.inputs:
+            raise ConfigError(f"an input cannot be named '{self.target}'")
         for split in self.sizes:
             choose("key of sizes", split, SPLITS)
         for name, source in (("hub", self.hub), ("local", self.local)):
             if source is None:
                 continue
             for column in source.columns:
-                choose(f"key of {name}.columns", column, (*self.inputs, target))
+                choose(f"key of {name}.columns", column, (*self.inputs, self.target))
             if source.splits is None:
                 continue
             for split in source.splits:
@@ -112,6 +116,8 @@ class Task(_Sourced):
         ignored_labels: Labels of the data that the task does without: their rows are left out.
     """
 
+    target = LABEL
+    file_kinds = ("jsonl", "csv", "tsv")
     inputs: tuple[str, ...] = ("text",)
     labels: tuple[str, ...]
     prompt: str
@@ -123,7 +129,7 @@ class Task(_Sourced):
     ignored_labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_sources(LABEL)
+        super().__post_init__()
         find_class("metric", self.metric, METRICS)  # refused before anything long
         check_distinct("labels", self.labels)
         if len(self.labels) < 2:
@@ -179,6 +185,8 @@ class GenerationTask(_Sourced):
         stop: Where an answer ends.
     """
 
+    target = ANSWERS
+    file_kinds = ("jsonl",)
     kind: Literal["question", "totto", "fetaqa"]
     frame: str
     metrics: tuple[WrittenMetric, ...]
@@ -187,7 +195,7 @@ class GenerationTask(_Sourced):
     stop: str = "\n"
 
     def __post_init__(self) -> None:
-        self._check_sources(ANSWERS)
+        super().__post_init__()
         check_distinct("metrics", self.metrics)
         shown = check_slots("frame", self.frame, self.inputs)
         for name in self.inputs:
@@ -198,8 +206,7 @@ class GenerationTask(_Sourced):
         if "parent" in self.metrics and self.kind == "question":
             raise ConfigError("parent compares with a table, and there is none")
         for key in ("num_exemplars", "max_new_tokens"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"{key} is {getattr(self, key)}; it must be a number from 1")
+            at_least(key, getattr(self, key), 1)
         if self.hub is not None and self.hub.labels is not None:
             raise ConfigError("hub.labels are for tasks with labels, and answers are written here")
 

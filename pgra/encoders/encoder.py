@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import normalize as unit_length
-from tqdm import tqdm
 
 from pgra.artifacts import file_checksum
-from pgra.config import RetrieverArguments, choose
+from pgra.config import POOLINGS, RetrieverArguments
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import BackOff, pad, token_budget_batches
@@ -43,7 +42,6 @@ from pgra.lm.load import (
 logger = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float32]
-POOLINGS = ("cls", "cls_before_pooler", "last", "max", "mean", "pooler")
 DEFAULT_MAX_TOKENS = 128
 """What the paper's code and SimCSE's tool read of a text, where a model does not say."""
 _CHUNK = 8192
@@ -60,13 +58,7 @@ _MODES = {
     "pooling_mode_mean_tokens": "mean",
 }
 _KNOWN = ("Dense", "Dropout", "Normalize", "Pooling", "Transformer")
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "GELU": torch.nn.functional.gelu,
-    "Identity": lambda x: x,
-    "ReLU": torch.relu,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-}
+_ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "Tanh")
 _DENSE_DEFAULTS = {"module_input_name": "sentence_embedding", "use_residual": False}
 
 
@@ -99,63 +91,49 @@ def pool(output: Any, mask: Tensor, pooling: str) -> Tensor:
     return hidden[:, 0]
 
 
-def resolve_pooling(source: ModelSource) -> str:
-    """Choose the pooling a model was made with.
+def choose_pooling(source: ModelSource, asked: str) -> tuple[str, bool]:
+    """Return the pooling to use, and whether it is the one a model was made with.
 
-    A sentence-transformers model says it in its `1_Pooling/config.json`. SimCSE (Gao et al. 2021)
+    A sentence-transformers model says its own in `1_Pooling/config.json`. SimCSE (Gao et al. 2021)
     says it nowhere: its own tool takes the pooler for supervised models, and the first token before
     the pooler for unsupervised ones. Everything else gets the mean.
-
-    Raises:
-        ModelError: If the model asks for a pooling that there is not.
-    """
-    modes = _read_json(source, _POOLING_FILE, dict)
-    if modes is None:
-        name = Path(source.name).name.lower()  # not the folders above it
-        if "simcse" not in name:
-            return "mean"
-        is_supervised = "sup-simcse" in name and "unsup-simcse" not in name
-        return "pooler" if is_supervised else "cls_before_pooler"
-    pooling = _pooling_name(modes)
-    if pooling not in ("cls", "last", "max", "mean"):
-        raise ModelError(
-            f"'{source.name}' asks for pooling '{pooling}', which there is not: "
-            f"give --pooling, one of {', '.join(POOLINGS)}"
-        )
-    if not modes.get("include_prompt", True):
-        raise ModelError(
-            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
-            "done here: choose another encoder, or a --pooling to take it in"
-        )
-    return pooling
-
-
-def is_own_pooling(source: ModelSource, pooling: str) -> bool:
-    """Return whether a pooling is the one a model was made with.
 
     What a sentence-transformers model has behind its pooling (Dense, Normalize) was trained on that
     pooling's vectors, so it belongs to no other.
 
     Args:
         source: The model.
-        pooling: One of `POOLINGS`.
+        asked: One of `POOLINGS`.
 
     Raises:
-        ModelError: If the model's pooling cannot be read.
+        ModelError: If "auto" is asked of a model whose pooling there is not here.
     """
     modes = _read_json(source, _POOLING_FILE, dict)
-    own = resolve_pooling(source) if modes is None else _pooling_name(modes)
-    names = [name.removesuffix("_before_pooler") for name in (pooling, own)]  # one vector, 2 names
-    return names[0] == names[1]
-
-
-def _pooling_name(modes: Mapping[str, Any]) -> str:
-    """Return the pooling that is asked for; several, or an unknown one, by the library's names."""
-    asked = modes.get("pooling_mode") or [
-        key for key, value in modes.items() if key.startswith("pooling_mode") and value
-    ]
-    names = [asked] if isinstance(asked, str) else [str(name) for name in asked]
-    return _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
+    if modes is None:
+        name, own = Path(source.name).name.lower(), "mean"  # not the folders above it
+        if "simcse" in name:
+            is_supervised = "sup-simcse" in name and "unsup-simcse" not in name
+            own = "pooler" if is_supervised else "cls_before_pooler"
+    else:
+        told = modes.get("pooling_mode") or [
+            key for key, value in modes.items() if key.startswith("pooling_mode") and value
+        ]
+        names = [told] if isinstance(told, str) else [str(name) for name in told]
+        own = _MODES.get(names[0], names[0]) if len(names) == 1 else " + ".join(names)
+    if asked != "auto":
+        bare, own = (name.removesuffix("_before_pooler") for name in (asked, own))  # one vector
+        return asked, bare == own
+    if modes is not None and own not in _MODES.values():
+        raise ModelError(
+            f"'{source.name}' asks for pooling '{own}', which there is not: "
+            f"give --pooling, one of {', '.join(POOLINGS[1:])}"
+        )
+    if modes is not None and not modes.get("include_prompt", True):
+        raise ModelError(
+            f"'{source.name}' leaves its prompt out of the pooling (include_prompt), which is not "
+            "done here: choose another encoder, or a --pooling to take it in"
+        )
+    return own, True
 
 
 @dataclass(frozen=True)
@@ -176,9 +154,8 @@ class DenseLayer:
 
     def apply(self, vectors: Tensor) -> Tensor:
         """Turn (B, D_in) into (B, D_out)."""
-        return _ACTIVATIONS[self.activation](
-            torch.nn.functional.linear(vectors, self.weight, self.bias)
-        )
+        activate: Callable[[Tensor], Tensor] = getattr(torch.nn, self.activation)()
+        return activate(torch.nn.functional.linear(vectors, self.weight, self.bias))
 
     def to(self, device: torch.device) -> "DenseLayer":
         """Move it to a device."""
@@ -366,87 +343,15 @@ class Encoder:
         self._is_normalized = bool(fingerprint["normalize"])
         self._max_tokens = int(str(fingerprint["max_tokens"]))
 
-    @classmethod
-    def from_name(
-        cls,
-        name: str,
-        *,
-        pooling: str = "auto",
-        normalize: bool = True,
-        max_tokens: int | None = None,
-        dtype: str = "auto",
-        device: str = "auto",
-        batch_tokens: int = 1024,
-        query_prompt: str | None = None,
-        passage_prompt: str | None = None,
-    ) -> Self:
-        """Load an encoder; a sentence-transformers model with its own pooling, layers and prompts.
-
-        Args:
-            name: Hub id, folder or bundled:NAME.
-            pooling: One of `POOLINGS`, or "auto" (see `resolve_pooling`). With another than a
-                sentence-transformers model's own, what stands behind that pooling (Dense,
-                Normalize) is left out.
-            normalize: Whether vectors get unit length, so that their inner product is the cosine;
-                those of a sentence-transformers model with a Normalize part have it anyway, under
-                its own pooling.
-            max_tokens: Tokens of a text that are read, its prompt and special tokens included;
-                None: what a sentence-transformers model says, else 128.
-            dtype: Of the weights; vectors are float32 whatever it is.
-            device: "auto", "cpu", "cuda", ...
-            batch_tokens: Padded tokens a batch on a CPU; a GPU takes 16 times as many.
-            query_prompt: What each query begins with, such as "query: "; None: the model's own.
-            passage_prompt: What each passage begins with; None: the model's own.
+    @staticmethod
+    def from_name(name: str, *, device: str = "auto", **options: Any) -> "Encoder":
+        """Load an encoder: hub id, folder or bundled:NAME; options are `RetrieverArguments`.
 
         Raises:
-            ConfigError: If the pooling is unknown or `max_tokens` exceeds the model's positions.
+            ConfigError: If an option is unknown, or the model has too few positions for it.
             ModelError: If the model cannot be found, loaded, or used as an encoder.
         """
-        choose("pooling", pooling, ("auto", *POOLINGS))
-        source = find_model(name)
-        place = choose_device(device)
-        sentence = read_sentence_model(source)
-        if pooling == "auto":
-            pooling = resolve_pooling(source)
-        elif sentence.layers and not is_own_pooling(source, pooling):
-            sentence = replace(sentence, layers=())
-        kind = choose_dtype(dtype, place)
-        model = _load_model(source, pooling, kind).to(place).eval()
-        tokenizer = load_tokenizer(source, model.config)
-        if tokenizer.pad_token_id is None:
-            raise ModelError(f"'{name}' has no padding token: it is no text encoder")
-        window = _count_positions(model)
-        length = max_tokens or DEFAULT_MAX_TOKENS
-        if max_tokens is None and sentence.is_one:  # what sentence-transformers reads
-            own = sentence.max_tokens or tokenizer.model_max_length
-            length = min(int(own), window or (own if own < _NO_LENGTH else DEFAULT_MAX_TOKENS))
-        if window is not None and length > window:
-            raise ConfigError(
-                f"max_encoder_tokens is {length}, but '{name}' reads at most {window}: lower it"
-            )
-        fingerprint: dict[str, Json] = {
-            "encoder": source.identity,
-            "pooling": pooling,
-            "normalize": normalize or sentence.is_normalized,
-            "max_tokens": length,
-            "dtype": dtype_name(kind),
-        }
-        if any(sentence.layers):
-            layers = [layer.identity if layer else "normalize" for layer in sentence.layers]
-            fingerprint["layers"] = layers
-        prompt = sentence.passage_prompt if passage_prompt is None else passage_prompt
-        # Only where there is one: indexes that were made before keep their fingerprints.
-        fingerprint |= {"passage_prompt": prompt} if prompt else {}
-        fingerprint |= {"lower_case": True} if sentence.is_lower else {}
-        return cls(
-            model,
-            tokenizer,
-            fingerprint=fingerprint,
-            device=place,
-            batch_tokens=batch_tokens,
-            sentence=sentence,
-            query_prompt=sentence.query_prompt if query_prompt is None else query_prompt,
-        )
+        return load_encoder(RetrieverArguments(encoder=name, **options), device)
 
     @property
     def query_fingerprint(self) -> Mapping[str, Json]:
@@ -469,7 +374,6 @@ class Encoder:
         texts: Sequence[str],
         *,
         is_query: bool = False,
-        progress: bool = False,
         advance: Callable[[int], object] | None = None,
     ) -> Vectors:
         """Encode texts.
@@ -477,7 +381,6 @@ class Encoder:
         Args:
             texts: Any number, in any order.
             is_query: Whether they are queries; it is the same but for models with prompts.
-            progress: Whether to show a bar.
             advance: Called with the number of texts done after each batch (for a caller's bar).
 
         Returns:
@@ -487,15 +390,11 @@ class Encoder:
             ModelError: If a vector is not finite, or one text alone does not fit in memory.
         """
         vectors = np.empty((len(texts), self.width), dtype=np.float32)
-        with (
-            packed_for(self.model, _TOKENS * len(texts)),
-            tqdm(total=len(texts), unit="text", disable=not progress) as bar,
-        ):
-            step = advance if advance is not None else bar.update
+        with packed_for(self.model, _TOKENS * len(texts)):
             for start in range(0, len(texts), _CHUNK):
                 chunk = texts[start : start + _CHUNK]
                 told = self.prepared(chunk, is_query=is_query)
-                vectors[start : start + len(chunk)] = self._encode_chunk(told, start, step)
+                vectors[start : start + len(chunk)] = self._encode_chunk(told, start, advance)
         return vectors
 
     def encode_examples(self, examples: Sequence[Example]) -> Vectors:
@@ -507,7 +406,7 @@ class Encoder:
         return self.encode([example.text for example in examples], is_query=True)
 
     def _encode_chunk(
-        self, texts: Sequence[str], start: int, step: Callable[[int], object]
+        self, texts: Sequence[str], start: int, advance: Callable[[int], object] | None
     ) -> Vectors:
         ids = self._tokenize(texts)
         lengths = [len(line) for line in ids]
@@ -524,7 +423,8 @@ class Encoder:
             vectors[torch.tensor(batch, device=self._device)] = torch.cat(
                 self._back_off.run(batch, size, run)
             )
-            step(len(batch))
+            if advance is not None:
+                advance(len(batch))
         array: Vectors = vectors.cpu().numpy()
         is_finite = np.isfinite(array).all(axis=1)
         if not is_finite.all():
@@ -561,17 +461,56 @@ class Encoder:
 
 
 def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
-    """Load the encoder that the arguments name."""
-    return Encoder.from_name(
-        args.encoder,
-        pooling=args.pooling,
-        normalize=args.normalize,
-        max_tokens=args.max_encoder_tokens,
-        dtype=args.encoder_dtype,
-        device=device,
+    """Load the encoder that arguments name.
+
+    One with sentence-transformers' files has its own pooling, layers, lengths and prompts, but for
+    what the arguments say. Under a pooling that is not its own it has no layers.
+
+    Raises:
+        ConfigError: If `max_encoder_tokens` exceeds the model's positions.
+        ModelError: If the model cannot be found, loaded, or used as an encoder.
+    """
+    source, place = find_model(args.encoder), choose_device(device)
+    sentence, pooling = read_sentence_model(source), args.pooling
+    if pooling == "auto" or sentence.layers:
+        pooling, is_own = choose_pooling(source, pooling)
+        sentence = sentence if is_own else replace(sentence, layers=())
+    dtype = choose_dtype(args.encoder_dtype, place)
+    model = _load_model(source, pooling, dtype).to(place).eval()
+    tokenizer = load_tokenizer(source, model.config)
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"'{source.name}' has no padding token: it is no text encoder")
+    window = _count_positions(model)
+    length = args.max_encoder_tokens or DEFAULT_MAX_TOKENS
+    if args.max_encoder_tokens is None and sentence.is_one:  # what sentence-transformers reads
+        own = sentence.max_tokens or tokenizer.model_max_length
+        length = min(int(own), window or (own if own < _NO_LENGTH else DEFAULT_MAX_TOKENS))
+    if window is not None and length > window:
+        raise ConfigError(
+            f"max_encoder_tokens is {length}, but '{source.name}' reads at most {window}: lower it"
+        )
+    fingerprint: dict[str, Json] = {
+        "encoder": source.identity,
+        "pooling": pooling,
+        "normalize": args.normalize or sentence.is_normalized,
+        "max_tokens": length,
+        "dtype": dtype_name(dtype),
+    }
+    if any(sentence.layers):
+        layers = [layer.identity if layer else "normalize" for layer in sentence.layers]
+        fingerprint["layers"] = layers
+    prompt = sentence.passage_prompt if args.passage_prompt is None else args.passage_prompt
+    # Only where there is one: indexes that were made before keep their fingerprints.
+    fingerprint |= {"passage_prompt": prompt} if prompt else {}
+    fingerprint |= {"lower_case": True} if sentence.is_lower else {}
+    return Encoder(
+        model,
+        tokenizer,
+        fingerprint=fingerprint,
+        device=place,
         batch_tokens=args.encoder_batch_tokens,
-        query_prompt=args.query_prompt,
-        passage_prompt=args.passage_prompt,
+        sentence=sentence,
+        query_prompt=sentence.query_prompt if args.query_prompt is None else args.query_prompt,
     )
 
 
@@ -602,22 +541,13 @@ def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
 # A T5's encoder as a text encoder: the k-NN baseline's in Guo et al. 2023.
 
 
-def load_t5_encoder(
-    name: str,
-    *,
-    normalize: bool = True,
-    max_tokens: int = 128,
-    device: str = "auto",
-    batch_tokens: int = 1024,
-) -> Encoder:
+def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder:
     """Load the encoder of a T5; a vector is the mean of its last states, </s> included.
 
     Args:
+        args: How vectors are made; the pooling is always the mean, in float32.
         name: Hub id, folder or bundled:NAME, of a T5 with its decoder or without.
-        normalize: Whether vectors get unit length.
-        max_tokens: Tokens of a text that are read.
         device: "auto", "cpu", "cuda", ...
-        batch_tokens: Padded tokens a batch on a CPU; a GPU takes 16 times as many.
 
     Raises:
         ModelError: If it cannot be found or loaded, or is no T5.
@@ -642,8 +572,8 @@ def load_t5_encoder(
         "encoder": source.identity,
         "part": "encoder of a T5",
         "pooling": "mean",
-        "normalize": normalize,
-        "max_tokens": max_tokens,
+        "normalize": args.normalize,
+        "max_tokens": args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
         "dtype": dtype_name(torch.float32),
     }
     return Encoder(
@@ -651,5 +581,5 @@ def load_t5_encoder(
         load_tokenizer(source),
         fingerprint=fingerprint,
         device=place,
-        batch_tokens=batch_tokens,
+        batch_tokens=args.encoder_batch_tokens,
     )

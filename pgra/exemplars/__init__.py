@@ -2,7 +2,7 @@
 
     pool = ExemplarPool(examples, jaccard=args.leak_jaccard, root=folder, context=context)
     similarity = open_similarity(args, examples, ...) if args.compares else None
-    chosen = open_selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
+    chosen = args.selector(args, pool, similarity).choose(queries)      # rows of the pool, (B, m)
     rows = arrange(chosen.of(0), args.order, query=queries[0].text, seed=args.exemplar_seed)
 
 `SelectionArguments` declares the arguments, `SELECTORS` and `SIMILARITIES` name the classes, and
@@ -13,14 +13,12 @@ writes `rank`; the leak guard, the number of exemplars and what is stored are th
 This module is light, for the command line reads it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pgra.config import (
-    DTYPES,
     LEAK_JACCARD,
-    POOLINGS,
-    Arguments,
+    EncoderArguments,
     RetrieverArguments,
     arg,
     find_class,
@@ -50,7 +48,7 @@ _USUAL = 8
 
 
 @dataclass(kw_only=True)
-class SelectionArguments(Arguments):
+class SelectionArguments(EncoderArguments):
     """Which labelled examples stand before a query."""
 
     exemplars: str = arg(
@@ -97,25 +95,6 @@ class SelectionArguments(Arguments):
     )
     likeness: str = arg(
         "cosine", "Of vectors: cosine, dot, or euclidean (its negative).", choices=METRICS
-    )
-    pooling: str = arg(
-        "auto",
-        "auto (the model's own, else mean), cls, last, max, mean, pooler or cls_before_pooler. "
-        "Under another than its own a sentence-transformers model has no Dense and Normalize.",
-        choices=POOLINGS,
-    )
-    max_encoder_tokens: int | None = arg(
-        None,
-        "Tokens of a text that the encoder reads; default: the model's own, else 128.",
-        least=4,
-    )
-    query_prompt: str | None = arg(
-        None, "What the encoder reads before each text; default: the model's own, else nothing."
-    )
-    encoder_dtype: str = arg(
-        "auto",
-        "auto (bfloat16 on a GPU, else float32), float32, bfloat16 or float16.",
-        choices=DTYPES,
     )
     prompt_exemplars: int = arg(
         8, "With --encoder prompted: exemplars of that prompt, balanced.", least=0
@@ -164,11 +143,5 @@ class SelectionArguments(Arguments):
 
     def encoder_arguments(self) -> RetrieverArguments:
         """Return what `load_encoder` takes; vectors keep their lengths, which the metric reads."""
-        return RetrieverArguments(
-            encoder=self.encoder,
-            pooling=self.pooling,
-            normalize=False,
-            max_encoder_tokens=self.max_encoder_tokens,
-            query_prompt=self.query_prompt,
-            encoder_dtype=self.encoder_dtype,
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(EncoderArguments)}
+        return RetrieverArguments(normalize=False, **values)

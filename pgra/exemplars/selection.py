@@ -11,10 +11,10 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -115,10 +115,10 @@ class Selector:
             ValueError: If the selector compares, and there is no similarity.
         """
         self.args, self.pool, self.count = args, pool, args.count
-        if self.compares and self.count:
-            if similarity is None:
-                raise ValueError(f"exemplars '{args.exemplars}' need a similarity")
+        if similarity is not None:
             self.similarity = similarity
+        elif self.compares and self.count:
+            raise ValueError(f"exemplars '{args.exemplars}' need a similarity")
         size, copies = len(pool.guard.distinct), pool.guard.num_copies
         if size < self.count:
             more = f" and {copies} copies of them" if copies else ""
@@ -161,12 +161,10 @@ class Selector:
             none = np.zeros((len(queries), 0))
             dropped = np.zeros(len(queries), np.int64)
             return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
-        return replace(self._choose(queries), num_copies=self.pool.guard.num_copies)
+        chosen = self._choose(queries, self.count)
+        return replace(chosen, num_copies=self.pool.guard.num_copies)
 
-    def _choose(self, queries: Sequence[Example]) -> Chosen:
-        return self._nearest(queries, self.count)
-
-    def _nearest(self, queries: Sequence[Example], count: int) -> Chosen:
+    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
         """Return the first `count` of each query's ranking that may be shown with it."""
         guard, first = self.pool.guard, _STORED
         while first < count + 8:  # some to spare for the leak guard
@@ -186,23 +184,6 @@ class Selector:
         return Chosen(found.rows, found.scores, num_dropped)
 
 
-def open_selector(
-    args: SelectionArguments, pool: ExemplarPool, similarity: Similarity | None = None
-) -> Selector:
-    """Open what `--exemplars` names.
-
-    Args:
-        args: Which, and its arguments.
-        pool: What it chooses from.
-        similarity: What compares; needed where `args.compares`.
-
-    Raises:
-        ConfigError: If the pool is too small, or has not what is asked for.
-        DataError: If a file of fixed exemplars cannot be read.
-    """
-    return cast(Selector, args.selector(args, pool, similarity))
-
-
 class Nearest(Selector):
     """KATE: the nearest examples of each query, or the farthest."""
 
@@ -212,9 +193,10 @@ class Nearest(Selector):
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
         """Return each query's nearest of the pool; they are stored."""
         rows, farthest = self.pool.guard.distinct, self.args.farthest
-        find = self.similarity.farthest if farthest else self.similarity.nearest
+        search = self.similarity.farthest if farthest else self.similarity.nearest
+        find = partial(search, queries, rows, depth)
         if self.pool.root is None:
-            found, is_reused = find(queries, rows, depth), False
+            found, is_reused = find(), False
         else:
             fields = {
                 **self.similarity.fingerprint,
@@ -228,7 +210,7 @@ class Nearest(Selector):
                 self.pool.root,
                 "exemplars",
                 fields,
-                lambda: find(queries, rows, depth),
+                find,
                 stage="neighbors",
                 context=self.pool.context,
             )
@@ -243,8 +225,8 @@ class Nearest(Selector):
         )
         return found
 
-    def _choose(self, queries: Sequence[Example]) -> Chosen:
-        chosen = super()._choose(queries)
+    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
+        chosen = super()._choose(queries, count)
         # The farthest are ranked by negative similarities.
         return replace(chosen, similarity=-chosen.similarity) if self.args.farthest else chosen
 
@@ -254,16 +236,16 @@ class Diverse(Nearest):
 
     uses: ClassVar[tuple[str, ...]] = ("mmr_lambda", "mmr_candidates")
 
-    def _choose(self, queries: Sequence[Example]) -> Chosen:
+    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
         most = min(len(self.pool.guard.distinct), self.args.mmr_candidates)
-        near = self._nearest(queries, most)
-        rows: Rows = np.full((len(queries), self.count), MISSING_ROW, dtype=np.int64)
+        near = super()._choose(queries, most)
+        rows: Rows = np.full((len(queries), count), MISSING_ROW, dtype=np.int64)
         similarity = np.full(rows.shape, -np.inf, dtype=np.float32)
         for line in range(len(queries)):
             found = np.array(near.of(line), dtype=np.int64)
             scores = near.similarity[line][: len(found)]
             order = marginal_relevance(
-                scores, self.similarity.among(found), self.count, diversity=self.args.mmr_lambda
+                scores, self.similarity.among(found), count, diversity=self.args.mmr_lambda
             )
             rows[line, : len(order)], similarity[line, : len(order)] = found[order], scores[order]
         return Chosen(rows, similarity, near.num_dropped)
@@ -317,18 +299,19 @@ class Random(Selector):
         """
         return rng.sample(rows, count)
 
-    def _draw(self, queries: Sequence[Example]) -> list[list[int]]:
+    def draw_for(self, queries: Sequence[Example], count: int) -> list[list[int]]:
+        """Draw each query's exemplars, what the leak guard leaves out among them."""
         rows, seed = self.pool.guard.distinct.tolist(), self.args.exemplar_seed or 0
         labels = [self.pool.examples[row].label for row in rows]
         groups = group_rows(rows, labels, sorted({label for label in labels if label is not None}))
         if not self.args.redraw:
-            return [self.draw(rows, groups, self.count, random.Random(seed))] * len(queries)
+            return [self.draw(rows, groups, count, random.Random(seed))] * len(queries)
         rngs = (random.Random(f"{seed} {_text_number(query.text)}") for query in queries)
-        return [self.draw(rows, groups, self.count, rng) for rng in rngs]
+        return [self.draw(rows, groups, count, rng) for rng in rngs]
 
-    def _choose(self, queries: Sequence[Example]) -> Chosen:
-        drawn = self._draw(queries)
-        width = max(map(len, drawn), default=self.count)
+    def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
+        drawn, labels = self.draw_for(queries, count), [e.label for e in self.pool.examples]
+        width = max(map(len, drawn), default=count)
         rows: Rows = np.full((len(queries), width), MISSING_ROW, dtype=np.int64)
         dropped = np.zeros(len(queries), dtype=np.int64)
         for line, (query, first) in enumerate(zip(queries, drawn, strict=True)):
@@ -336,32 +319,29 @@ class Random(Selector):
             kept = [row for row in first if not is_leak(row)]
             dropped[line] = len(first) - len(kept)
             if self.refills and dropped[line]:
-                gone = [self.pool.examples[row].label for row in first if is_leak(row)]
-                kept += self._replacements(query, set(first), gone)
+                taken = set(first)
+                others = [row for row in self._others(query) if row not in taken]
+                for gone in filter(is_leak, first):
+                    label = labels[gone]
+                    same = (row for row in others if labels[row] == label)
+                    row = next((row for row in chain(same, others) if not is_leak(row)), None)
+                    if row is not None:
+                        kept.append(row)
+                        others.remove(row)
             rows[line, : len(kept)] = kept
         return Chosen(rows, np.full(rows.shape, np.nan, np.float32), dropped)
 
     @cached_property
-    def _others(self) -> list[int]:
+    def _shuffled(self) -> list[int]:
         rows: list[int] = self.pool.guard.distinct.tolist()
         random.Random(f"{self.args.exemplar_seed or 0} others").shuffle(rows)
         return rows
 
-    def _replacements(
-        self, query: Example, drawn: set[int], labels: Sequence[str | None]
-    ) -> list[int]:
-        """Return a row that was not drawn for each label: of the label while there are some."""
-        is_leak, found = self.pool.guard.leaks(query.text), list[int]()
-        start = _text_number(query.text) % len(self._others) if self.args.redraw else 0
-        others = [*self._others[start:], *self._others[:start]]
-        for label in labels:
-            free = [row for row in others if row not in drawn]
-            same = (row for row in free if self.pool.examples[row].label == label)
-            row = next((row for row in chain(same, free) if not is_leak(row)), None)
-            if row is not None:
-                found.append(row)
-                drawn.add(row)
-        return found
+    def _others(self, query: Example) -> list[int]:
+        """Return all rows as they replace others: with `redraw` from a row of the query's own."""
+        rows = self._shuffled
+        start = _text_number(query.text) % len(rows) if self.args.redraw else 0
+        return [*rows[start:], *rows[:start]]
 
 
 class Balanced(Random):
@@ -443,7 +423,8 @@ class Fixed(Random):
         """The rows."""
         return {**super().fingerprint, "fixed": list(self.rows)}
 
-    def _draw(self, queries: Sequence[Example]) -> list[list[int]]:
+    def draw_for(self, queries: Sequence[Example], count: int) -> list[list[int]]:  # noqa: ARG002
+        """Return the rows for all."""
         return [self.rows] * len(queries)
 
     def _read(self, path: Path) -> list[int]:
@@ -504,21 +485,13 @@ def arrange(rows: Sequence[int], order: str, *, query: str, seed: int = 0) -> li
     return [rows[index] for index in generator.permutation(len(rows))]
 
 
-def majority(targets: Sequence[str]) -> str:
-    """Return the most frequent target; of a tie the one that stands first, being the nearest's.
+def vote(targets: Sequence[str]) -> dict[str, float]:
+    """Return each target's share of the votes, the winner first.
 
     KATE's kNN baseline (Liu et al. 2022, section 3.2): "majority voting among the k examples'
     targets"; of a tie "the target of the example most similar to the test sentence".
 
     Args:
-        targets: Of a query's neighbors, nearest first; at least one.
+        targets: Of a query's neighbors, nearest first.
     """
-    votes = Counter(targets)
-    most = max(votes.values())
-    return next(target for target in targets if votes[target] == most)
-
-
-def vote_shares(targets: Sequence[str], names: Sequence[str]) -> list[float]:
-    """Return the share of the votes that each name has, in the order of names."""
-    votes = Counter(targets)
-    return [votes[name] / len(targets) for name in names]
+    return {target: n / len(targets) for target, n in Counter(targets).most_common()}

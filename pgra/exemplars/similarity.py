@@ -4,11 +4,12 @@ KATE (Liu et al. 2022, section 3.1) compares by negative Euclidean distance wher
 plain RoBERTa, and by cosine where it is trained on sentence pairs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, cast
+from typing import ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,39 +30,14 @@ Key = Callable[[Sequence[Example]], list[Example]]
 """What of examples is compared, the pool's and the queries' alike."""
 
 
-class Similarity(Protocol):
-    """Compares queries with a pool of labelled examples; higher is more alike."""
+class Similarity(ABC):
+    """Compares queries with a pool of labelled examples; higher is more alike.
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """Everything that decides how alike two examples are."""
-        ...
+    Attributes:
+        metric: Its name.
+    """
 
-    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's most alike among some rows of the pool, (B, depth), ties by row."""
-        ...
-
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's least alike, the least first; scores are negative similarities.
-
-        Raises:
-            ConfigError: If there is no such thing.
-        """
-        ...
-
-    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Return the similarity of some rows of the pool with each other, (n, n).
-
-        Raises:
-            ConfigError: If there is no such thing.
-        """
-        ...
-
-
-class DotSimilarity:
-    """Compares by inner products of vectors as the model gives them, made once and stored."""
-
-    metric = "dot"
+    metric: ClassVar[str]
 
     def __init__(self, neighbors: Neighbors, *, key: Key | None = None) -> None:
         """Remember what is compared; nothing is encoded yet.
@@ -75,9 +51,46 @@ class DotSimilarity:
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """Encoder, pool, metric and key."""
+        """Everything that decides how alike two examples are: encoder, pool, metric and key."""
         key = {} if self._key is None else {"key": self._key.__name__}
-        return {**self._neighbors.fingerprint, "metric": self.metric, **key}
+        return {**self._made_of(), "metric": self.metric, **key}
+
+    def _made_of(self) -> Mapping[str, Json]:
+        return self._neighbors.fingerprint
+
+    def nearest(
+        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
+    ) -> Candidates:
+        """Return each query's most alike among some rows of the pool, (B, depth), ties by row."""
+        compared = queries if self._key is None else self._key(queries)
+        return self._search(compared, rows, depth, sign)
+
+    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
+        """Return each query's least alike, the least first; scores are negative similarities.
+
+        Raises:
+            ConfigError: If there is no such thing.
+        """
+        return self.nearest(queries, rows, depth, sign=-1)
+
+    @abstractmethod
+    def _search(
+        self, queries: Sequence[Example], rows: Rows, depth: int, sign: int
+    ) -> Candidates: ...
+
+    @abstractmethod
+    def among(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Return the similarity of some rows of the pool with each other, (n, n).
+
+        Raises:
+            ConfigError: If there is no such thing.
+        """
+
+
+class DotSimilarity(Similarity):
+    """Compares by inner products of vectors as the model gives them, made once and stored."""
+
+    metric = "dot"
 
     @cached_property
     def _pool(self) -> Vectors:
@@ -90,18 +103,11 @@ class DotSimilarity:
     def _of(self, rows: Rows) -> Vectors:
         return self._pool if len(rows) == len(self._pool) else self._pool[rows]
 
-    def nearest(
-        self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
-    ) -> Candidates:
-        """Return each query's most alike, of `sign` -1 its least; see `Similarity`."""
-        compared = queries if self._key is None else self._key(queries)
-        return self._search(self._shape(self._neighbors.encode(compared)), rows, depth, sign=sign)
+    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+        vectors = self._shape(self._neighbors.encode(queries))
+        return self._compare(vectors, rows, depth, sign)
 
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's least alike; see `Similarity`."""
-        return self.nearest(queries, rows, depth, sign=-1)
-
-    def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
+    def _compare(self, queries: Vectors, rows: Rows, depth: int, sign: int) -> Candidates:
         return nearest(sign * queries, self._of(rows), depth, rows=rows)
 
     def among(self, rows: Rows) -> npt.NDArray[np.float32]:
@@ -135,7 +141,7 @@ class EuclideanSimilarity(DotSimilarity):
     def _shape(self, vectors: Vectors) -> Vectors:
         return vectors - self._middle
 
-    def _search(self, queries: Vectors, rows: Rows, depth: int, *, sign: int) -> Candidates:
+    def _compare(self, queries: Vectors, rows: Rows, depth: int, sign: int) -> Candidates:
         # -|q - x|^2 / 2 = qx - |x|^2 / 2 - |q|^2 / 2, where the last part is the query's alone.
         pool = self._of(rows)
         halves = -0.5 * np.square(pool).sum(axis=1, keepdims=True)
@@ -158,36 +164,29 @@ class EuclideanSimilarity(DotSimilarity):
         return np.asarray(-np.sqrt(np.maximum(gaps, 0)), np.float32)
 
 
-class WordSimilarity:
-    """Compares by shared words: Okapi BM25, the pool's examples being the passages."""
+class WordSimilarity(Similarity):
+    """Compares by shared words: Okapi BM25, the pool's examples being the passages.
 
-    def __init__(self, neighbors: Neighbors, *, key: Key | None = None) -> None:
-        """Remember the pool; it is indexed when it is first searched, and never encoded."""
-        self._texts = [example.text for example in neighbors.examples]
-        self._key = key
+    Queries that share no word with an example miss it.
+    """
+
+    metric = "bm25"
 
     @cached_property
     def _index(self) -> BM25Retriever:
-        return BM25Retriever.of_texts(self._texts)
+        return BM25Retriever.of_texts([example.text for example in self._neighbors.examples])
 
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """BM25's constants, a digest of the pool, and the key."""
-        key = {} if self._key is None else {"key": self._key.__name__}
-        return {"metric": "bm25", **self._index.fingerprint, **key}
+    def _made_of(self) -> Mapping[str, Json]:
+        return self._index.fingerprint
 
-    def nearest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's most alike; those that share no word with it are missing."""
-        compared = queries if self._key is None else self._key(queries)
-        self._index.removed = np.setdiff1d(np.arange(len(self._texts)), rows)
-        return self._index.retrieve([query.text for query in compared], depth)
-
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:  # noqa: ARG002
-        """Refuse: most of a pool shares no word with a query, so the least alike all tie."""
-        raise ConfigError(
-            "encoder 'bm25' has no farthest examples, since most of a pool shares no word with a "
-            "query: leave out --farthest, or use another --encoder"
-        )
+    def _search(self, queries: Sequence[Example], rows: Rows, depth: int, sign: int) -> Candidates:
+        if sign < 0:  # most of a pool shares no word with a query, so the least alike all tie
+            raise ConfigError(
+                "encoder 'bm25' has no farthest examples, since most of a pool shares no word with "
+                "a query: leave out --farthest, or use another --encoder"
+            )
+        self._index.removed = np.setdiff1d(np.arange(len(self._neighbors.examples)), rows)
+        return self._index.retrieve([query.text for query in queries], depth)
 
     def among(self, rows: Rows) -> npt.NDArray[np.float32]:  # noqa: ARG002
         """Refuse: BM25 compares a query with a passage, not two passages."""

@@ -1,5 +1,19 @@
 """Label consistency of runs or of ways to rank, by pseudo-labels (Guo et al. 2023, 4.1).
 
+Evidence has no label of its own. A plain reader of the same task, trained without evidence, gives
+it one, its pseudo-label; evidence is *consistent* with a query if that is the query's true label.
+The consistency score of a query is the share of its evidence that is (section 4.3: 5 of 8 is
+62.5 %), that of a run the mean over its queries, which is what the paper's Table 10 and Figure 4
+report; its Figure 2 counts queries by their number of consistent evidence.
+
+Two lines belong beside every score. If all evidence had one label, the score would be that label's
+share of the queries: at best the *majority rate*. The paper's scores on CoLA, 69.0 to 69.3 % for
+all sizes of LM, are that line (69 % of its sentences are acceptable), so they say nothing of the
+LM. And evidence whose labels have nothing to do with its query's has the score of *chance*: the
+labels' shares of the queries times their shares of the evidence, added up. So that a labeler which
+calls nearly all of the corpus one label does not hide what ways differ in, it is centred at the
+corpus (see `PseudoLabels`), which the paper's is not.
+
 DIR/consistency.json                  scores, and queries by number of consistent evidence
 DIR/consistency.md, .tex, .csv        the same as tables (.csv: the scores)
 DIR/counts-TASK.csv                   queries and accuracy by number of consistent evidence
@@ -14,43 +28,27 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pgra.artifacts import file_checksum, write_json, write_lines, write_text
-from pgra.config import (
-    PAIR_SIMILARITIES,
-    CorpusArguments,
-    PgraArguments,
-)
+from pgra.config import PAIR_SIMILARITIES, CorpusArguments, PgraArguments
 from pgra.core import ALONE, Context, Json
 from pgra.data.corpus import Corpus, open_corpus
 from pgra.errors import ArtifactError, ConfigError, DataError, unknown_name
 from pgra.methods.stages import Stages
 from pgra.reader.record import RECORD_FILE, Reader, ReaderRecord, find_reader, read_record
 from pgra.report.compare import Study, compare_runs, load_reference
-from pgra.report.consistency import (
-    Consistency,
-    count_table,
-    measure_consistency,
-    merge_seeds,
-    plot_counts,
-    plot_scores,
-    score_table,
-)
-from pgra.report.results import (
-    METRICS_FILE,
-    Run,
-    load_collection,
-    read_lines,
-    read_object,
-)
-from pgra.report.tables import Table
+from pgra.report.metrics import Values, bootstrap_mean, compare_means, interval_95
+from pgra.report.page import plain_text, save_figure
+from pgra.report.results import METRICS_FILE, Run, load_collection, read_lines, read_object
+from pgra.report.tables import Cell, Table
 from pgra.rerank.similarity import SIMILARITIES
 
 logger = logging.getLogger(__name__)
@@ -63,8 +61,282 @@ _SEED = 0
 _SAVED_EVERY = 10_000
 _LEAST = sys.float_info.min  # a probability may be 0 in float32
 _REFERENCE = "T10"
+_MEANING = (
+    "Consistency: mean share of a query's evidence whose pseudo-label is the query's label.",
+    "Majority rate: the consistency of evidence that all had the commonest label of the queries.",
+    "Chance: that of evidence with these pseudo-labels that had nothing to do with its query.",
+    "Intervals and p are of a bootstrap over queries; a difference whose interval holds 0 is none.",
+)
+_Counts = npt.NDArray[np.int64]
+Lines = Sequence[Mapping[str, Any]]
+"""Those of a run's `predictions.jsonl`."""
 Row = tuple[str, str]
 """A task, and the name of a row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Consistency:
+    """What label consistency says of one run, or of one with several seeds.
+
+    Attributes:
+        name: The run's, in tables.
+        task: Its task.
+        ids: Of the queries that have evidence, in the run's order.
+        shares: Share of consistent evidence of each of these queries, in 0..1; mean over seeds.
+        queries: How many queries have 0, 1, ... d consistent evidence, of all seeds, (d + 1,).
+        right: How many of these were decided rightly.
+        majority: Share of the queries that have the commonest label.
+        chance: The score if evidence had nothing to do with its query.
+        pseudo_labels: Share of the evidence by pseudo-label, in the task's order of labels.
+        without_evidence: Queries that have none and count nowhere.
+        seeds: Runs that were put together.
+    """
+
+    name: str
+    task: str
+    ids: Sequence[str]
+    shares: Values
+    queries: _Counts
+    right: _Counts
+    majority: float
+    chance: float
+    pseudo_labels: Mapping[str, float]
+    without_evidence: int
+    seeds: int = 1
+
+    @property
+    def depth(self) -> int:
+        """The most evidence a query has, the paper's d."""
+        return len(self.queries) - 1
+
+    @property
+    def score(self) -> float:
+        """The mean share of consistent evidence, in 0..1."""
+        return float(self.shares.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The score's 95 % interval over resamples of the queries (Efron 1979)."""
+        return interval_95(bootstrap_mean(self.shares, seed=_SEED))
+
+    def accuracy(self, number: int) -> float | None:
+        """Return the share of queries decided rightly, of those with so many consistent evidence.
+
+        None where there is no such query.
+        """
+        return float(self.right[number] / self.queries[number]) if self.queries[number] else None
+
+    def as_json(self) -> dict[str, Json]:
+        """Return all of it but the single queries."""
+        counts = zip(self.queries.tolist(), self.right.tolist(), strict=True)
+        by_count = [
+            {"consistent": i, "queries": queries, "right": right, "accuracy": self.accuracy(i)}
+            for i, (queries, right) in enumerate(counts)
+        ]
+        return {
+            "name": self.name,
+            "task": self.task,
+            "seeds": self.seeds,
+            "queries": len(self.shares),
+            "without_evidence": self.without_evidence,
+            "depth": self.depth,
+            "score": self.score,
+            "interval_95": list(self.interval),
+            "majority": self.majority,
+            "chance": self.chance,
+            "pseudo_labels": dict(self.pseudo_labels),
+            "by_count": by_count,
+        }
+
+
+def measure_consistency(
+    name: str,
+    task: str,
+    seeds: Sequence[Lines],
+    pseudo_labels: Mapping[str, str],
+    *,
+    labels: Sequence[str],
+    depth: int | None = None,
+) -> Consistency:
+    """Compare the pseudo-labels of a run's evidence with its queries' labels.
+
+    Seeds of the reader have the same evidence, so that what differs is the accuracy alone: shares
+    are averaged by query, all else is added up.
+
+    Args:
+        name: The run's, in tables.
+        task: Its task.
+        seeds: The lines of `predictions.jsonl`, of each of its seeds.
+        pseudo_labels: Label by text; of texts that no query has, too.
+        labels: The task's, in order.
+        depth: Look at a query's best so many only; None is all that the run read.
+
+    Raises:
+        ConfigError: If more evidence is asked for than any query has.
+        DataError: If the run has no evidence, or its seeds have evidence for different queries.
+        KeyError: If a text has no pseudo-label.
+    """
+    most = {max((len(line["evidence"]) for line in lines), default=0) for lines in seeds}
+    found = [[line for line in lines if line["evidence"]] for lines in seeds]
+    ids = [[line["id"] for line in lines] for lines in found]
+    if most == {0}:
+        raise DataError(f"{name} has no evidence to be consistent with: leave it out of --runs")
+    if len(most) > 1 or any(own != ids[0] for own in ids):
+        raise DataError(f"the seeds of {name} have evidence for different queries")
+    if depth is not None and depth > max(most):
+        raise ConfigError(f"depth is {depth}, and {name} has at most {max(most)} evidence a query")
+    depth = depth or max(most)
+    lines = [line for own in found for line in own]
+    said = [[pseudo_labels[seen["text"]] for seen in line["evidence"][:depth]] for line in lines]
+    counts = np.array([own.count(line["label"]) for line, own in zip(lines, said, strict=True)])
+    shares = counts / np.array([len(own) for own in said])
+    is_right = np.array([line["prediction"] == line["label"] for line in lines])
+    truth = Counter(line["label"] for line in lines)
+    pseudo = Counter(label for own in said for label in own)
+    return Consistency(
+        name,
+        task,
+        ids[0],
+        shares.reshape(len(seeds), -1).mean(axis=0),
+        np.bincount(counts, minlength=depth + 1),
+        np.bincount(counts[is_right], minlength=depth + 1),
+        majority=max(truth.values()) / len(lines),
+        chance=sum(truth[x] * pseudo[x] for x in labels) / (len(lines) * pseudo.total()),
+        pseudo_labels={label: pseudo[label] / pseudo.total() for label in labels},
+        without_evidence=len(seeds[0]) - len(found[0]),
+        seeds=len(seeds),
+    )
+
+
+def score_table(
+    runs: Sequence[Consistency],
+    *,
+    baseline: str,
+    paper: Mapping[tuple[str, str], float],
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return the scores (the paper's Table 10) in hundredths.
+
+    Args:
+        runs: Of any tasks.
+        baseline: Name of the run that others of its task are compared with.
+        paper: What the paper prints, by task and name; may be empty.
+        notes: Of these runs.
+    """
+    columns = ["run", "task", "seeds", "d", "queries", "consistency", "95 % interval"]
+    columns += [*(["paper"] if paper else []), "majority rate", "chance"]
+    columns += [f"difference to {baseline}", "its 95 % interval", "p"]
+    bases = {run.task: run for run in runs if run.name == baseline}
+    rows = []
+    for run in runs:
+        numbers = (str(number) for number in (run.seeds, run.depth, len(run.shares)))
+        cells = [Cell(run.name), Cell(run.task), *map(Cell, numbers), _percent(run.score)]
+        cells.append(Cell.interval([100 * end for end in run.interval], ".1f"))
+        cells += [Cell.of(paper.get((run.task, run.name)), ".1f")] if paper else []
+        cells += [_percent(run.majority), _percent(run.chance)]
+        base = bases.get(run.task)
+        if base is None or run is base:
+            cells += [Cell("")] * 3
+        elif list(run.ids) != list(base.ids):
+            cells += [Cell("other queries"), Cell(""), Cell("")]
+        else:
+            gap = compare_means(run.shares, base.shares, seed=_SEED)
+            ends = [100 * gap.low, 100 * gap.high]
+            cells += [_percent(gap.difference, "+.1f"), Cell.interval(ends, "+.1f")]
+            cells.append(Cell.of(gap.p, ".3f"))
+        rows.append(cells)
+    return Table("Label consistency of evidence", columns, rows, [*_MEANING, *notes])
+
+
+def count_table(runs: Sequence[Consistency]) -> Table:
+    """Return queries and accuracy by number of consistent evidence (the paper's Figure 2).
+
+    Args:
+        runs: Of one task. Queries are those of a seed, on average; where a run has none with a
+            number, its accuracy is a dash.
+    """
+    kinds = ("queries", "accuracy")
+    columns = ["consistent", *(f"{run.name}: {kind}" for run in runs for kind in kinds)]
+    rows = []
+    for number in range(max(run.depth for run in runs) + 1):
+        cells = [Cell(str(number))]
+        for run in runs:
+            if number > run.depth:
+                cells += [Cell(""), Cell("")]
+                continue
+            accuracy = run.accuracy(number)
+            cells.append(Cell.of(float(run.queries[number] / run.seeds), ".4g"))
+            cells.append(Cell("-") if accuracy is None else _percent(accuracy))
+        rows.append(cells)
+    notes = [
+        f"Pseudo-labels of the evidence of {run.name}: "
+        + ", ".join(f"{label} {100 * v:.1f}" for label, v in run.pseudo_labels.items())
+        + (f"; {run.without_evidence} queries have none." if run.without_evidence else ".")
+        for run in runs
+    ]
+    return Table(f"{runs[0].task}: by number of consistent evidence", columns, rows, notes)
+
+
+def _percent(value: float, form: str = ".1f") -> Cell:
+    return Cell.of(100 * value, form)
+
+
+def plot_counts(runs: Sequence[Consistency], path: Path) -> None:
+    """Draw accuracy and count by number of consistent evidence, a panel a run (Figure 2).
+
+    Args:
+        runs: Of one task.
+        path: Without suffix: a .png and an .svg are written.
+    """
+    from matplotlib.figure import Figure
+
+    most = max(float(run.queries.max()) / run.seeds for run in runs)
+    with plain_text():
+        figure = Figure(figsize=(4.4 * len(runs), 3.4), layout="constrained")
+        panels = figure.subplots(1, len(runs), squeeze=False)[0]
+        for axes, run in zip(panels, runs, strict=True):
+            axes.bar(range(run.depth + 1), run.queries / run.seeds, color="0.8")
+            axes.set(ylim=(0, 1.05 * most), xlabel=f"consistent evidence of {run.depth}")
+            title = f"{run.name}: {100 * run.score:.1f} % consistent"
+            axes.set(ylabel="queries (bars)", title=title)
+            right = axes.twinx()
+            numbers = np.flatnonzero(run.queries)
+            accuracy = run.right[numbers] / run.queries[numbers]
+            right.plot(numbers, accuracy, "o-", color="black", markersize=4)
+            line = right.axhline(run.majority, color="0.4", linestyle="--", linewidth=1)
+            line.set_label("majority rate")
+            right.legend(loc="lower right", fontsize="small", frameon=False)
+            right.set(ylim=(0, 1.05), ylabel="accuracy (line)")
+    save_figure(figure, path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
+
+
+def plot_scores(runs: Sequence[Consistency], path: Path) -> None:
+    """Draw each run's score and interval, with its task's majority rate and its own chance.
+
+    Args:
+        runs: Of one task: the lines are its own.
+        path: Without suffix: a .png and an .svg are written.
+    """
+    from matplotlib.figure import Figure
+
+    with plain_text():
+        figure = Figure(figsize=(7, 1.2 + 0.5 * len(runs)), layout="constrained")
+        axes = figure.subplots()
+        for height, run in enumerate(reversed(runs)):
+            axes.plot(run.interval, [height, height], color="0.6", linewidth=3)
+            axes.plot(run.score, height, "o", color="black")
+            axes.plot(run.chance, height, "|", color="black", markersize=14)
+        axes.axvline(runs[0].majority, color="0.4", linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(runs)), [run.name for run in reversed(runs)])
+        axes.set_ylim(-0.6, len(runs) - 0.4)
+        axes.set_xlabel(
+            f"label consistency on {runs[0].task}, 95 % interval; dashed: majority rate; |: chance"
+        )
+        axes.spines[["top", "right"]].set_visible(False)
+    save_figure(figure, path.with_name(path.name + ".png"), path.with_name(path.name + ".svg"))
+
+
+# Pseudo-labels, by a plain reader.
 
 
 @dataclass(frozen=True)
@@ -87,12 +359,6 @@ class Labeler:
     def checksum(self) -> str:
         """Checksum of its record, which holds those of its weights."""
         return file_checksum(self.home / RECORD_FILE)
-
-    def describe(self, pseudo: "PseudoLabels", texts: Sequence[str]) -> dict[str, Json]:
-        """Return which reader it is, how good, and how it labelled some texts."""
-        measured = {name: self.measured.get(name) for name in ("metric", "value")}
-        own = {"folder": str(self.folder), "checksum": self.checksum}
-        return {**own, **measured, **pseudo.describe(texts)}
 
     def note(self) -> str:
         """Say how good it is, as far as that is known."""
@@ -155,44 +421,48 @@ class PseudoLabels:
         """
         return {text: _label(scores, self.medians) for text, scores in self.scores.items()}
 
-    def shares(self, texts: Sequence[str], medians: Mapping[str, float]) -> dict[str, float]:
-        """Return the share of texts by label, in the labeler's order of labels."""
-        counts = Counter(_label(self.scores[text], medians) for text in texts)
-        return {label: counts[label] / len(texts) for label in self.scores[texts[0]]}
-
-    def describe(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return how labels were made, and the labels' shares before and after centring.
+    def describe(self, labeler: Labeler, texts: Sequence[str]) -> dict[str, Any]:
+        """Return who labelled and how, and the labels' shares before and after centring.
 
         Args:
+            labeler: The reader.
             texts: The distinct evidence.
         """
-        facts: dict[str, Any] = {"is_centred": bool(self.sample)}
+        facts: dict[str, Any] = {
+            "folder": str(labeler.folder),
+            "checksum": labeler.checksum,
+            **{name: labeler.measured.get(name) for name in ("metric", "value")},
+            "is_centred": bool(self.sample),
+        }
         for name, own in (("evidence", texts), ("corpus", self.sample)):
             if own:
                 facts[f"{name}_texts"] = len(own)
-                facts[f"{name}_labels_uncentred"] = self.shares(own, {})
+                facts[f"{name}_labels_uncentred"] = self._shares(own, {})
             if own and self.sample:
-                facts[f"{name}_labels"] = self.shares(own, self.medians)
+                facts[f"{name}_labels"] = self._shares(own, self.medians)
         return {**facts, **({"medians": dict(self.medians)} if self.sample else {})}
 
-    def note(self, task: str, texts: Sequence[str]) -> str:
-        """Say the same in a sentence."""
-        shares = {
-            name: ", ".join(f"{label} {100 * share:.1f} %" for label, share in value.items())
-            for name, value in self.describe(texts).items()
-            if "_labels" in name
-        }
-        before = shares["evidence_labels_uncentred"]
-        if not self.sample:
-            return (
-                f"{task}: the labeler is not centred (the paper's way); of the evidence {before}."
-            )
-        return (
-            f"{task}: the labeler is centred at its medians over {len(self.sample)} passages of "
-            f"the corpus: there {shares['corpus_labels_uncentred']} before, "
-            f"{shares['corpus_labels']} after; of the evidence {before} before, "
-            f"{shares['evidence_labels']} after."
-        )
+    def _shares(self, texts: Sequence[str], medians: Mapping[str, float]) -> dict[str, float]:
+        counts = Counter(_label(self.scores[text], medians) for text in texts)
+        return {label: counts[label] / len(texts) for label in self.scores[texts[0]]}
+
+
+def note_labels(task: str, facts: Mapping[str, Any]) -> str:
+    """Say what `PseudoLabels.describe` gave in a sentence."""
+    shares = {
+        name: ", ".join(f"{label} {100 * share:.1f} %" for label, share in value.items())
+        for name, value in facts.items()
+        if "_labels" in name
+    }
+    before = shares["evidence_labels_uncentred"]
+    if not facts["is_centred"]:
+        return f"{task}: the labeler is not centred (the paper's way); of the evidence {before}."
+    return (
+        f"{task}: the labeler is centred at its medians over {facts['corpus_texts']} passages of "
+        f"the corpus: there {shares['corpus_labels_uncentred']} before, "
+        f"{shares['corpus_labels']} after; of the evidence {before} before, "
+        f"{shares['evidence_labels']} after."
+    )
 
 
 def _logs(scores: Mapping[str, float]) -> dict[str, float]:
@@ -338,7 +608,7 @@ def report_consistency(
     base = baseline or (study.baseline if study.baseline in names else None) or names[0]
     measured: list[Consistency] = []
     notes: list[str] = []
-    described: dict[str, Json] = {}
+    described: dict[str, dict[str, Any]] = {}
     num_read = 0
     by_task = _choose_labelers(study, labelers, rows)
     samples = {task: _sample(rows, task) if centre else [] for task in by_task}  # or refuse
@@ -349,17 +619,11 @@ def report_consistency(
         folder = output_dir / "pseudo_labels"
         pseudo = label_texts(labeler, texts, folder, sample=samples[task], device=device)
         for name, found in own.items():
-            seeds = [
-                measure_consistency(
-                    *(name, task, run.predictions, pseudo.labels),
-                    labels=labeler.record.labels,
-                    depth=depth,
-                )
-                for run in found
-            ]
-            measured.append(merge_seeds(seeds))
-        notes.append(pseudo.note(task, texts))
-        described[task] = labeler.describe(pseudo, texts)
+            seeds = [run.predictions for run in found]
+            how: Any = {"labels": labeler.record.labels, "depth": depth}
+            measured.append(measure_consistency(name, task, seeds, pseudo.labels, **how))
+        described[task] = pseudo.describe(labeler, texts)
+        notes.append(note_labels(task, described[task]))
         num_read += pseudo.num_read
     printed = load_reference(_REFERENCE)
     paper = {
@@ -419,13 +683,16 @@ def _choose_labelers(
             )
         labeler = chosen[task] = by_task[task]
         for run in runs:
-            if run.labels != set(labeler.record.labels):
-                raise DataError(
-                    f"{run.folder} has the labels {', '.join(sorted(run.labels))}, its labeler "
-                    f"{labeler.folder} {', '.join(sorted(labeler.record.labels))}: give a labeler "
-                    "of the same task"
-                )
+            _check_labels(str(run.folder), run.labels, labeler)
     return chosen
+
+
+def _check_labels(where: str, labels: Collection[str], labeler: Labeler) -> None:
+    if set(labels) != set(labeler.record.labels):
+        raise DataError(
+            f"{where} has the labels {', '.join(sorted(labels))}, its labeler {labeler.folder} "
+            f"{', '.join(sorted(labeler.record.labels))}: give a labeler of the same task"
+        )
 
 
 def _sample(rows: Mapping[Row, Sequence[Run]], task: str) -> list[str]:
@@ -539,7 +806,8 @@ def compare_evidence(
         context: Who shares the LM's work.
 
     Raises:
-        ConfigError: If a depth exceeds d, or the labeler has other labels than the task.
+        ConfigError: If a depth exceeds d.
+        DataError: If the labeler has other labels than the task.
         PgraError: As the stages and `open_labeler` say.
     """
     reader = open_labeler(labeler)
@@ -562,11 +830,7 @@ def compare_evidence(
             for example, evidence in pairs
         ]
         task, labels = stages.data.task.name, list(stages.data.labels)
-    if sorted(reader.record.words) != sorted(labels):
-        raise ConfigError(
-            f"{labeler} decides {', '.join(reader.record.words)}, and {task} has "
-            f"{', '.join(labels)}: give a plain run of this task"
-        )
+    _check_labels(task, labels, reader)
     texts = distinct_evidence(list(lines.values()))
     corpora = [open_corpus(args.corpus, args.artifacts, is_quiet=True)] if centre else []
     known = label_texts(
@@ -578,17 +842,17 @@ def compare_evidence(
     tables: list[Table] = []
     for depth in depths or (most,):
         own_runs = [
-            measure_consistency(way, task, own, known.labels, labels=labels, depth=depth)
+            measure_consistency(way, task, [own], known.labels, labels=labels, depth=depth)
             for way, own in lines.items()
         ]
         runs += own_runs
         tables.append(score_table(own_runs, baseline=FIRST_STAGE, paper={}))
-    notes = [*tables[0].notes, reader.note(), known.note(task, texts)]
+    facts = known.describe(reader, texts)
+    notes = [*tables[0].notes, reader.note(), note_labels(task, facts)]
     table = replace(tables[0], rows=[row for part in tables for row in part.rows], notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
     measured = [run.as_json() for run in runs]
     for values in measured:
         del values["by_count"]  # no reader decided anything
-    values = {"labeler": reader.describe(known, texts), "ways": measured}
-    write_json(output_dir / "evidence.json", values)
+    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": measured})
     return ConsistencyReport(runs, [table], known.num_read)

@@ -23,8 +23,9 @@ forward of the LM; how many become evidence is a cut of one ranking.
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,97 +41,21 @@ from pgra.config import (
     SeriesArguments,
     choose,
     config_root,
+    from_values,
+    from_yaml,
     read_yaml,
 )
 from pgra.core import ALONE, Context, Json
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError, unknown_name
-from pgra.methods.base import METHODS, Forecast, find_method, find_sections, open_method
-from pgra.report.results import METRICS_FILE, read_object
+from pgra.methods.base import METHODS, find_method, find_sections, open_method
+from pgra.report.results import GRID_FILE, METRICS_FILE, read_object
 from pgra.run_folder import IDENTITY_FILE, READER_FOLDER, WEIGHTS_FILE, check_writable
 from pgra.runs import run_all, variant
 
 logger = logging.getLogger(__name__)
 
-GRID_FILE = "grid.json"
 PROFILE = "profile"
-SEEDS = (0, 1, 2)
 _NO_AXES = ("artifacts_dir", "output_dir", "seed", "task")
-
-
-_KEYS = (
-    *("about", "base", "baseline", "by_task", "demo", "extends", "grid", "labels"),
-    *("points", "reference", "seeds", "share", "show", "tasks", "title"),
-)
-_MERGED = ("base", "by_task", "labels")  # the other keys are replaced
-_MAPPINGS = ("base", "by_task", "demo", "grid", "labels")
-_LISTS = ("points", "seeds", "tasks")
-
-
-def grid_names() -> list[str]:
-    """Name the shipped grids."""
-    paths = (config_root() / "ablations").glob("*.yaml")
-    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
-
-
-def find_grid(name: str) -> Path:
-    """Give the YAML of a shipped grid, or the path as it is.
-
-    Raises:
-        ConfigError: If there is no such grid, with the nearest.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    choose("grid", name, grid_names())
-    return config_root() / "ablations" / f"{name}.yaml"
-
-
-def read_layers(path: Path) -> dict[str, Any]:
-    """Read a YAML over the one it extends, which lies beside it or is one of ours.
-
-    Raises:
-        ConfigError: On an unknown key, or one of the wrong kind.
-    """
-    values = _read_keys(path)
-    below = values.pop("extends", None)
-    if below is None:
-        return values
-    beside = path.parent / f"{below}.yaml"
-    ours = config_root() / "ablations" / f"{below}.yaml"
-    lower = _read_keys(beside if beside.is_file() else ours)
-    if "extends" in lower:
-        raise ConfigError(f"{path}: extends {below}, which extends another: one step is all")
-    merged = merge(lower, values)
-    if "demo" in lower and "demo" in values:
-        merged["demo"] = merge(lower["demo"], values["demo"])
-    return merged
-
-
-def _read_keys(path: Path) -> dict[str, Any]:
-    values = read_yaml(path)
-    for part, where in ((values, ""), (values.get("demo") or {}, "demo: ")):
-        if not isinstance(part, dict):
-            raise ConfigError(f"{path}: demo must be a mapping of names to values")
-        for key, value in part.items():
-            if key not in _KEYS:
-                raise ConfigError(f"{path}: {where}{unknown_name('key', str(key), _KEYS)}")
-            _check_kind(f"{path}: {where}{key}", key, value)
-    return values
-
-
-def _check_kind(where: str, key: str, value: object) -> None:
-    if key in _MAPPINGS and not isinstance(value, dict):
-        raise ConfigError(f"{where} must be a mapping of names to values")
-    if key in _LISTS and not isinstance(value, list):
-        raise ConfigError(f"{where} must be a list")
-
-
-def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one YAML's keys over another's."""
-    merged = {**lower, **upper}
-    for key in _MERGED:
-        if key in lower and key in upper:
-            merged[key] = {**lower[key], **upper[key]}
-    return merged
 
 
 @dataclass(frozen=True)
@@ -149,53 +74,66 @@ class Point:
 
     @property
     def folder(self) -> str:
-        """Give the name of its folder."""
+        """The name of its folder."""
         return re.sub(r"[^A-Za-z0-9._=+-]+", "-", self.name).strip("-.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is varied, over what.
+    """What is varied, over what: the keys of a grid's YAML, as the module's opening says.
 
     Attributes:
         name: The YAML's, without its ending.
         origin: The YAML.
-        title: What its table is called.
-        about: What it shows, for a list of grids.
-        axes: Arguments that differ between points.
-        points: In the order of the table.
-        base: Arguments that all points share.
-        tasks: One run a task and point; none: the task of the arguments.
-        by_task: Arguments of one task.
-        labels: Short names of axes.
-        seeds: Of the reader, one run each.
-        reference: The paper's table; None without one.
-        baseline: Values that tell the point others are compared with; None without one.
+        about: What it shows.
         share: Whether points take up each other's products.
         show: "seconds" to show what each stage took.
-        has_task_folders: Whether each task's runs have a folder of their own: of a file with
-            several tasks always, so that all may follow where one was run first.
+        asked: The command line's tasks, in place of the file's; None without any.
     """
 
-    name: str
-    origin: str
-    title: str
+    name: str = ""
+    origin: str = ""
+    title: str = ""
     about: str = ""
-    axes: Sequence[str]
-    points: Sequence[Point]
+    extends: str | None = None
     base: Mapping[str, Any] = field(default_factory=dict)
     tasks: Sequence[str] = ()
     by_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    seeds: Sequence[int] = SEEDS
-    reference: str | None = None
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    points: Sequence[Mapping[str, Any]] = ({},)
     baseline: Mapping[str, Any] | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    seeds: Sequence[int] = (0, 1, 2)
+    reference: str | None = None
     share: bool = True
     show: str | None = None
-    has_task_folders: bool = False
+    demo: "Grid | None" = None
+    asked: Sequence[str] | None = None
+
+    @cached_property
+    def cells(self) -> list[Point]:
+        """The points in the order of the table: all of the file's, with all values of the axes."""
+        cells = []
+        for given in self.points:
+            own = {name: value for name, value in given.items() if name not in ("by_task", "name")}
+            for combination in product(*self.grid.values()):
+                crossed = dict(zip(self.grid, combination, strict=True))
+                words = [str(given["name"])] if "name" in given else self._words(own)
+                name = ", ".join([*words, *self._words(crossed)]) or self.name
+                cells.append(Point(name, {**own, **crossed}, given.get("by_task", {})))
+        return cells
+
+    def _words(self, values: Mapping[str, Any]) -> list[str]:
+        named = [(self.labels.get(name, name), short(value)) for name, value in values.items()]
+        return [f"{label}={value}" if label else value for label, value in named]
+
+    @property
+    def axes(self) -> list[str]:
+        """The arguments that differ between points."""
+        return list(dict.fromkeys(name for point in self.cells for name in point.values))
 
     def under(self, task: str | None, point: Point) -> list[Defaults]:
-        """Give what stands beneath `--profile` and `--config`, the later over the earlier."""
+        """Return what stands beneath `--profile` and `--config`, the later over the earlier."""
         base = dict(self.base)
         profile = base.pop(PROFILE, None)
         profile = point.values.get(PROFILE, profile)
@@ -208,11 +146,17 @@ class Grid:
         return layers
 
     def over(self, task: str | None, point: Point) -> Defaults:
-        """Give what stands above `--profile` and `--config`: the point's own values."""
+        """Return what stands above `--profile` and `--config`: the point's own values."""
         values = {name: value for name, value in point.values.items() if name != PROFILE}
         if task is not None:
             values = {**values, **point.by_task.get(task, {}), "task": task}
         return Defaults(f"{self.origin}: {point.name}", values)
+
+
+def grid_names() -> list[str]:
+    """Return the names of the shipped grids."""
+    paths = (config_root() / "ablations").glob("*.yaml")
+    return sorted(path.stem for path in paths if not path.stem.startswith("_"))
 
 
 def read_grid(
@@ -229,41 +173,46 @@ def read_grid(
         ConfigError: On an unknown grid, key, axis or profile, a value of the wrong kind, or points
             that cannot be told apart.
     """
-    path = find_grid(name)
-    values = read_layers(path)
-    small = values.pop("demo", {})
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        choose("grid", name, grid_names())
+        path = config_root() / "ablations" / f"{name}.yaml"
+    values = _read_layers(path)
+    small = values.pop("demo", None) or {}
     if demo:
-        values = merge({**values, "by_task": {}}, small)
-    given = {**values.get("grid", {}), **(axes or {})}
-    points = _points(path, values.get("points") or [{}], given, values.get("labels", {}))
-    names = dict.fromkeys(name for point in points for name in point.values)
-    tasks = tuple(str(task) for task in values.get("tasks") or ())
-    grid = Grid(
-        name=path.stem,
-        origin=str(path),
-        title=str(values.get("title", path.stem)),
-        about=" ".join(str(values.get("about", "")).split()),
-        axes=tuple(names),
-        points=points,
-        base=values.get("base", {}),
-        tasks=tasks,
-        has_task_folders=len(tasks) > 1,
-        by_task=values.get("by_task", {}),
-        labels=values.get("labels", {}),
-        seeds=_seeds(values.get("seeds")),
-        reference=values.get("reference"),
-        baseline=values.get("baseline"),
-        share=bool(values.get("share", True)),
-        show=values.get("show"),
-    )
-    _check(grid)
+        values = _merge({**values, "by_task": {}}, small)
+    values["grid"] = {**values.get("grid", {}), **(axes or {})}
+    values.setdefault("title", path.stem)
+    try:
+        grid = from_values(Grid, values, name=path.stem, origin=str(path))
+        _check(grid)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return grid
 
 
-def with_tasks(grid: Grid, tasks: Sequence[str]) -> Grid:
-    """Give the same grid over other tasks."""
-    is_apart = grid.has_task_folders or len(tasks) > 1
-    return replace(grid, tasks=tuple(tasks), has_task_folders=is_apart)
+def _read_layers(path: Path) -> dict[str, Any]:
+    """Read a YAML over the one it extends, which lies beside it or is one of ours."""
+    below = from_yaml(Grid, path).extends
+    values = read_yaml(path)
+    if below is None:
+        return values
+    beside = path.parent / f"{below}.yaml"
+    other = beside if beside.is_file() else config_root() / "ablations" / f"{below}.yaml"
+    if from_yaml(Grid, other).extends is not None:
+        raise ConfigError(f"{path}: extends {below}, which extends another: one step is all")
+    return _merge(read_yaml(other), values)
+
+
+def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one YAML's keys over another's; these four are laid over each other key by key."""
+    merged = {**lower, **upper}
+    for key in ("base", "by_task", "labels"):
+        if key in lower and key in upper:
+            merged[key] = {**lower[key], **upper[key]}
+    if "demo" in lower and "demo" in upper:
+        merged["demo"] = _merge(lower["demo"], upper["demo"])
+    return merged
 
 
 def read_axes(words: Sequence[str]) -> dict[str, list[Any]]:
@@ -290,12 +239,12 @@ def argument_names(grid: Grid) -> set[str]:
 
     Those of all methods of ours, and of every class that the grid names.
     """
-    given = (own for point in grid.points for own in ({}, *point.by_task.values()))
-    layers = [{**grid.base, **point.values, **own} for point, own in product(grid.points, given)]
-    chosen = [{name: layer[name] for name in CHOOSING if name in layer} for layer in layers]
-    sections = [find_method(name).SECTIONS.values() for name in METHODS]
-    sections += [find_sections(each).values() for each in (*chosen, {})]
-    return {field.name for classes in sections for cls in classes for field in fields(cls)}
+    sections = [find_method(name).SECTIONS for name in METHODS]
+    for point in grid.cells:
+        for own in ({}, *point.by_task.values()):
+            layer = {**grid.base, **point.values, **own}
+            sections.append(find_sections({n: layer[n] for n in CHOOSING if n in layer}))
+    return {f.name for classes in sections for cls in classes.values() for f in fields(cls)}
 
 
 def short(value: Json) -> str:
@@ -309,91 +258,32 @@ def short(value: Json) -> str:
     return "none" if value is None else str(value)
 
 
-def _points(
-    path: Path,
-    together: Sequence[Mapping[str, Any]],
-    axes: Mapping[str, Sequence[Any]],
-    labels: Mapping[str, str],
-) -> list[Point]:
-    """Cross values that go together with all combinations of the axes'."""
-    for name, values in axes.items():
-        if not isinstance(values, list | tuple) or not values:
-            raise ConfigError(f"{path}: axis {name} must be a list of values, not {values!r}")
-    points = []
-    for given in together:
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"{path}: a point must be a mapping, not {given!r}")
-        own = {name: value for name, value in given.items() if name not in ("by_task", "name")}
-        for combination in product(*axes.values()):
-            crossed = dict(zip(axes, combination, strict=True))
-            words = [str(given["name"])] if "name" in given else _words(own, labels)
-            words += _words(crossed, labels)
-            name = ", ".join(words) or path.stem
-            points.append(Point(name, {**own, **crossed}, given.get("by_task", {})))
-    return points
-
-
-def _words(values: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    named = [(labels.get(name, name), short(value)) for name, value in values.items()]
-    return [f"{label}={value}" if label else value for label, value in named]
-
-
-def _seeds(given: Sequence[Any] | None) -> tuple[int, ...]:
-    if given is None:
-        return SEEDS
-    return tuple(SeriesArguments(seeds=[str(seed) for seed in given]).seed_list())
-
-
 def _check(grid: Grid) -> None:
-    _check_names(grid)
-    for profile in (grid.base.get(PROFILE), *(p.values.get(PROFILE) for p in grid.points)):
+    SeriesArguments(seeds=[str(seed) for seed in grid.seeds])
+    known = [PROFILE, *argument_names(grid)]
+    kinds = dict.fromkeys(grid.baseline or {}, "argument of the baseline")
+    for name, kind in {**kinds, **dict.fromkeys(grid.axes, "axis")}.items():
+        if name not in known:
+            message = unknown_name(kind, name, known).split(" Known:")[0]
+            raise ConfigError(f"{message} See pgra train --help.")
+    for name in grid.axes:
+        if name in _NO_AXES:
+            raise ConfigError(
+                f"'{name}' cannot be an axis: give --seeds or --tasks, and one --output_dir and "
+                "--artifacts_dir for all"
+            )
+    for profile in (grid.base.get(PROFILE), *(p.values.get(PROFILE) for p in grid.cells)):
         if profile is not None:
             choose("profile", str(profile), PROFILES)
     folders: dict[str, str] = {}
-    for point in grid.points:
-        key = point.folder.lower()
-        if key in folders:
+    for point in grid.cells:
+        other = folders.get(point.folder.lower())
+        if other is not None:
             raise ConfigError(
-                f"{grid.origin}: points '{folders[key]}' and '{point.name}' would share the folder "
-                f"'{point.folder}': give each a name of its own"
+                f"points '{other}' and '{point.name}' would share the folder '{point.folder}': "
+                "give each a name of its own"
             )
-        folders[key] = point.name
-
-
-def _check_names(grid: Grid) -> None:
-    known = [PROFILE, *argument_names(grid)]
-    for name in grid.axes:
-        if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('axis', name, known)}")
-        if name in _NO_AXES:
-            raise ConfigError(
-                f"{grid.origin}: '{name}' cannot be an axis: give --seeds or --tasks, and one "
-                "--output_dir and --artifacts_dir for all"
-            )
-    for name in grid.baseline or {}:
-        if name not in known:
-            raise ConfigError(f"{grid.origin}: {_nearest('argument of the baseline', name, known)}")
-
-
-def _nearest(kind: str, name: str, known: Sequence[str]) -> str:
-    return f"{unknown_name(kind, name, known).split(' Known:')[0]} See pgra train --help."
-
-
-def cells(grid: Grid, root: Path) -> Iterator[tuple[str | None, Point, Path]]:
-    """Return task, point and folder of each cell, in the order of the table.
-
-    Args:
-        grid: The grid.
-        root: Folder of all its runs.
-    """
-    for task in grid.tasks or (None,):
-        own = task and task.rpartition("/")[2].removesuffix(".yaml")  # it may be a YAML's path
-        parent = root / own if grid.has_task_folders and own else root
-        for point in grid.points:
-            yield task, point, parent / point.folder
-
-
-Resolve = Callable[[str | None, Point], RunArguments]
+        folders[point.folder.lower()] = point.name
 
 
 @dataclass(frozen=True)
@@ -456,18 +346,17 @@ def section_of(name: str, args: RunArguments) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run that could not be made, and why."""
-
-    run: GridRun
-    reason: str
-
-
-def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) -> list[GridRun]:
+def make_runs(
+    grid: Grid,
+    seeds: Sequence[int],
+    root: Path,
+    resolve: Callable[[str | None, Point], RunArguments],
+) -> list[GridRun]:
     """Return a grid's runs in the order of its table: by task, point and seed.
 
     A point that draws nothing has one run, whatever the number of seeds: others would be the same.
+    Each task's runs have a folder of their own, of a file with several tasks always, so that all
+    may follow where one was run first.
 
     Args:
         grid: The grid.
@@ -479,11 +368,14 @@ def make_runs(grid: Grid, seeds: Sequence[int], root: Path, resolve: Resolve) ->
         ConfigError: If a point contradicts itself; it is named.
     """
     runs = []
-    for task, point, folder in cells(grid, root):
+    tasks = grid.tasks if grid.asked is None else grid.asked
+    is_apart = max(len(grid.tasks), len(tasks)) > 1
+    for task, point in product(tasks or (None,), grid.cells):
+        own = (task or "").rpartition("/")[2].removesuffix(".yaml")  # it may be a YAML's path
+        folder = root / (own if is_apart else "") / point.folder
         try:
             args = resolve(task, point)
-            method = find_method(args.runtime.method)
-            is_drawn = method.uses_seed(args)
+            is_drawn = find_method(args.runtime.method).uses_seed(args)
         except ConfigError as error:
             raise ConfigError(f"{grid.origin}: point '{point.name}': {error}") from None
         for seed in seeds if is_drawn else seeds[:1]:
@@ -504,7 +396,7 @@ def in_order(runs: Sequence[GridRun]) -> list[GridRun]:
 
 def run_grid(
     runs: Sequence[GridRun], context: Context = ALONE, *, drop_readers: bool = False
-) -> list[Failure]:
+) -> dict[str, str]:
     """Make all runs; one that fails does not stop the others.
 
     In several processes only what all refuse alike is passed over, arguments and data: anything
@@ -517,12 +409,12 @@ def run_grid(
             hundred.
 
     Returns:
-        Those that failed.
+        Why, by the name of each run that failed.
 
     Raises:
         PgraError: In several processes, as a run says.
     """
-    failures = []
+    failures = {}
     for number, run in enumerate(in_order(runs), 1):
         logger.info("ablate: %s (%d of %d)", run.name, number, len(runs))
         try:
@@ -531,7 +423,7 @@ def run_grid(
             if context.worker.world > 1 and not isinstance(error, (ConfigError, DataError)):
                 raise
             logger.error("ablate: %s failed: %s", run.name, error)
-            failures.append(Failure(run, " ".join(str(error).split())))
+            failures[run.name] = " ".join(str(error).split())
             continue
         if drop_readers and context.is_main and run.is_finished:
             for checkpoint in run.folder.glob("checkpoint-*"):
@@ -566,19 +458,20 @@ def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Js
 
     Points of several tasks stand once a task, under one name.
     """
-    long: dict[str, str] = {}
-    for name in (*grid.axes, *(grid.baseline or {})):
-        sections = (section_of(name, run.args) for run in runs)
-        section = next((section for section in sections if section is not None), None)
-        long[name] = name if section is None else f"{section}.{name}"
+    long = {name: name for name in (*grid.axes, *(grid.baseline or {}))}
+    for name, run in product(long, reversed(runs)):
+        section = section_of(name, run.args)
+        long[name] = long[name] if section is None else f"{section}.{name}"
     points: dict[tuple[str | None, str], dict[str, Any]] = {}
     for run in runs:
-        values: dict[str, Json] = {long[name]: run.value(name) for name in grid.axes}
-        about = {"name": run.point.name, "task": run.args.data.task}
-        fresh = {**about, "values": values, "seeds": {}}
+        fresh = {
+            "name": run.point.name,
+            "task": run.args.data.task,
+            "values": {long[name]: run.value(name) for name in grid.axes},
+            "seeds": {},
+        }
         entry = points.setdefault((run.task, run.point.name), fresh)
         entry["seeds"][str(run.seed)] = str(run.folder.relative_to(root))
-    baseline = grid.baseline and {long[name]: value for name, value in grid.baseline.items()}
     return {
         "name": grid.name,
         "title": grid.title,
@@ -586,7 +479,7 @@ def grid_record(grid: Grid, runs: Sequence[GridRun], root: Path) -> dict[str, Js
         "labels": {long[name]: grid.labels.get(name) or name for name in grid.axes},
         "seeds": list(dict.fromkeys(run.seed for run in runs)),
         "reference": grid.reference,
-        "baseline": baseline,
+        "baseline": grid.baseline and {long[name]: v for name, v in grid.baseline.items()},
         "points": list(points.values()),
     }
 
@@ -625,8 +518,7 @@ def _foresee(runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context
     first = runs[0]
     folder = Path(first.args.runtime.artifacts_dir)
     try:
-        method = open_method(first.args, replace(context, artifacts=folder))
-        forecast: Forecast = method.foresee()
+        forecast = open_method(first.args, replace(context, artifacts=folder)).foresee()
     except PgraError as error:
         return Cost(runs, None, is_exact=False, note=" ".join(str(error).split()))
     if forecast.parts is None:
@@ -637,8 +529,7 @@ def _foresee(runs: Sequence[GridRun], known: dict[tuple[str, ...], str], context
         return Cost(runs, texts, forecast.is_exact, forecast.note)
     shared = {part: known.get(part) or known.get(part[:1]) for part in forecast.parts}
     new = {part: texts for part, texts in forecast.parts.items() if shared[part] is None}
-    for part in new:
-        known[part] = first.point.name
+    known |= dict.fromkeys(new, first.point.name)
     other = next((name for name in shared.values() if name is not None), None)
     if forecast.parts and not new:
         return Cost(runs, 0, is_exact=True, note=f"shares the bank of {other}")

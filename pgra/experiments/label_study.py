@@ -18,88 +18,17 @@ from pgra.data.tasks import Task
 from pgra.errors import DataError
 from pgra.memory.labels import LabelMemory, PromptMemoryArguments, input_key, mix_labels
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import OpenLookup, load_lookup
+from pgra.memory.lookup import load_lookup
 from pgra.methods.kate import load_any_task
 from pgra.report.metrics import mcnemar
 from pgra.report.results import PREDICTIONS_FILE, damaged, read_lines
 from pgra.report.tables import Cell, Table
-from pgra.runs import Predictor, read_arguments
+from pgra.runs import Answer, Predictor, read_arguments
 
 logger = logging.getLogger(__name__)
 
 SETS = ("first half again", "first half, words left out", "second half")
 _ONE_IN = 8  # words that are left out of a near copy, at least one
-
-
-class Subject:
-    """A finished run that decides texts with and without a memory."""
-
-    def __init__(self, folder: Path, *, weights: Sequence[float], device: str) -> None:
-        """Open the run.
-
-        Args:
-            folder: The run.
-            weights: Of a memory's labels, where they are mixed with the run's probabilities.
-            device: What computes.
-
-        Raises:
-            DataError: If its answers are written, not labels.
-            PgraError: As `pgra predict`.
-        """
-        args = read_arguments(folder, {})
-        task = load_any_task(args.data.task or "")
-        if not isinstance(task, Task):
-            raise DataError(
-                f"{folder} writes answers, and this is a study of labels: give another run"
-            )
-        self.task, self._folder, self._weights, self._device = task, folder, weights, device
-        self._is_prompted = "memory" in args.sections  # corrections stand in its prompts
-        self._run = Predictor.open(folder, device=device)
-        self._open_lookup: OpenLookup | None = None
-
-    def decide(self, examples: Sequence[Example]) -> list[Prediction]:
-        """Decide texts without a memory."""
-        return [a.prediction for a in self._run.answer([e.fields for e in examples])]
-
-    def decide_with(
-        self,
-        memory: PromptMemoryArguments,
-        examples: Sequence[Example],
-        unaided: Sequence[Prediction],
-    ) -> dict[float | None, list[tuple[str, bool]]]:
-        """Decide B texts with a memory.
-
-        Args:
-            memory: Which, and its gate.
-            examples: The texts.
-            unaided: What the run decides of them alone.
-
-        Returns:
-            By the weight of its labels (None where none is mixed): each text's label, and whether
-            a correction passed the gate.
-        """
-        if self._is_prompted:
-            run = Predictor.open(self._folder, device=self._device, memory=memory)
-            answers = run.answer([example.fields for example in examples])
-            return {None: [(a.prediction.label, bool(a.details["memory"])) for a in answers]}
-        if self._open_lookup is None:  # its encoder is loaded once for all memories
-            context = Context(device=self._device)
-            self._open_lookup = load_lookup(memory.lookup(), context, task=self.task.name)
-        with LabelMemory(
-            memory,
-            task=self.task.name,
-            inputs=self.task.inputs,
-            labels=self.task.labels,
-            open_lookup=self._open_lookup,
-        ) as labels:
-            found = [labels.recall(example.fields) for example in examples]
-        return {
-            weight: [
-                (mix_labels(alone, near, weight=weight).label, bool(near))
-                for alone, near in zip(unaided, found, strict=True)
-            ]
-            for weight in self._weights
-        }
 
 
 @dataclass(frozen=True)
@@ -157,61 +86,89 @@ def study_corrections(
         device: What computes.
 
     Raises:
-        DataError: If the run has fewer than two texts, or none of the first half is wrong.
+        DataError: If the run's answers are written, it has fewer than two texts, or none of the
+            first half is wrong.
         PgraError: As `pgra predict`.
     """
-    subject = Subject(folder, weights=weights, device=device)
-    inputs = subject.task.inputs
-    examples, unaided = _read(folder, inputs)
-    half = len(examples[:most]) // 2
-    first = examples[:half]
-    wrong = [e for e, said in zip(first, unaided, strict=False) if e.label != said.label]
+    args = read_arguments(folder, {})
+    task = load_any_task(args.data.task or "")
+    if not isinstance(task, Task):
+        raise DataError(f"{folder} writes answers, and this is a study of labels: give another run")
+    is_prompted = "memory" in args.sections  # corrections stand in its prompts
+    unaided = _read(folder, task.inputs)[:most]
+    first, second = unaided[: len(unaided) // 2], unaided[len(unaided) // 2 :]
+    wrong = [a.query for a in first if a.query.label != a.prediction.label]
     if not wrong:
         raise DataError(
-            f"{folder} decides all {half} texts of the first half rightly, so that nothing is "
-            "corrected: give a run with more test examples"
+            f"{folder} decides all {len(first)} texts of the first half rightly, so that nothing "
+            "is corrected: give a run with more test examples"
         )
-    logger.info("study: %d of %d texts are decided wrongly", len(wrong), half)
-    copies = [leave_out_words(example) for example in first]
-    parts = (
-        (first, unaided[:half]),
-        (copies, subject.decide(copies)),
-        (examples[half:most], unaided[half:most]),
+    logger.info("study: %d of %d texts are decided wrongly", len(wrong), len(first))
+    run = Predictor.open(folder, device=device)
+    copies = [leave_out_words(answer.query) for answer in first]
+    said = run.answer([copy.fields for copy in copies])
+    near = [replace(answer, query=copy) for answer, copy in zip(said, copies, strict=True)]
+    sets = dict(zip(SETS, (first, near, second), strict=True))
+    # Its encoder is loaded once for all memories.
+    look = (
+        None
+        if is_prompted
+        else load_lookup(memory.lookup(), Context(device=device), task=task.name)
     )
     rows = []
-    for chance in probabilities:
-        for seed in seeds if chance < 1 else seeds[:1]:
-            corrected = draw_corrections(wrong, chance, seed)
-            with tempfile.TemporaryDirectory() as root:
-                path = Path(root) / "memory.sqlite"
-                with FeedbackLog.open(path) as log:
-                    for example in corrected:
-                        key = input_key(example.fields, inputs)
-                        log.write(
-                            key, str(example.label), source="simulated", task=subject.task.name
-                        )
-                filled = replace(memory, memory=str(path))
-                for name, (texts, alone) in zip(SETS, parts, strict=True):
-                    truth = [example.label for example in texts]
-                    before = [a == b.label for a, b in zip(truth, alone, strict=True)]
-                    for weight, said in subject.decide_with(filled, texts, alone).items():
-                        after = [a == b for a, (b, _) in zip(truth, said, strict=True)]
-                        pairs = list(zip(before, after, strict=True))
-                        row = Row(
+    users = [(p, seed) for p in probabilities for seed in (seeds if p < 1 else seeds[:1])]
+    for probability, seed in users:
+        corrected = draw_corrections(wrong, probability, seed)
+        with tempfile.TemporaryDirectory() as root:
+            filled = replace(memory, memory=str(Path(root) / "memory.sqlite"))
+            with FeedbackLog.open(Path(str(filled.memory))) as log:
+                for example in corrected:
+                    key = input_key(example.fields, task.inputs)
+                    log.write(key, str(example.label), source="simulated", task=task.name)
+            for name, alone in sets.items():
+                aided: dict[float | None, list[Answer]] = {}
+                if is_prompted:
+                    run = Predictor.open(folder, device=device, memory=filled)
+                    aided[None] = run.answer([a.query.fields for a in alone])
+                else:
+                    with LabelMemory(
+                        filled,
+                        task=task.name,
+                        inputs=task.inputs,
+                        labels=task.labels,
+                        open_lookup=look,
+                    ) as labels:
+                        found = [labels.recall(a.query.fields) for a in alone]
+                    pairs = list(zip(alone, found, strict=True))
+                    for w in weights:
+                        mixed = [mix_labels(a.prediction, near, weight=w) for a, near in pairs]
+                        aided[w] = [
+                            replace(a, prediction=label, corrections=near)
+                            for (a, near), label in zip(pairs, mixed, strict=True)
+                        ]
+                for weight, answers in aided.items():
+                    before, after = (
+                        [a.query.label == b.prediction.label for a, b in zip(alone, s, strict=True)]
+                        for s in (alone, answers)
+                    )
+                    both = list(zip(before, after, strict=True))
+                    helped = [bool(a.corrections or a.details.get("memory")) for a in answers]
+                    rows.append(
+                        Row(
                             texts=name,
-                            probability=chance,
+                            probability=probability,
                             seed=seed,
                             weight=weight,
-                            n=len(texts),
+                            n=len(alone),
                             corrections=len(corrected),
-                            aided=sum(is_aided for _, is_aided in said),
+                            aided=sum(helped),
                             without=mean(before),
                             with_memory=mean(after),
-                            mended=pairs.count((False, True)),
-                            broken=pairs.count((True, False)),
+                            mended=both.count((False, True)),
+                            broken=both.count((True, False)),
                             mcnemar_p=mcnemar(after, before),
                         )
-                        rows.append(row)
+                    )
     return rows
 
 
@@ -236,18 +193,26 @@ def leave_out_words(example: Example) -> Example:
     return replace(example, id=f"{example.id}-copy", fields=fields)
 
 
-def _read(folder: Path, inputs: Sequence[str]) -> tuple[list[Example], list[Prediction]]:
+def _read(folder: Path, inputs: Sequence[str]) -> list[Answer]:
+    """Read what a run said of its test examples."""
     run = folder.parent if (folder.parent / PREDICTIONS_FILE).is_file() else folder
     path = run / PREDICTIONS_FILE
-    examples, unaided = [], []
+    answers = []
     for line in read_lines(path):
         try:
             fields = line.get("fields") or {inputs[0]: line["text"]}
-            examples.append(Example(str(line["id"]), fields, str(line["label"])))
-            unaided.append(Prediction(str(line["id"]), line["prediction"], line["scores"]))
+            example = Example(str(line["id"]), fields, str(line["label"]))
+            said = Prediction(example.id, line["prediction"], line["scores"])
         except KeyError as error:
             raise damaged(path, error) from None
-    return examples, unaided
+        answers.append(Answer(example, said))
+    return answers
+
+
+_FORMS = {
+    **{"corrections": ".4g", "aided": ".4g", "without": ".3f", "with_memory": ".3f"},
+    **{"mended": ".3g", "broken": ".3g"},
+}
 
 
 def study_table(rows: Sequence[Row]) -> Table:
@@ -257,17 +222,12 @@ def study_table(rows: Sequence[Row]) -> Table:
         groups.setdefault((row.texts, row.probability, row.weight), []).append(row)
     lines = []
     for (texts, chance, weight), same in groups.items():
-        cells = [texts, f"{chance:g}", "in the prompt" if weight is None else f"{weight:g}"]
-        cells += [
-            f"{mean(getattr(row, name) for row in same):{digits}}"
-            for name, digits in _COLUMNS.items()
+        first = [
+            Cell(texts),
+            Cell.of(chance, "g"),
+            Cell.of("in the prompt" if weight is None else weight, "g"),
         ]
-        lines.append([Cell(text) for text in cells])
-    head = ["texts", "p", "weight", "corrections", "aided", "without", "with", "mended", "broken"]
+        means = {name: mean(getattr(row, name) for row in same) for name in _FORMS}
+        lines.append([*first, *(Cell.of(v, _FORMS[name]) for name, v in means.items())])
+    head = ["texts", "p", "weight", *(name.removesuffix("_memory") for name in _FORMS)]
     return Table("", head, lines)
-
-
-_COLUMNS = {
-    **{"corrections": ".4g", "aided": ".4g", "without": ".3f", "with_memory": ".3f"},
-    **{"mended": ".3g", "broken": ".3g"},
-}

@@ -17,17 +17,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pgra.artifacts import canonical_json, write_json
+from pgra.artifacts import check_fingerprint, write_json
 from pgra.config import RunArguments, SeriesArguments
-from pgra.core import ALONE, Context, Json
-from pgra.errors import ArtifactError, ConfigError
+from pgra.core import ALONE, Context
+from pgra.errors import ConfigError
 from pgra.runs import Outcome, Prepared, Summary, check_series, series_folder, sum_up, variant
 
-# Optuna's part of a search: which point to try next, kept in a file of the search's folder.
+logger = logging.getLogger(__name__)
 
-
+SEARCH_FILE = "search.json"
 STUDY_FILE = "optuna.jsonl"
-_NAME = "reader"
+_TRIALS = 20
 _MOST_SEED = 1 << 32
 
 
@@ -59,53 +59,44 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         root.mkdir(parents=True, exist_ok=True)
-        rates, self._seed = series.learning_rates(), seed
+        path, rates, sizes = root / STUDY_FILE, series.learning_rates(), series.batch_sizes()
+        ends, self._seed = (min(rates), max(rates)), seed
         self._space = {
-            "learning_rate": optuna.distributions.FloatDistribution(
-                min(rates), max(rates), log=True
-            ),
-            "batch_size": optuna.distributions.CategoricalDistribution(series.batch_sizes()),
+            "learning_rate": optuna.distributions.FloatDistribution(*ends, log=True),
+            "batch_size": optuna.distributions.CategoricalDistribution(sizes),
         }
         self._study: Any = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(root / STUDY_FILE))),
-            study_name=_NAME,
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name="reader",
             direction="maximize",
             load_if_exists=True,
         )
         asked = {
-            "search_learning_rates": [min(rates), max(rates)],
-            "search_batch_sizes": series.batch_sizes(),
+            "search_learning_rates": list(ends),
+            "search_batch_sizes": sizes,
             "seed": seed,
         }
-        self._check_same(root / STUDY_FILE, asked)
-
-    def _check_same(self, path: Path, asked: dict[str, Any]) -> None:
         made = self._study.user_attrs.get("asked")
         if made is None:
             self._study.set_user_attr("asked", asked)
-            return
-        for name, value in asked.items():
-            if made.get(name) != value:
-                raise ArtifactError(
-                    f"{path} is a study with {name} {canonical_json(made.get(name))}, this search "
-                    f"asks for {canonical_json(value)}: choose another --output_dir"
-                )
+        else:
+            check_fingerprint(path, made=made, asked=asked, way_out="choose another --output_dir")
 
     def ask(self, number: int) -> Point:
-        """Give the point of a trial: the one it had before the search was stopped, or a new one.
+        """Return the point of a trial: the one it had before the search was stopped, or a new one.
 
         A trial's sampler is seeded by its number, so that a study that goes on asks for what an
-        unbroken one would have asked for.
+        unbroken one would have asked for. A learning rate is rounded as a person would write it.
         """
         import optuna
 
         trials = self._trials()
-        if number < len(trials):
-            return _point(trials[number].params)
-        self._study.sampler = optuna.samplers.TPESampler(
-            seed=(self._seed * 10_007 + number) % _MOST_SEED
-        )
-        return _point(self._study.ask(self._space).params)
+        if number == len(trials):
+            seed = (self._seed * 10_007 + number) % _MOST_SEED
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+            trials.append(self._study.ask(self._space))
+        params = trials[number].params
+        return Point(float(f"{params['learning_rate']:.3g}"), int(params["batch_size"]))
 
     def tell(self, number: int, value: float) -> None:
         """Keep what a trial's point gave on the dev set."""
@@ -114,19 +105,8 @@ class Study:
             self._study.tell(trial.number, value)
 
     def _trials(self) -> list[Any]:
-        """Give the trials that have a point: a killed job may leave one without."""
+        """Return the trials that have a point: a killed job may leave one without."""
         return [trial for trial in self._study.trials if set(trial.params) == set(self._space)]
-
-
-def _point(params: dict[str, Any]) -> Point:
-    """Round the learning rate as a person would write it: it names the run's folder."""
-    return Point(float(f"{params['learning_rate']:.3g}"), int(params["batch_size"]))
-
-
-logger = logging.getLogger(__name__)
-
-SEARCH_FILE = "search.json"
-_TRIALS = 20
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,6 @@ class SearchResult:
     """A finished search.
 
     Attributes:
-        folder: Where `search.json` is.
         tried: In the order tried.
         winner: The best on the dev set; of equals the one tried first.
         metric: What decided.
@@ -159,7 +138,6 @@ class SearchResult:
         seeds: With all seeds; None if there is one only.
     """
 
-    folder: Path
     tried: Sequence[Tried]
     winner: Tried
     metric: str
@@ -186,43 +164,56 @@ def search_runs(
     root = series_folder(str(args.folder), seeds)
     check_series(args, root)
     _check_search(args, series)
-    ends = _points(series) if series.search == "grid" else _corners(series)
-    known = [_variant(point, args, root, seeds[0]) for point in ends]
+
+    def arguments(point: Point, seed: int = seeds[0]) -> RunArguments:
+        name = f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}"
+        batch = {"per_device_train_batch_size": point.batch_size}
+        return variant(args, root / name, learning_rate=point.learning_rate, **batch, seed=seed)
+
+    points = sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
+    if series.search == "optuna":  # beforehand: whether every batch size can be trained with
+        points = [Point(points[0].learning_rate, size) for size in series.batch_sizes()]
+    known = [arguments(point) for point in points]
     prepared = Prepared(known[0], context, known)
 
     def attempt(point: Point) -> Tried:
-        return _attempt(prepared, _variant(point, args, root, seeds[0]), point)
+        return _attempt(prepared, arguments(point), point)
 
     if series.search == "grid":
-        tried = [attempt(point) for point in _points(series)]
+        tried = [attempt(point) for point in points]
     else:
         tried = _try_trials(series, root, seeds[0], attempt, context)
     winner = choose_winner(tried)
-    runs = {seed: _variant(winner.point, args, root, seed) for seed in seeds}
-    outcome = prepared.run(runs[seeds[0]])  # the first look at the test set
+    runs = {seed: arguments(winner.point, seed) for seed in seeds}
+    outcomes = {seed: prepared.run(own) for seed, own in runs.items()}  # the first look at test
+    outcome = outcomes[seeds[0]]
     metric = str(outcome.training.get("metric"))
     if context.is_main:
-        write_json(root / SEARCH_FILE, _record(series, tried, winner, metric, outcome))
+        names = ("metric", "value", "interval_95", "n")
+        record = {
+            "search": series.search,
+            "metric": f"dev {metric}",
+            "tried": [
+                {
+                    "learning_rate": one.point.learning_rate,
+                    "per_device_train_batch_size": one.point.batch_size,
+                    "dev_value": one.dev_value,
+                    "step": one.step,
+                    "folder": one.folder.name,
+                }
+                for one in tried
+            ],
+            "winner": winner.folder.name,
+            "test": {name: outcome.metrics[name] for name in names},
+        }
+        write_json(root / SEARCH_FILE, record)
     context.barrier()
-    if len(seeds) == 1:
-        return SearchResult(root, tried, winner, metric, outcome, None)
-    outcomes = {s: outcome if s == seeds[0] else prepared.run(runs[s]) for s in seeds}
-    return SearchResult(root, tried, winner, metric, outcome, sum_up(outcomes, root, args, context))
-
-
-def _variant(point: Point, args: RunArguments, root: Path, seed: int) -> RunArguments:
-    """Return the arguments of a point with a seed."""
-    return variant(
-        args,
-        root / f"lr{point.learning_rate:g}-batch{point.batch_size}-seed{seed}",
-        learning_rate=point.learning_rate,
-        per_device_train_batch_size=point.batch_size,
-        seed=seed,
-    )
+    summary = None if len(seeds) == 1 else sum_up(outcomes, root, args, context)
+    return SearchResult(tried, winner, metric, outcome, summary)
 
 
 def choose_winner(tried: Sequence[Tried]) -> Tried:
-    """Give the best on the dev set; of equals the one that was tried first."""
+    """Return the best on the dev set; of equals the one that was tried first."""
     return max(tried, key=lambda one: one.dev_value)  # max keeps the first of equals
 
 
@@ -246,28 +237,16 @@ def _check_search(args: RunArguments, series: SeriesArguments) -> None:
         )
 
 
-def _points(series: SeriesArguments) -> list[Point]:
-    """Give all pairs, the smallest first."""
-    return sorted(Point(*pair) for pair in product(series.learning_rates(), series.batch_sizes()))
-
-
-def _corners(series: SeriesArguments) -> list[Point]:
-    """Give points that show beforehand whether every batch size can be trained with."""
-    return [Point(series.learning_rates()[0], size) for size in series.batch_sizes()]
-
-
 def _attempt(prepared: Prepared, args: RunArguments, point: Point) -> Tried:
     outcome = prepared.run(args, is_measured=False)
-    told = outcome.training
+    metric, value = outcome.training["metric"], float(outcome.training["value"])
     if prepared.context.worker.is_main:
         # They serve to go on with, and a grid's would fill a disk: the reader itself stays.
         for checkpoint in outcome.folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     prepared.context.barrier()
-    logger.info(
-        "search: %s gives dev %s %.4f", outcome.folder.name, told["metric"], float(told["value"])
-    )
-    return Tried(point, outcome.folder, float(told["value"]), int(told["step"]))
+    logger.info("search: %s gives dev %s %.4f", outcome.folder.name, metric, value)
+    return Tried(point, outcome.folder, value, int(outcome.training["step"]))
 
 
 def _try_trials(
@@ -281,44 +260,13 @@ def _try_trials(
     study = Study(root, series, seed) if context.worker.is_main else None
     tried: list[Tried] = []
     for number in range(series.num_trials or _TRIALS):
-        point = _agree(None if study is None else study.ask(number), context)
-        tried.append(attempt(point))
+        point = [None if study is None else study.ask(number)]
+        if context.worker.world > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(point)
+        assert point[0] is not None
+        tried.append(attempt(point[0]))
         if study is not None:
             study.tell(number, tried[-1].dev_value)
     return tried
-
-
-def _agree(point: Point | None, context: Context) -> Point:
-    """Give every process the main one's point."""
-    shared = [None if point is None else (point.learning_rate, point.batch_size)]
-    if context.worker.world > 1:
-        from accelerate.utils import broadcast_object_list
-
-        broadcast_object_list(shared)
-    assert shared[0] is not None
-    return Point(*shared[0])
-
-
-def _record(
-    series: SeriesArguments,
-    tried: Sequence[Tried],
-    winner: Tried,
-    metric: str,
-    outcome: Outcome,
-) -> dict[str, Json]:
-    return {
-        "search": series.search,
-        "metric": f"dev {metric}",
-        "tried": [
-            {
-                "learning_rate": one.point.learning_rate,
-                "per_device_train_batch_size": one.point.batch_size,
-                "dev_value": one.dev_value,
-                "step": one.step,
-                "folder": one.folder.name,
-            }
-            for one in tried
-        ],
-        "winner": winner.folder.name,
-        "test": {name: outcome.metrics[name] for name in ("metric", "value", "interval_95", "n")},
-    }

@@ -1,11 +1,12 @@
 """What reading costs a model: operations and bytes from its configuration, seconds by a trial."""
 
 import itertools
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -13,10 +14,12 @@ from pgra.errors import ModelError
 from pgra.lm.load import ModelSource, batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder, Prompts
 
-T = TypeVar("T")
 _BATCHES_A_PIECE = 6  # of `batch_tokens`, on a CPU: few enough to read several pieces
 _PATIENCE = 6  # times the seconds given that a piece may seem to take
 _SEED = 0
+
+Trial = Callable[[float], "Speed"]
+"""Reads for about so many seconds and says how fast that was."""
 
 
 @dataclass(frozen=True)
@@ -41,30 +44,82 @@ class Speed:
         return self.tokens / self.seconds
 
 
+class Counter(Protocol):
+    """A model that counts what it reads: tokens, and texts that were cut."""
+
+    num_tokens: int
+    num_cut: int
+
+
 def time_reading(
-    load: Callable[[], object],
-    pieces: Iterator[T],
-    read: Callable[[T], tuple[int, int, float]],
-    *,
+    counter: Counter,
+    shards: Iterator[tuple[Sequence[Any], Sequence[int]]],
+    read: Callable[..., object],
     seconds: float,
+    *,
+    batch_tokens: int,
+    is_cpu: bool,
 ) -> Speed:
-    """Read pieces until the time is up, the first of them once more: that is slow at first.
+    """Time a model on pieces of shards, the first of them once more: that is slow at first.
+
+    A bank sorts each shard by length before it fills batches, so the pieces are runs of a sorted
+    shard, taken in random order: each is batched as it would be among its neighbours. On a CPU a
+    piece is a few batches, on a GPU, which runs behind the program, the whole shard; less where
+    that would take far too long. Many texts at once are read faster than one alone, so only a gross
+    excess tells.
 
     Args:
-        load: Makes the model ready.
-        pieces: At least one; asked for more while time is left.
-        read: Returns how many texts and tokens it read, and in which time.
+        counter: Counts the tokens that are read.
+        shards: Texts, tokenised already, and their lengths; at least one shard must come, and more
+            are asked for while time is left.
+        read: Reads such texts; `advance` is told how many more are done, a batch at a time.
         seconds: How long; one piece at least is read.
+        batch_tokens: Own tokens in one batch on a CPU.
+        is_cpu: Whether it runs there. The last of several batches is then left out: it is mostly
+            too small to be fast, and a piece has it far more often than a shard.
     """
+
+    def timed(texts: Sequence[Any]) -> tuple[int, int, float]:
+        before, start = counter.num_tokens, time.perf_counter()
+        marks: list[tuple[int, int, float]] = [(0, before, start)]
+
+        def advance(more: int) -> None:
+            marks.append((marks[-1][0] + more, counter.num_tokens, time.perf_counter()))
+
+        read(texts, advance=advance)
+        count, tokens, end = len(texts), counter.num_tokens, time.perf_counter()
+        if is_cpu and len(marks) > 2:
+            count, tokens, end = marks[-2]
+        return count, tokens - before, end - start
+
+    def pieces() -> Iterator[list[Any]]:
+        rng = random.Random(_SEED)
+        for texts, lengths in itertools.chain([shard], shards):
+            order = sorted(range(len(texts)), key=lambda i: (-lengths[i], i))
+            total, done = sum(lengths), 0
+            runs: list[list[Any]] = [[] for _ in range(math.ceil(total / min(most, total)))]
+            for i in order:
+                runs[done * len(runs) // total].append(texts[i])
+                done += lengths[i]
+            runs = [run for run in runs if run]
+            yield from rng.sample(runs, len(runs))
+
     start = time.perf_counter()
-    load()
+    shard = next(shards)
+    timed(shard[0][:1])  # loads, runs the prefix, and compares the ways
     load_seconds = time.perf_counter() - start
-    first = next(pieces)
-    read(first)
+    _, tokens, spent = timed(shard[0][:1])
+    most = _BATCHES_A_PIECE * batch_tokens if is_cpu else math.inf
+    rate = tokens / spent
+    if min(most, sum(shard[1])) > rate * _PATIENCE * seconds:
+        most = max(1.0, rate * seconds)
+    found = pieces()
+    first = next(found)
+    timed(first)
     parts = []
     start = time.perf_counter()
-    for piece in itertools.chain(pieces, [first]):
-        parts.append(read(piece))
+    for piece in itertools.chain(found, [first]):
+        parts.append(timed(piece))
         if time.perf_counter() - start >= seconds:
             break
     texts, tokens, spent = (sum(part) for part in zip(*parts, strict=True))
@@ -72,24 +127,33 @@ def time_reading(
 
 
 def measure_speed(
-    encoder: PromptedEncoder, shards: Iterator[Sequence[str]], *, seconds: float
+    encoder: PromptedEncoder, shards: Iterable[Sequence[str]], *, seconds: float
 ) -> Speed:
-    """Time an LM under a prompt on pieces of shards.
-
-    A bank sorts each shard by length before it fills batches, so the pieces are runs of a sorted
-    shard, taken in random order: each is batched as it would be among its neighbours.
+    """Time an LM under a prompt on texts; it is loaded now, if it was not.
 
     Args:
-        encoder: The LM with its prompt; it is loaded now, if it was not.
+        encoder: The LM with its prompt.
         shards: Texts, a real shard's number at a time; at least one must come.
-        seconds: How long; one piece at least is read.
+        seconds: How long.
     """
-    shard = next(shards)
+
+    def tokenized() -> Iterator[tuple[list[Any], list[int]]]:
+        for texts in shards:
+            fields = [encoder.prompt.template.passage_fields(text) for text in texts]
+            ids = encoder.tokenize(fields).ids
+            yield list(zip(fields, ids, strict=True)), own_lengths(encoder, ids)
+
+    def read(texts: Sequence[Any], advance: Callable[[int], object]) -> None:
+        fields, ids = zip(*texts, strict=True)
+        encoder.encode_prompts(Prompts(fields, list(ids)), advance=advance)
+
     return time_reading(
-        lambda: encoder.encode(shard[:1]),  # loads, runs the prefix, and compares the ways
-        _pieces(encoder, itertools.chain([shard], shards), seconds),
-        lambda piece: _read(encoder, piece),
-        seconds=seconds,
+        encoder,
+        tokenized(),
+        read,
+        seconds,
+        batch_tokens=encoder.batch_tokens,
+        is_cpu=encoder.lm.device.type == "cpu",
     )
 
 
@@ -98,59 +162,6 @@ def own_lengths(encoder: PromptedEncoder, prompts: Sequence[Sequence[int]]) -> l
     shared = [] if encoder.sharing == "none" else encoder.shared_ids
     skip = len(shared)
     return [len(ids) - (skip if list(ids[:skip]) == shared else 0) for ids in prompts]
-
-
-def _read(encoder: PromptedEncoder, piece: Prompts) -> tuple[int, int, float]:
-    """Read a piece, which is tokenised already: in a fill that runs ahead of the LM.
-
-    On a CPU the last batch is left out if there are others. It is mostly too small to be fast, and
-    a piece has it far more often than a shard. A GPU runs behind the program, so that only the
-    whole can be timed.
-    """
-    start = time.perf_counter()
-    marks = [(0, start)]
-    encoder.encode_prompts(
-        piece, advance=lambda more: marks.append((marks[-1][0] + more, time.perf_counter()))
-    )
-    texts, end = len(piece.ids), time.perf_counter()
-    if encoder.lm.device.type == "cpu" and len(marks) > 2:
-        texts, end = marks[-2]
-    return texts, sum(own_lengths(encoder, piece.ids[:texts])), end - start
-
-
-def _pieces(
-    encoder: PromptedEncoder, shards: Iterable[Sequence[str]], seconds: float
-) -> Iterator[Prompts]:
-    """Cut each shard, sorted as the encoder does, into runs of about equal tokens.
-
-    On a CPU a run is a few batches, on a GPU the whole shard; less where that would take far too
-    long. Many texts at once are read faster than one alone, so only a gross excess tells.
-    """
-    rng, most = random.Random(_SEED), 0
-    for texts in shards:
-        prompts = encoder.tokenize([encoder.prompt.template.passage_fields(t) for t in texts])
-        lengths = own_lengths(encoder, prompts.ids)
-        total = sum(lengths)
-        if not most:
-            is_cpu = encoder.lm.device.type == "cpu"
-            most = min(total, _BATCHES_A_PIECE * encoder.batch_tokens) if is_cpu else total
-            start = time.perf_counter()
-            encoder.encode_prompts(Prompts(prompts.fields[:1], prompts.ids[:1]))
-            rate = lengths[0] / (time.perf_counter() - start)
-            if most / rate > _PATIENCE * seconds:
-                most = max(1, int(rate * seconds))
-        # Longest first, and last those that must be read whole.
-        is_whole = [own == len(ids) for own, ids in zip(lengths, prompts.ids, strict=True)]
-        order = sorted(range(len(lengths)), key=lambda i: (is_whole[i], -lengths[i], i))
-        count = max(1, -(-total // most))
-        runs: list[list[int]] = [[] for _ in range(count)]
-        done = 0
-        for i in order:
-            runs[min(count - 1, done * count // total)].append(i)
-            done += lengths[i]
-        runs = [run for run in runs if run]
-        for run in rng.sample(runs, len(runs)):
-            yield Prompts([prompts.fields[i] for i in run], [prompts.ids[i] for i in run])
 
 
 # What reading costs a model, from its configuration alone: operations and bytes.
@@ -257,19 +268,9 @@ class LmShape:
         return self.cache_bytes(tokens, itemsize) + live * tokens * itemsize
 
 
-@dataclass(frozen=True)
-class TextSample:
-    """Texts of one kind that a model will read, by a sample of them.
-
-    Attributes:
-        count: How many there are.
-        own: Tokens of each sampled one that are read for it alone.
-        whole: The same, with what it shares with others.
-    """
-
-    count: int
-    own: Sequence[int]
-    whole: Sequence[int]
+TextSample = tuple[int, Sequence[int], Sequence[int]]
+"""How many texts of one kind there are, and of some of them the tokens that are read for each
+alone, and the same with what it shares with others."""
 
 
 @dataclass(frozen=True)
@@ -323,14 +324,11 @@ class Reading:
 class Model(Protocol):
     """What is known of a model before its weights are loaded."""
 
-    @property
-    def source(self) -> ModelSource: ...
-    @property
-    def config(self) -> Any: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
+    source: ModelSource
+    config: Any
+    device: torch.device
+    dtype: torch.dtype
+
     @property
     def quantization(self) -> str: ...
 
@@ -367,28 +365,64 @@ def estimate_reading(
     place = f"{device.type}, {threads} thread{'s' if threads > 1 else ''}"
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
-    sampled, count = sum(len(kind.own) for kind in kinds), sum(kind.count for kind in kinds)
+    sampled, total = sum(len(own) for _, own, _ in kinds), sum(count for count, _, _ in kinds)
     once = num_prefixes if is_shared and sampled else 0
-    own = whole = flops = flops_whole = 0.0
-    for kind in kinds:
-        times = kind.count / max(1, len(kind.own))
-        own += times * sum(kind.own)
-        whole += times * sum(kind.whole)
-        flops += times * shape.flops(kind.own, behind=behind)
-        flops_whole += times * shape.flops(kind.whole)
+    tokens = tokens_whole = flops = flops_whole = 0.0
+    for count, own, whole in kinds:
+        times = count / max(1, len(own))
+        tokens += times * sum(own)
+        tokens_whole += times * sum(whole)
+        flops += times * shape.flops(own, behind=behind)
+        flops_whole += times * shape.flops(whole)
     return Reading(
         model=model.source.name,
         device=f"{place}, {dtype_name(model.dtype)}",
         prefix=prefix,
         num_prefixes=num_prefixes,
-        own_mean=own / max(1, count),
+        own_mean=tokens / max(1, total),
         sampled=sampled,
         cut=num_cut / max(1, sampled),
-        tokens=round(own) + once * behind,
-        tokens_whole=round(whole),
+        tokens=round(tokens) + once * behind,
+        tokens_whole=round(tokens_whole),
         flops=flops + once * shape.flops([behind]),
         flops_whole=flops_whole,
         weights=shape.weight_bytes(item, model.quantization),
         cache=shape.cache_bytes(behind, item),
         batch=shape.batch_bytes(batch_budget(batch_tokens, device), item),
     )
+
+
+def foresee_prompts(
+    encoder: PromptedEncoder,
+    kinds: Iterable[tuple[int, Sequence[Mapping[str, str]]]],
+    shards: Iterable[Sequence[str]],
+    *,
+    prefix: int | None = None,
+    num_prefixes: int = 1,
+) -> tuple[Reading, Trial]:
+    """Return what reading texts under a prompt costs, and what times the LM on such texts.
+
+    Args:
+        encoder: The LM with its prompt, or with one of many.
+        kinds: Of each kind of text how many there are, and the fields of some.
+        shards: Texts to time the LM on; see `measure_speed`.
+        prefix: Tokens of the prefixes, on average; None: as long as the encoder's.
+        num_prefixes: How many prefixes there are.
+    """
+    skip, is_shared, cut = len(encoder.shared_ids), encoder.sharing != "none", encoder.num_cut
+    prefix = skip if prefix is None else prefix
+    samples: list[TextSample] = []
+    for count, fields in kinds:
+        ids = encoder.tokenize(fields).ids
+        whole = [len(prompt) - skip + prefix for prompt in ids]
+        samples.append((count, own_lengths(encoder, ids) if is_shared else whole, whole))
+    reading = estimate_reading(
+        encoder.lm,
+        samples,
+        prefix=prefix,
+        num_prefixes=num_prefixes,
+        is_shared=is_shared,
+        num_cut=encoder.num_cut - cut,
+        batch_tokens=encoder.batch_tokens,
+    )
+    return reading, lambda seconds: measure_speed(encoder, shards, seconds=seconds)

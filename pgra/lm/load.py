@@ -9,9 +9,10 @@ is its content: the hub's commit, or the checksums of a folder's files, never ju
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ _MAIN = "main"
 _PULL_REQUESTS = "refs/pr/"
 _BOT = "SFconvertbot"  # only its requests are read: anyone may open one
 _CONFIG = "config.json"
-_SHORTEST_COMMIT = 7
+_SHORTEST = 7  # characters of a commit
+_LOADING_ERRORS = (
+    *(AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError),
+    SafetensorError,
+)
 
 
 @dataclass(frozen=True)
@@ -128,25 +133,12 @@ def _ask_hub(repo: str, revision: str) -> str:
     """Return the commit of a branch, tag, commit or refs/pr/N; "" is main, or else the bot's."""
     from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
 
-    def inspect(reference: str) -> tuple[str, bool]:
-        timeout = constants.HF_HUB_ETAG_TIMEOUT
+    first, timeout = revision or _MAIN, constants.HF_HUB_ETAG_TIMEOUT
+    for reference in chain([first], () if revision else _bot_requests(repo)):
         info = HfApi().model_info(repo, revision=reference, timeout=timeout)
-        return str(info.sha), _has_weights(file.rfilename for file in info.siblings or [])
-
-    reference = revision or _MAIN
-    commit, is_sound = inspect(reference)
-    for number in [] if is_sound or revision else _bot_requests(repo):
-        reference = f"{_PULL_REQUESTS}{number}"
-        commit, is_sound = inspect(reference)
-        if is_sound:
-            logger.info(
-                "model %s: its main branch has no safetensors; those of the hub's bot are loaded "
-                "(%s)",
-                repo,
-                reference,
-            )
+        if _has_weights(file.rfilename for file in info.siblings or []):
             break
-    if not is_sound:
+    else:
         beside = "" if revision else f", nor has an open pull request of {_BOT}"
         raise ModelError(
             f"model '{repo}{revision and '@'}{revision}' has no safetensors, the only kind that is "
@@ -154,6 +146,13 @@ def _ask_hub(repo: str, revision: str) -> str:
             f"({repo}@{_PULL_REQUESTS}N), or load it once with transformers and write it to a "
             "folder with save_pretrained"
         )
+    if reference != first:
+        logger.info(
+            "model %s: its main branch has no safetensors; those of the hub's bot are loaded (%s)",
+            repo,
+            reference,
+        )
+    commit = str(info.sha)
     # The configuration is fetched by its branch: the cache then knows which commit that is.
     known = try_to_load_from_cache(repo, _CONFIG, revision=reference)
     if not isinstance(known, str) or Path(known).parent.name != commit:
@@ -162,37 +161,25 @@ def _ask_hub(repo: str, revision: str) -> str:
     return commit
 
 
-def _bot_requests(repo: str) -> list[int]:
-    """Return the numbers of the open pull requests of the hub's bot."""
+def _bot_requests(repo: str) -> Iterator[str]:
+    """Yield the open pull requests of the hub's bot."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        found = list(
-            HfApi().get_repo_discussions(repo, author=_BOT, discussion_type="pull_request")
-        )
+        for request in HfApi().get_repo_discussions(
+            repo, author=_BOT, discussion_type="pull_request"
+        ):
+            is_open = request.is_pull_request and request.status != "closed"
+            if is_open and request.author == _BOT:
+                yield f"{_PULL_REQUESTS}{request.num}"
     except HfHubHTTPError as error:  # a model may have its discussions closed
         logger.debug("%s: no pull requests to read (%s)", repo, hub_reason(error))
-        return []
-    return [
-        request.num
-        for request in found
-        if request.is_pull_request and request.status != "closed" and request.author == _BOT
-    ]
 
 
 def _find_cached(repo: str, revision: str) -> str | None:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
-
-    def is_named(commit: Any) -> bool:
-        is_start = len(revision) >= _SHORTEST_COMMIT and commit.commit_hash.startswith(revision)
-        return not revision or revision in commit.refs or is_start
-
-    def preference(commit: Any) -> tuple[bool, bool, float]:
-        """As the hub would be read: main, a pull request, the latest other one."""
-        has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
-        return _MAIN in commit.refs, has_request, commit.last_modified
 
     try:
         cached = scan_cache_dir().repos
@@ -204,8 +191,17 @@ def _find_cached(repo: str, revision: str) -> str | None:
         if entry.repo_type == "model" and entry.repo_id == repo
         for commit in entry.revisions
         if _has_weights(str(f.file_path.relative_to(commit.snapshot_path)) for f in commit.files)
-        and is_named(commit)
+        and (
+            not revision
+            or revision in (*commit.refs, commit.commit_hash[: max(len(revision), _SHORTEST)])
+        )
     ]
+
+    def preference(commit: Any) -> tuple[bool, bool, float]:
+        """As the hub would be read: main, a pull request, the latest other one."""
+        has_request = any(reference.startswith(_PULL_REQUESTS) for reference in commit.refs)
+        return _MAIN in commit.refs, has_request, commit.last_modified
+
     return max(commits, key=preference).commit_hash if commits else None
 
 
@@ -252,15 +248,19 @@ def load_pretrained(loader: Callable[..., Any], source: ModelSource, **kwargs: A
     return _load(loader, source, use_safetensors=True, **kwargs)
 
 
-def _load(loader: Callable[..., Any], source: ModelSource, **kwargs: Any) -> Any:
+def _load(
+    loader: Callable[..., Any], source: ModelSource, part: str = "model", **kwargs: Any
+) -> Any:
     try:
         return loader(source.path, **source.kwargs, **kwargs)
     except torch.OutOfMemoryError:
         raise
-    except hub_errors(ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except hub_errors(*_LOADING_ERRORS) as error:
         is_partial = source.revision is not None and isinstance(error, hub_errors())
         hint = " If the connection broke, run again: what came is kept." if is_partial else ""
-        raise ModelError(f"cannot load model '{source.name}': {hub_reason(error)}{hint}") from error
+        raise ModelError(
+            f"cannot load {part} '{source.name}': {hub_reason(error)}{hint}"
+        ) from error
 
 
 def load_config(source: ModelSource) -> Any:
@@ -286,14 +286,8 @@ def load_tokenizer(source: ModelSource, config: Any = None) -> Any:
     """
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, config=config, **source.kwargs)
-    except hub_errors(ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = hub_reason(error)
-        raise ModelError(f"cannot load the tokenizer of '{source.name}': {reason}") from error
-    if (
-        len(tokenizer) < 2
-    ):  # transformers 5 gives an empty one, without a word, when files are named oddly
+    tokenizer = _load(AutoTokenizer.from_pretrained, source, "the tokenizer of", config=config)
+    if len(tokenizer) < 2:  # transformers 5's answer to files that are named oddly
         raise ModelError(
             f"the tokenizer of '{source.name}' is empty: its folder lacks the vocabulary files"
         )

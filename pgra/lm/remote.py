@@ -14,10 +14,10 @@ import os
 import re
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -43,20 +43,14 @@ _INSTEAD = "use --decide_by generation"
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What an endpoint answered.
+class Reply(Answer):
+    """What an endpoint answered: its text stands behind the prompt where that was to be echoed.
 
     Attributes:
-        text: What the LM wrote, behind the prompt where that was to be echoed.
-        num_prompt_tokens: As the endpoint counts; None where it does not say.
-        num_new_tokens: The same, of what it wrote.
         tokens: Text of each token, where chances were asked and given.
         chances: Log-probability of each; None for a first one.
     """
 
-    text: str
-    num_prompt_tokens: int | None
-    num_new_tokens: int | None
     tokens: tuple[str, ...] = ()
     chances: tuple[float | None, ...] = ()
 
@@ -111,43 +105,6 @@ class Halted(BaseException):
     """
 
 
-class Traffic:
-    """Lets an endpoint's requests start in turn, tries included; hooks of the HTTP client.
-
-    Attributes:
-        num_requests: How many were started.
-        halt: Set when none shall start any more.
-    """
-
-    def __init__(self, requests_per_minute: float | None = None) -> None:
-        """Start at once, or evenly spread over each minute."""
-        self._gap = 60.0 / requests_per_minute if requests_per_minute else 0.0
-        self._lock = threading.Lock()
-        self._next = 0.0
-        self.num_requests = 0
-        self.halt = threading.Event()
-
-    def start(self, _request: object) -> None:
-        """Wait for a turn.
-
-        Raises:
-            Halted: If `halt` is set before.
-        """
-        with self._lock:
-            now = time.monotonic()
-            start = max(now, self._next)
-            self._next = start + self._gap
-        if self.halt.wait(start - now):
-            raise Halted
-        with self._lock:
-            self.num_requests += 1
-
-    def check(self, response: Any) -> None:
-        """Have the client try no more where an account has no money left."""
-        if response.status_code == 429 and b"insufficient_quota" in response.read():
-            response.headers["x-should-retry"] = "false"
-
-
 class RemoteLM:
     """An LM behind an endpoint; see `LanguageModel`.
 
@@ -172,16 +129,17 @@ class RemoteLM:
         self.answers = answers
         self.window = (args.lm_window or _WINDOW) - 1  # less the token that scoring has written
         self._args, self._model = args, args.lm.removeprefix(REMOTE)
-        self._traffic = Traffic(args.requests_per_minute)
-        self._client = _open_client(args, self._model, self._traffic)
+        hooks = {"request": [self._start], "response": [_check_quota]}
+        self._client = _open_client(args, self._model, hooks)
         self._base_url = str(self._client.base_url).rstrip("/")
         self.name = f"{args.lm} at {self._base_url}"
         counter = ("estimate", estimate_tokens)
         self._counter_identity, self.count_tokens = (
             counter if args.tokenizer is None else open_counter(args.tokenizer)
         )
-        self._lock = threading.Lock()
-        self._spent, self._num_asked = Spending(), 0
+        self._lock, self._halt = threading.Lock(), threading.Event()
+        self._spent: Counter[str] = Counter()
+        self._next_start = 0.0
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -196,12 +154,35 @@ class RemoteLM:
     @property
     def spending(self) -> Spending:
         """What was asked and paid so far."""
-        spent, cost = self._spent, None
-        price, new_price = self._args.price_per_million_input, self._args.price_per_million_output
+        counts, price = self._spent, self._args.price_per_million_input
+        new_price, cost = self._args.price_per_million_output, None
         if price is not None and new_price is not None:
-            cost = (spent.num_prompt_tokens * price + spent.num_new_tokens * new_price) / 1e6
-        retries = max(0, self._traffic.num_requests - self._num_asked)
-        return replace(spent, num_retries=retries, cost=cost)
+            paid = counts["num_prompt_tokens"] * price + counts["num_new_tokens"] * new_price
+            cost = paid / 1e6
+        return Spending(
+            counts["num_calls"],
+            counts["num_kept"],
+            max(0, counts["num_requests"] - counts["num_asked"]),
+            counts["num_prompt_tokens"],
+            counts["num_new_tokens"],
+            is_estimated=counts["num_estimated"] > 0,
+            cost=cost,
+        )
+
+    def _start(self, _request: object) -> None:
+        """Let a request wait for its turn; a hook of the HTTP client, tries included.
+
+        Raises:
+            Halted: If none shall start any more.
+        """
+        gap = 60.0 / (self._args.requests_per_minute or math.inf)
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._next_start)
+            self._next_start = start + gap
+        if self._halt.wait(start - now):
+            raise Halted
+        self._count(num_requests=1)
 
     def close(self) -> None:
         """Close the connections."""
@@ -291,7 +272,7 @@ class RemoteLM:
         self, questions: Sequence[_Question], note: Callable[[str], None]
     ) -> dict[str, Answer]:
         """Call side by side; at the first failure start no more, and wait for those under way."""
-        self._traffic.halt.clear()
+        self._halt.clear()
         answers: dict[str, Answer] = {}
         failure: PgraError | None = None
         with ThreadPoolExecutor(self._args.max_parallel_calls, "pgra-call") as pool:
@@ -309,7 +290,7 @@ class RemoteLM:
                 logger.warning("waiting for the calls under way: they are paid for")
                 raise
             finally:
-                self._traffic.halt.set()
+                self._halt.set()
         logger.info("%s: %s", self.name, self.spending)
         if isinstance(failure, ModelError):
             raise ModelError(
@@ -322,7 +303,7 @@ class RemoteLM:
 
     def _answer(self, question: _Question) -> Answer:
         """Answer one question, in a thread; the first that fails lets no other one start."""
-        if self._traffic.halt.is_set():
+        if self._halt.is_set():
             raise Halted
         try:
             # Another process may have asked it meanwhile.
@@ -338,14 +319,14 @@ class RemoteLM:
                 num_calls=1,
                 num_prompt_tokens=prompt_tokens,
                 num_new_tokens=new_tokens,
-                is_estimated=None in counts,
+                num_estimated=None in counts,
             )
             if question.word is not None:
                 chance = word_chance(self.name, reply, question.prompt, question.word)
                 answer = Answer("", *counts, chance)
             self.answers.keep({question.key: answer}, model=self._model)
         except BaseException:
-            self._traffic.halt.set()
+            self._halt.set()
             raise
         return answer
 
@@ -358,8 +339,7 @@ class RemoteLM:
     def _count(self, **more: int) -> None:
         """Add to what was spent."""
         with self._lock:
-            sums = {name: getattr(self._spent, name) + value for name, value in more.items()}
-            self._spent = replace(self._spent, **sums)
+            self._spent.update(more)
 
     def _call(self, body: Mapping[str, Json]) -> Reply:
         """Ask, as often as it takes and is allowed.
@@ -369,8 +349,7 @@ class RemoteLM:
         """
         import openai
 
-        with self._lock:
-            self._num_asked += 1
+        self._count(num_asked=1)
         tries = f"({self._args.max_retries + 1} tries)"
         try:
             raw = self._client.completions.with_raw_response.create(**body)
@@ -457,7 +436,13 @@ class RemoteLM:
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _open_client(args: CompleterArguments, model: str, traffic: Traffic) -> Any:
+def _check_quota(response: Any) -> None:
+    """Have the client try no more where an account has no money left; a hook of it."""
+    if response.status_code == 429 and b"insufficient_quota" in response.read():
+        response.headers["x-should-retry"] = "false"
+
+
+def _open_client(args: CompleterArguments, model: str, hooks: Mapping[str, Any]) -> Any:
     try:
         import openai
     except ImportError:
@@ -477,29 +462,28 @@ def _open_client(args: CompleterArguments, model: str, traffic: Traffic) -> Any:
             f"--lm {args.lm} needs a key in the environment (export {KEY}=...), or --base_url URL "
             "of an endpoint that needs none"
         )
-    hooks = {"request": [traffic.start], "response": [traffic.check]}
     return openai.OpenAI(
         api_key=key or _NO_KEY,
         base_url=base_url,
         timeout=args.request_timeout,
         max_retries=args.max_retries,
-        http_client=openai.DefaultHttpxClient(event_hooks=hooks),
+        http_client=openai.DefaultHttpxClient(event_hooks=dict(hooks)),
     )
 
 
 def _check_address(base_url: str, *, with_key: bool) -> None:
     """Refuse what is no address, or has a secret in it, which files and messages would show."""
-    try:
-        parts = urlsplit(base_url)
-        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        raise ConfigError("--base_url is no address: write http(s)://HOST[:PORT]/v1") from None
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if {*"@?#"} & {*base_url}:
         raise ConfigError(
             "--base_url holds a user name, a password or a query, which would be written down: "
             f"give the address alone, and the key in {KEY}"
         )
-    if parts.scheme not in ("http", "https") or not has_host:
+    try:
+        parts = urlsplit(base_url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
         raise ConfigError(f"--base_url '{base_url}' is no address: write http(s)://HOST[:PORT]/v1")
     if with_key and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         logger.warning("the key goes to %s over plain http, for all on the way to read", base_url)

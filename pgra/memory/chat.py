@@ -8,37 +8,36 @@ are not seen, such as those that turn the direction of text around, are told by 
 """
 
 import json
-import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.config import arg
+from pgra.config import arg, choose
 from pgra.data.read import is_utf8
-from pgra.errors import ConfigError, DataError, PgraError, unknown_name
+from pgra.errors import DataError, PgraError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import (
-    Lookup,
-    LookupArguments,
-    Match,
-    NearEntry,
-    find_near,
-    load_lookup,
-)
+from pgra.memory.lookup import LookupArguments, Match, find_near, load_lookup
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import MemPrompt, PromptedArguments, PromptedLM, Step
+from pgra.memory.stream import (
+    BuiltPrompt,
+    MemPrompt,
+    PromptedArguments,
+    PromptedLM,
+    Step,
+    match_form,
+)
 
 SAYING = """type a question, or
-  /correct TEXT  say what you meant by the last question; it is noted, and the question asked again
+  /correct TEXT  {} the last question; it is noted, and the question asked again
   /forget ID ... take entries out of the memory
   /list          what is in the memory
   /prompt        what the LM read last
   /help          this
   /quit          leave (or Ctrl-D)"""
-_SAYING_ANSWERS = SAYING.replace("say what you meant by", "give the right answer of")
+_SAYS = ("say what you meant by", "give the right answer of")
 _LEAVES = ("/quit", "/exit")
 _LEFT_OUT = "…"
 _UNSEEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
@@ -63,10 +62,10 @@ def show_entry(entry: Event) -> str:
     return visible(" -> ".join(texts))
 
 
-def show_near(near: NearEntry) -> str:
+def show_near(near: Match) -> str:
     """Render that an entry has a near key and another feedback."""
     return (
-        f"note: entry {near.entry.id} has a key at edit distance {near.distance} and another "
+        f"entry {near.entry.id} has a key at edit distance {-near.score:g} and another "
         f"feedback, so that one may be found for the other: {show_entry(near.entry)}"
     )
 
@@ -87,13 +86,11 @@ def read_understanding(family: Family, output: str) -> tuple[str, str]:
         where it has none of the forms.
     """
     text = output.strip()
-    for form in family.answers.values():
-        pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
-        found = re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL)
-        if found:
-            start, end = found.span(1)
-            return f"{text[:start]}{_LEFT_OUT}{text[end:]}", found.group(1)
-    return "", output
+    if (found := match_form(family, text)) is None:
+        return "", output
+    _, match = found
+    start, end = match.span(1)
+    return f"{text[:start]}{_LEFT_OUT}{text[end:]}", match.group(1)
 
 
 @dataclass(frozen=True)
@@ -105,20 +102,18 @@ class Turn:
         output: What the LM wrote, cut to its answer.
         understanding: What was understood, with … where the answer stands; "" where none is told.
         answer: The answer; the whole output where no understanding is told.
-        found: What the look-up gave, the nearest first.
-        num_used: How many of these stood in the prompt, the first.
-        prompt: What the LM read.
+        prompt: What the LM read, and what of the memory stood in it.
         num_prompt_tokens: Of it.
+        saved: The correction that it was asked again after.
     """
 
     question: str
     output: str
     understanding: str
     answer: str
-    found: Sequence[Match]
-    num_used: int
-    prompt: str
+    prompt: BuiltPrompt
     num_prompt_tokens: int
+    saved: "SavedCorrection | None" = None
 
 
 @dataclass(frozen=True)
@@ -127,13 +122,12 @@ class SavedCorrection:
 
     Attributes:
         entry: As it is in the memory.
-        near: Others that may be found for it, or it for them.
-        in_prompt: How it stands in a prompt, where that is not as it was typed; else "".
+        notes: How it stands in a prompt, where that is not as it was typed; and others that may be
+            found for it, or it for them.
     """
 
     entry: Event
-    near: Sequence[NearEntry]
-    in_prompt: str
+    notes: Sequence[str]
 
 
 @dataclass(kw_only=True)
@@ -141,32 +135,21 @@ class Conversation:
     """What a person talks to. It holds no turns: any number of people may share one.
 
     Attributes:
-        family: Of the questions.
         lm: Prompt and LM.
-        log: The memory.
-        lookup: M(x), which follows the log.
-        threshold: The gate's; None lets all through.
+        system: Family, memory, look-up and gate.
         task: Under which name corrections are written.
         source: Who is said to have made them.
         about: What is talked to, in a line.
     """
 
-    family: Family
     lm: PromptedLM
-    log: FeedbackLog
-    lookup: Lookup
-    threshold: float | None
+    system: MemPrompt
     task: str = ""
     source: str = "user"
     about: str = ""
 
-    @property
-    def wants_answers(self) -> bool:
-        """Whether a correction is the right answer, and not what was meant."""
-        return self.family.is_of_answers
-
-    def ask(self, question: str) -> Turn:
-        """Ask, with what the memory has for the question.
+    def ask(self, question: str, saved: SavedCorrection | None = None) -> Turn:
+        """Ask, with what the memory has for the question; again, after a correction was saved.
 
         Raises:
             DataError: If it is empty, or does not fit the LM's window.
@@ -174,22 +157,12 @@ class Conversation:
         question = question.strip()
         if not question:
             raise DataError("the question is empty: type one")
-        few_shot = self.lm.few_shot
-        system = MemPrompt(self.family, few_shot, self.log, self.lookup, self.threshold)
-        prompt = system.ask(Step("", "", question, ""))
+        prompt = self.system.ask(Step("", "", question, ""))
         (completion,) = self.lm.complete([prompt.text])
-        output = few_shot.read_output(completion.text)
-        understanding, answer = read_understanding(self.family, output)
-        return Turn(
-            question=question,
-            output=output,
-            understanding=understanding,
-            answer=answer,
-            found=tuple(prompt.found),
-            num_used=prompt.num_used,
-            prompt=prompt.text,
-            num_prompt_tokens=completion.num_prompt_tokens,
-        )
+        output = self.lm.few_shot.read_output(completion.text)
+        understanding, answer = read_understanding(self.system.family, output)
+        num_tokens = completion.num_prompt_tokens
+        return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
 
     def correct(self, question: str, feedback: str) -> SavedCorrection:
         """Keep what a person says of a question that was misunderstood.
@@ -201,11 +174,13 @@ class Conversation:
             DataError: If it is empty, too long, or holds what is no text.
             ArtifactError: If the memory cannot be written.
         """
-        entry = self.log.write(question, feedback.strip(), source=self.source, task=self.task)
+        log = self.system.log
+        entry = log.write(question, feedback.strip(), source=self.source, task=self.task)
         shown = self.lm.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
-        near = find_near(self.log, entry, is_relative=not self.family.follows_release)
-        return SavedCorrection(entry, near, shown if differs else "")
+        near = find_near(log, entry, is_relative=not self.system.family.follows_release)
+        notes = [f"it is data, and stands in a prompt as: {shown}"] if differs else []
+        return SavedCorrection(entry, [*notes, *map(show_near, near)])
 
     def forget(self, *entry_ids: int) -> None:
         """Take entries out of the memory, all or none.
@@ -214,11 +189,11 @@ class Conversation:
             DataError: If one is not there any more.
             ArtifactError: If the memory cannot be written.
         """
-        self.log.forget(*entry_ids, source=self.source)
+        self.system.log.forget(*entry_ids, source=self.source)
 
     def entries(self) -> list[Event]:
         """Return what is in the memory for these questions, the oldest first."""
-        return [entry for entry in self.log.entries() if entry.task == self.task]
+        return [entry for entry in self.system.log.entries() if entry.task == self.task]
 
 
 def load_conversation(
@@ -247,39 +222,29 @@ def load_conversation(
     open_lookup = load_lookup(lookup, chat.context, task=chat.task)
     shown = "" if gate is None else f", gate {gate:g}"
     return lambda log: Conversation(
-        family=family,
         lm=prompted,
-        log=log,
-        lookup=open_lookup(log),
-        threshold=gate,
+        system=MemPrompt(family, few_shot, log, open_lookup(log), gate),
         task=chat.task,
         source=chat.source,
         about=f"LM {lm.lm}; look-up {lookup.lookup}{shown}",
     )
 
 
+@dataclass
 class Talk:
-    """A conversation in a terminal."""
+    """A conversation in a terminal.
 
-    def __init__(
-        self, conversation: Conversation, say: Callable[[str], None], *, is_watched: bool
-    ) -> None:
-        """Begin.
+    Attributes:
+        conversation: With its memory.
+        say: Prints.
+        is_watched: Whether a person sees an error and goes on; a script ends with it.
+        last: What was asked last.
+    """
 
-        Args:
-            conversation: With its memory.
-            say: Prints.
-            is_watched: Whether a person sees an error and goes on; a script ends with it.
-        """
-        self._conversation, self._say, self._is_watched = conversation, say, is_watched
-        self._last: Turn | None = None
-        self._words: Mapping[str, Callable[[str], None]] = {
-            "/correct": self._correct,
-            "/forget": self._forget,
-            "/list": self._list,
-            "/prompt": lambda _: say(visible(self._asked().prompt)),
-            "/help": lambda _: say(_SAYING_ANSWERS if conversation.wants_answers else SAYING),
-        }
+    conversation: Conversation
+    say: Callable[[str], None]
+    is_watched: bool
+    last: Turn | None = None
 
     def run(self, lines: Iterable[str]) -> None:
         """Do what each line says, until one leaves.
@@ -288,68 +253,75 @@ class Talk:
             PgraError: Of a line in a script; what was noted before stands.
         """
         for line in lines:
-            word, _, rest = line.partition(" ")
             if line.strip().partition(" ")[0] in _LEAVES:
                 return
             try:
-                if not is_utf8(line):
-                    raise DataError("that line is not UTF-8: give plain text")
-                if not line.startswith("/"):
-                    if line.strip():
-                        self._ask(line)
-                elif word in self._words:
-                    self._words[word](rest)
-                else:
-                    raise ConfigError(unknown_name("command", word, [*self._words, *_LEAVES]))
+                self._do(line)
             except PgraError as error:
-                if not self._is_watched:
+                if not self.is_watched:
                     raise
-                self._say(f"! {visible(str(error))}")
+                self.say(f"! {visible(str(error))}")
+
+    def _do(self, line: str) -> None:
+        says = _SAYS[self.conversation.system.family.is_of_answers]
+        words: Mapping[str, Callable[[str], None]] = {
+            "/correct": self._correct,
+            "/forget": self._forget,
+            "/list": self._list,
+            "/prompt": lambda _: self.say(visible(self._asked().prompt.text)),
+            "/help": lambda _: self.say(SAYING.format(says)),
+        }
+        word, _, rest = line.partition(" ")
+        if not is_utf8(line):
+            raise DataError("that line is not UTF-8: give plain text")
+        if line.startswith("/"):
+            choose("command", word, [*words, *_LEAVES])
+            words[word](rest)
+        elif line.strip():
+            self._ask(line)
 
     def _ask(self, question: str) -> None:
-        self._last = self._conversation.ask(question)
-        self._say(show_turn(self._last, self._conversation))
+        self.last = self.conversation.ask(question)
+        self.say(show_turn(self.last, self.conversation.system))
 
     def _correct(self, text: str) -> None:
         question = self._asked().question
-        saved = self._conversation.correct(question, text)
-        self._say(f"noted, as entry {saved.entry.id}: {show_entry(saved.entry)}")
-        if saved.in_prompt:
-            self._say(f"note: it is data, and stands in a prompt as: {visible(saved.in_prompt)}")
-        for near in saved.near:
-            self._say(show_near(near))
+        saved = self.conversation.correct(question, text)
+        self.say(f"noted, as entry {saved.entry.id}: {show_entry(saved.entry)}")
+        for note in saved.notes:
+            self.say(f"note: {visible(note)}")
         self._ask(question)
 
     def _forget(self, text: str) -> None:
         words = text.split()
         if not words or not all(word.isascii() and word.isdigit() for word in words):
             raise DataError("name entries by their numbers, as /list shows them: /forget 7 9")
-        self._conversation.forget(*(int(word) for word in words))
-        self._say(f"{len(words):,} forgotten")
+        self.conversation.forget(*(int(word) for word in words))
+        self.say(f"{len(words):,} forgotten")
 
     def _list(self, _: str) -> None:
-        entries = self._conversation.entries()
+        entries = self.conversation.entries()
         for entry in entries:
-            self._say(f"{entry.id:>6}  {show_entry(entry)}")
+            self.say(f"{entry.id:>6}  {show_entry(entry)}")
         if not entries:
-            self._say("nothing is in the memory")
+            self.say("nothing is in the memory")
 
     def _asked(self) -> Turn:
-        if self._last is None:
+        if self.last is None:
             raise DataError("nothing was asked yet: type a question first")
-        return self._last
+        return self.last
 
 
-def show_turn(turn: Turn, conversation: Conversation) -> str:
+def show_turn(turn: Turn, system: MemPrompt) -> str:
     """Render what a question gave: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
-    lines = [] if conversation.wants_answers else [f"understood  {visible(understood)}"]
+    lines = [] if system.family.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
-    if not turn.found:
+    if not turn.prompt.found:
         lines.append("memory      nothing found")
-    gate = "" if conversation.threshold is None else f" (gate {conversation.threshold:g})"
-    for place, match in enumerate(turn.found):
-        use = "used" if place < turn.num_used else "not used: too far"
+    gate = "" if system.threshold is None else f" (gate {system.threshold:g})"
+    for place, match in enumerate(turn.prompt.found):
+        use = "used" if place < turn.prompt.num_used else "not used: too far"
         lines.append(f"memory      entry {match.entry.id}, score {match.score:.4f}{gate}, {use}")
         lines.append(f"            {show_entry(match.entry)}")
     return "\n".join(lines)

@@ -13,7 +13,6 @@ start, which asks the LM nothing it has answered, and then goes on.
 import json
 import random
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,20 +20,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
-from pgra.config import arg, choose
+from pgra.config import arg
 from pgra.core import Json
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
-from pgra.memory.report import (
-    SYSTEMS,
-    StreamResult,
-    Variant,
-    compare_with,
-    measure,
-    wrong_type_pairs,
-)
+from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure, scratch_log
 from pgra.memory.stream import (
     GrowPrompt,
     MemPrompt,
@@ -69,16 +61,18 @@ class StreamArguments(PromptedArguments):
     )
     shuffle: bool = arg(False, "Shuffle the file's questions, by each seed.")
     systems: list[str] = arg(
-        list(SYSTEMS), "no-mem, grow (corrections grow the prompt) and mem (look-up)."
+        list(SYSTEMS),
+        "no-mem, grow (corrections grow the prompt) and mem (look-up).",
+        choices=SYSTEMS,
     )
     clarification_probabilities: list[float] = arg(
-        [0.5], "That a user who was misunderstood says what was meant."
+        [0.5], "That a user who was misunderstood says what was meant.", above=0, most=1
     )
     grow_probabilities: list[float] | None = arg(
-        None, "The same for grow, which costs most; default: as the others."
+        None, "The same for grow, which costs most; default: as the others.", above=0, most=1
     )
     seeds: list[int] = arg(
-        [0], "Of the user's draws, and of the stream where it is made or shuffled."
+        [0], "Of the user's draws, and of the stream where it is made or shuffled.", least=0
     )
     prefix: str = arg(
         "fixed",
@@ -114,25 +108,12 @@ class StreamArguments(PromptedArguments):
     released_check: bool = arg(
         False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
     )
-    output_dir: str | None = arg(
-        None, "Where the runs go; default: runs/memory-FAMILY.", decides=False
-    )
+    output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
 
     def check(self) -> None:
-        """Refuse a stream of nothing or of two sources, and what is no system or probability."""
+        """Refuse a stream of nothing, and one of two sources."""
         if (self.stream is None) == (self.words is None):
-            raise ConfigError(
-                "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
-            )
-        if not self.seeds or not self.systems or not self.clarification_probabilities:
-            raise ConfigError("systems, seeds and clarification_probabilities each need a value")
-        for system in self.systems:
-            choose("system", system, SYSTEMS)
-        for value in (*self.clarification_probabilities, *(self.grow_probabilities or ())):
-            if not 0 < value <= 1:
-                raise ConfigError(
-                    f"clarification_probabilities has {value:g}: each is above 0 and at most 1"
-                )
+            raise ConfigError("give the questions: --stream FILE, or --words FILE to make them of")
 
     def plan(self) -> list[Variant]:
         """List what is run: without a memory first, which the others are compared with."""
@@ -165,19 +146,17 @@ class StreamArguments(PromptedArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """A stream and all that its systems share.
+class Experiment(Simulation):
+    """A stream, the user and the LM, and all else that its systems share.
 
     Attributes:
         folder: Where the runs go.
-        simulation: User and LM.
         open_lookup: Opens the look-up of a memory.
         threshold: The gate's; None where label feedback has none.
         max_added: Corrections that GROW-PROMPT shows; None: as many as fit.
     """
 
     folder: Path
-    simulation: Simulation
     open_lookup: OpenLookup
     threshold: float | None
     max_added: int | None = None
@@ -185,32 +164,26 @@ class Experiment:
     @property
     def identity(self) -> dict[str, Json]:
         """All that decides the numbers, but for the variant and the stream."""
-        simulation, lm = self.simulation, self.simulation.lm
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            FeedbackLog.open(Path(folder) / MEMORY_FILE) as log,
-        ):
+        with scratch_log() as log:
             lookup = dict(self.open_lookup(log).fingerprint)
-        family = asdict(simulation.family)
+        family = asdict(self.family)
         for name in ("paper", "paper_answered", "is_of_paper"):  # they decide no number here
             del family[name]
         return {
-            "lm": dict(lm.completer.fingerprint),
-            "family": simulation.family.name,
+            "lm": dict(self.lm.completer.fingerprint),
+            "family": self.family.name,
             "family_digest": digest(family)[:12],
-            "prompt": lm.few_shot.name,
-            "prompt_digest": digest(lm.few_shot.fingerprint)[:12],
+            "prompt": self.lm.few_shot.name,
+            "prompt_digest": digest(self.lm.few_shot.fingerprint)[:12],
             "lookup": lookup,
             "threshold": self.threshold,
-            "max_new_tokens": lm.max_new_tokens,
-            "max_prompt_tokens": lm.max_prompt_tokens,
+            "max_new_tokens": self.lm.max_new_tokens,
+            "max_prompt_tokens": self.lm.max_prompt_tokens,
             "max_added": self.max_added,
-            "as_released": simulation.as_released,
+            "as_released": self.as_released,
         }
 
-    def run(
-        self, streams: Mapping[int, Sequence[Step]], plan: Sequence[Variant]
-    ) -> list[StreamResult]:
+    def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
         """Run every variant that is not done, and compare those with a memory with no-mem.
 
         Args:
@@ -237,7 +210,6 @@ class Experiment:
                     bare[variant.seed] = outcomes
                 elif variant.seed in bare:
                     metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
-                metrics["wrong_type_pairs"] = wrong_type_pairs(outcomes)
                 which: dict[str, Json] = {**asdict(variant), "stream": stream}
                 write_json(folder / METRICS_FILE, {**which, **metrics})
                 results.append(StreamResult(variant, metrics, outcomes))
@@ -246,21 +218,18 @@ class Experiment:
     def _play(self, folder: Path, variant: Variant, steps: Sequence[Step]) -> list[StepOutcome]:
         shutil.rmtree(folder, ignore_errors=True)  # of a stream that was stopped
         folder.mkdir(parents=True)
-        lm, outcomes = self.simulation.lm, []
+        few_shot, outcomes = self.lm.few_shot, []
         with (
             FeedbackLog.open(folder / MEMORY_FILE) as log,
             (folder / STEPS_FILE).open("w", encoding="utf-8") as file,
         ):
-            system: System = NoMemory(lm.few_shot)
+            system: System = NoMemory(few_shot)
             if variant.system == "grow":
-                system = GrowPrompt(lm, max_added=self.max_added)
+                system = GrowPrompt(self.lm, max_added=self.max_added)
             elif variant.system == "mem":
                 lookup = self.open_lookup(log)
-                family = self.simulation.family
-                system = MemPrompt(family, lm.few_shot, log, lookup, self.threshold)
-            played = self.simulation.run(
-                steps, system, probability=variant.probability, seed=variant.seed
-            )
+                system = MemPrompt(self.family, few_shot, log, lookup, self.threshold)
+            played = self.play(steps, system, probability=variant.probability, seed=variant.seed)
             for outcome in tqdm(played, total=len(steps), desc=variant.name, unit="step"):
                 file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
                 file.flush()
@@ -282,10 +251,8 @@ def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
 
 
 def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:
-    if read_object(folder / METRICS_FILE).get("stream") != stream:
-        raise ArtifactError(
-            f"{folder} was made of another stream: use another --output_dir, or delete it"
-        )
+    made = {"stream": read_object(folder / METRICS_FILE).get("stream")}
+    check_fingerprint(folder, made=made, asked={"stream": stream})
     try:
         return [StepOutcome(**line) for line in read_lines(folder / STEPS_FILE)]
     except TypeError as error:

@@ -165,13 +165,12 @@ class LabelMemory:
             self._log.close()
             raise
         self._digest = digest([[entry.key, entry.feedback] for entry in own])
-        self.num_entries, self.num_others = len(own), len(entries) - len(own)
         others = Counter(entry.task for entry in entries if entry.task != task)
+        self.num_entries, self.num_others = len(own), others.total()
         counts = ", ".join(f"{count:,} of '{name}'" for name, count in sorted(others.items()))
         unused = f"; not used: {counts}" if others else ""
         say = logger.info if own else logger.warning
-        told = f"{len(own):,} corrections of task '{task}'{unused}"
-        say("memory: %s holds %s", self._log.path, told)
+        say("memory: %s holds %s corrections of task '%s'%s", args.memory, len(own), task, unused)
 
     def __enter__(self) -> Self:
         return self
@@ -213,20 +212,16 @@ class LabelMemory:
                 f"{unknown_name('label', _short(feedback), self._labels)} Mend it with pgra memory "
                 f"correct {entry.id} LABEL --memory {self._log.path}, or forget it"
             )
+        is_one = len(self._inputs) == 1
         try:
-            fields = {self._inputs[0]: entry.key}
-            if len(self._inputs) > 1:
-                fields = {name: str(value) for name, value in json.loads(entry.key).items()}
-            is_of_task = set(fields) == set(self._inputs)
-        except (ValueError, AttributeError):
-            is_of_task = False
-        if not is_of_task:
+            fields = {self._inputs[0]: entry.key} if is_one else json.loads(entry.key)
+            plain = {name: " ".join(str(fields[name]).split()) for name in self._inputs}
+        except (ValueError, KeyError, TypeError):
             raise DataError(
                 f"{self._log.path}, entry {entry.id}: the key '{_short(entry.key)}' is no JSON "
                 f"object of the task's inputs {', '.join(self._inputs)}: forget it, and add one "
                 f"such as {json.dumps(dict.fromkeys(self._inputs, '...'))}"
-            )
-        plain = {name: " ".join(fields[name].split()) for name in self._inputs}
+            ) from None
         return Example(f"memory-{entry.id}", plain, feedback)
 
 

@@ -11,14 +11,14 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rapidfuzz import process
 from rapidfuzz.distance import Levenshtein
 
-from pgra.config import Arguments, arg, read_yaml
+from pgra.config import Arguments, arg, from_values, read_yaml, typed_value
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.memory.families import Family, find_yaml, list_yamls, load_family
@@ -26,10 +26,12 @@ from pgra.memory.lookup import MAX_DISTANCE, normalize_key, strip_slot
 from pgra.memory.prompts import FewShot, PromptExample, load_few_shot
 from pgra.memory.stream import Step, Words, can_scramble, read_stream, read_words, scramble
 
+if TYPE_CHECKING:
+    from pgra.lm.causal_lm import CausalLM
+
 IGNORED = -100
 """A label that is not learned (torch's)."""
 SEEN_FILE = "memory_training.json"
-_KEYS = {"family", "meant", "feedback", "questions", "vague", "words"}
 _TOLD, _VAGUE = 0.45, 0.65  # below the first a question tells its type; then vague; then made up
 _CLARIFIED = {True: 0.5, False: 0.8}  # share with a clarification: by whether the question tells
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aeiou"
@@ -41,16 +43,22 @@ class FinetuneArguments(Arguments):
     """What an LM learns with, and how long."""
 
     lm: str = arg("bundled:smollm2-135m", "A causal LM: hub id, folder or bundled:NAME.")
+    # What the first three hold stands in the courses, which decide.
     lessons: list[str] = arg(
-        ["lexical"], "Names of YAMLs in configs/memory_training, or paths; each as often."
+        ["lexical"],
+        "Names of YAMLs in configs/memory_training, or paths; each as often.",
+        decides=False,
     )
     words: list[str] = arg(
         [],
         "Word lists beside those of the lessons: jsonl with type, word and answer, or for "
         "scrambles a text file with a word a line.",
+        decides=False,
     )
     held_out: list[str] = arg(
-        [], "Streams that will be measured: none of their words is learned with."
+        [],
+        "Streams that will be measured: none of their words is learned with.",
+        decides=False,
     )
     max_steps: int = arg(80, "Training steps.", least=1)
     packs_per_step: int = arg(4, "Sequences a step.", least=1)
@@ -97,6 +105,27 @@ class Lessons:
     vague: Sequence[str]
     words: Words
 
+    def __post_init__(self) -> None:
+        """Refuse what does not fit the family, and a question near one that is measured."""
+        types = set(self.family.answers)
+        kinds = {""} if self.family.words == "scrambles" else types
+        for part, wanted in (("meant", types), ("questions", types), ("words", kinds)):
+            if set(getattr(self, part)) != wanted:
+                raise ConfigError(f"{part} must name the types {', '.join(self.family.answers)}")
+        asked = [*self.vague, *(text for own in self.questions.values() for text in own)]
+        for text in asked:
+            if "< {word} >" not in text:
+                raise ConfigError(f"the question '{text}' lacks < {{word}} >")
+            near = nearest_form(normalize_key(text))
+            if near is not None:
+                raise ConfigError(
+                    f"the question '{text}' is within an edit distance of {MAX_DISTANCE} of "
+                    f"'{near}', which is measured: ask it otherwise"
+                )
+        for text in self.feedback:
+            if "{meant}" not in text:
+                raise ConfigError(f"the feedback '{text}' lacks {{meant}}")
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -122,35 +151,16 @@ def load_lessons(name: str) -> Lessons:
     """
     path = find_yaml("lessons", "memory_training", name)
     values = read_yaml(path)
-    if set(values) != _KEYS:
-        raise ConfigError(f"{path} must have {', '.join(sorted(_KEYS))}, and no more")
-    family = load_family(str(values.pop("family")))
-    for part in ("meant", "questions"):
-        if set(values[part]) != set(family.answers):
-            raise ConfigError(f"{path}: {part} must name the types {', '.join(family.answers)}")
-    questions = [*values["vague"], *(text for own in values["questions"].values() for text in own)]
-    lacking = [text for text in questions if "< {word} >" not in text]
-    lacking += [text for text in values["feedback"] if "{meant}" not in text]
-    if lacking:
-        raise ConfigError(
-            f"{path}: '{lacking[0]}' lacks < {{word}} > (a question) or {{meant}} (feedback)"
-        )
-    for text in questions:
-        near = nearest_form(normalize_key(text))
-        if near is not None:
-            raise ConfigError(
-                f"{path}: the question '{text}' is within an edit distance of {MAX_DISTANCE} of "
-                f"'{near}', which is measured: ask it otherwise"
-            )
-    words = values.pop("words")
-    if isinstance(words, list):
-        by_kind: Words = {"": {word: [word] for word in words if can_scramble(word)}}
-    else:
-        by_kind = {
-            kind: {word: [str(answer)] for word, answer in own.items()}
-            for kind, own in words.items()
-        }
-    return Lessons(family, words=by_kind, **values)
+    family, words = load_family(str(values.pop("family", ""))), values.pop("words", {})
+    try:
+        if isinstance(words, list):
+            by_kind = {"": {str(word): [str(word)] for word in words if can_scramble(str(word))}}
+        else:
+            read = typed_value("words", words, Mapping[str, Mapping[str, str]])
+            by_kind = {kind: {word: [own[word]] for word in own} for kind, own in read.items()}
+        return from_values(Lessons, values, family=family, words=by_kind)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 @cache
@@ -216,17 +226,15 @@ def _read_held_out(paths: Sequence[str], taught: Sequence[Lessons]) -> set[str]:
     """Return the words of streams, each read as one of the first family whose types it has."""
     found: set[str] = set()
     for path in paths:
-        faults = []
         for lessons in taught:
             try:
                 steps = read_stream(Path(path), lessons.family)
-            except DataError as error:
-                faults.append(error)
+            except DataError:
+                if lessons is taught[-1]:
+                    raise
             else:
                 found |= {word_of(step, lessons.family) for step in steps}
                 break
-        else:
-            raise faults[-1]
     return found
 
 
@@ -322,54 +330,36 @@ def pack_lessons(
             "finetune an LM with a fast tokenizer"
         )
 
-    def tokenize(text: str, start: int, end: int) -> Pack:
-        """Cut a text; what stands from `start` to `end` is learned."""
-        cut = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = list(cut["input_ids"])
-        labels = [
-            token if start <= first and last <= end and first < last else IGNORED
-            for token, (first, last) in zip(ids, cut["offset_mapping"], strict=True)
-        ]
-        return Pack(ids, labels)
-
-    draw, lead, ids, labels = random.Random(seed), list(lead_ids), list[int](), list[int]()
+    draw, lead = random.Random(seed), list(lead_ids)
+    pack = Pack(lead, [IGNORED] * len(lead))
     for lesson in lessons:
         shown = lesson.shown
         text = few_shot.show(shown)
-        prompt = few_shot.write(shown.question, feedback=shown.feedback, num_own=0)
+        start = len(few_shot.write(shown.question, feedback=shown.feedback, num_own=0))
         end = len(text) - len(few_shot.separator)
-        if draw.random() >= _CUT_SHARE:
-            parts = [tokenize(text, len(prompt), end)]
-        else:
-            answer = tokenize(text[len(prompt) :], 0, end - len(prompt))
-            parts = [tokenize(prompt, len(prompt), len(prompt)), answer]
-        size = sum(len(part.input_ids) for part in parts)
-        if len(lead) + size > pack_tokens:
+        bounds = (0, len(text)) if draw.random() >= _CUT_SHARE else (0, start, len(text))
+        ids, labels = list[int](), list[int]()
+        for left, right in pairwise(bounds):
+            part = text[left:right]
+            cut = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
+            for token, (first, last) in zip(cut["input_ids"], cut["offset_mapping"], strict=True):
+                is_learned = start <= left + first < left + last <= end
+                ids.append(token)
+                labels.append(token if is_learned else IGNORED)
+        if len(lead) + len(ids) > pack_tokens:
             raise ConfigError(
-                f"pack_tokens is {pack_tokens}, and a lesson has {size} tokens: raise it"
+                f"pack_tokens is {pack_tokens}, and a lesson has {len(ids)} tokens: raise it"
             )
-        if ids and len(ids) + size > pack_tokens:
-            yield Pack(ids, labels)
-            ids, labels = [], []
-        if not ids:
-            ids, labels = list(lead), [IGNORED] * len(lead)
-        for part in parts:
-            ids += part.input_ids
-            labels += part.labels
+        if len(pack.input_ids) + len(ids) > pack_tokens:
+            yield pack
+            pack = Pack(lead, [IGNORED] * len(lead))
+        pack = Pack(pack.input_ids + ids, pack.labels + labels)
 
 
 def draw_packs(
-    courses: Sequence[Lessons],
-    tokenizer: Any,
-    *,
-    count: int,
-    pack_tokens: int,
-    seed: int,
-    lead_ids: Sequence[int],
+    courses: Sequence[Lessons], lm: "CausalLM", args: FinetuneArguments
 ) -> "tuple[list[Pack], Seen]":
     """Draw as many sequences as are learned, the courses' in turn; and tell what is in them.
-
-    The arguments are those of `pack_lessons`; `count` is that of sequences.
 
     Raises:
         ConfigError: As `pack_lessons`.
@@ -384,15 +374,16 @@ def draw_packs(
 
     packers = [
         pack_lessons(
-            noted(draw_lessons(course, seed=seed)),
-            tokenizer,
+            noted(draw_lessons(course, seed=args.seed)),
+            lm.tokenizer,
             load_few_shot(course.family.prompt),
-            pack_tokens=pack_tokens,
-            seed=seed,
-            lead_ids=lead_ids,
+            pack_tokens=args.pack_tokens,
+            seed=args.seed,
+            lead_ids=lm.lead_ids,
         )
         for course in courses
     ]
+    count = args.max_steps * args.packs_per_step
     return [next(packs) for packs in islice(cycle(packers), count)], Seen(words, forms)
 
 

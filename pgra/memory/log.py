@@ -15,15 +15,16 @@ import mmap
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import xxhash
 
 from pgra.artifacts import DatabaseKind, canonical_json, open_database, write_aside, write_lines
+from pgra.config import from_values
 from pgra.data.read import check_file, is_utf8, read_records
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, DataError, PgraError
 
 MEMORY = DatabaseKind(
     name="memory",
@@ -39,7 +40,7 @@ CREATE TABLE entry (event INTEGER PRIMARY KEY, slot BLOB NOT NULL UNIQUE);
     if_damaged="pgra memory salvage {path} --output NEW.sqlite reads what is left",
 )
 _CHECKPOINT_PAGES = 64
-KINDS = ("write", "correct", "forget")
+Kind = Literal["write", "correct", "forget"]
 MAX_KEY_CHARS = 10_000
 MAX_FEEDBACK_CHARS = 2_000
 MAX_NAME_CHARS = 200
@@ -53,7 +54,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # all but tab a
 _CHECKSUM_CHARS = 32
 _RECORD = re.compile(rb"[0-9a-f]{32}\{[^\n]{1,65536}\}\n")
 _ROWS_A_READ = 1024
-_IDS_A_QUERY = 500
+_ENTRIES = "SELECT id, record FROM event JOIN entry ON entry.event = event.id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Event:
         DataError: If a text is empty, too long, or holds characters that are no text.
     """
 
-    kind: str = "write"
+    kind: Kind = "write"
     key: str
     feedback: str = ""
     time: str = ""
@@ -84,14 +85,8 @@ class Event:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept or shown."""
-        if self.kind not in KINDS:
-            raise DataError(
-                f"an event's kind is {self.kind!r}: it must be one of {', '.join(KINDS)}"
-            )
         for name, most in _LIMITS.items():
-            text: object = getattr(self, name)
-            if not isinstance(text, str):
-                raise DataError(f"{name} is {text!r}, and must be text")
+            text: str = getattr(self, name)
             if len(text) > most:
                 raise DataError(
                     f"the {name} has {len(text):,} characters, and may have {most:,}: shorten it"
@@ -178,21 +173,20 @@ class FeedbackLog:
         self.close()
 
     def close(self) -> None:
+        """Close the file."""
         with MEMORY.errors_of(self.path):
             self._db.close()
 
     def __len__(self) -> int:
         """Count the entries."""
-        return self._number("SELECT count(*) FROM entry")
+        return int(self._value("SELECT count(*) FROM entry"))
 
     @property
     def last_id(self) -> int:
         """The last event's id; 0 in an empty log."""
-        return self._number("SELECT coalesce(max(id), 0) FROM event")
+        return int(self._value("SELECT max(id) FROM event") or 0)
 
-    def write(
-        self, key: str, feedback: str, *, source: str = "user", task: str = "", time: str = ""
-    ) -> Event:
+    def write(self, key: str, feedback: str, *, source: str = "user", task: str = "") -> Event:
         """Put a feedback in the memory; one there for the same task and key gives way.
 
         Args:
@@ -200,7 +194,6 @@ class FeedbackLog:
             feedback: What the user says of it.
             source: Who.
             task: Which questions it is for.
-            time: UTC, ISO 8601; "" for now.
 
         Returns:
             The entry, which is on the disk.
@@ -209,7 +202,7 @@ class FeedbackLog:
             DataError: If a text cannot be kept (see `Event`).
             ArtifactError: If the file cannot be written.
         """
-        event = Event(key=key, feedback=feedback, time=time or _now(), source=source, task=task)
+        event = Event(key=key, feedback=feedback, time=_now(), source=source, task=task)
         with self._transaction():
             return self._insert(event)
 
@@ -234,14 +227,14 @@ class FeedbackLog:
             for entry_id in entry_ids:
                 self._change(entry_id, "forget", "", source)
 
-    def _change(self, entry_id: int, kind: str, feedback: str, source: str) -> Event:
+    def _change(self, entry_id: int, kind: Kind, feedback: str, source: str) -> Event:
         found = self.get([entry_id])
         if not found:
             raise DataError(
                 f"{self.path} has no entry {entry_id} now: pgra memory list shows those there are"
             )
-        changed: dict[str, Any] = {"kind": kind, "feedback": feedback, "source": source}
-        return self._insert(replace(found[0], time=_now(), **changed))
+        changed = replace(found[0], kind=kind, feedback=feedback, source=source, time=_now())
+        return self._insert(changed)
 
     def extend(self, events: Iterable[Event]) -> int:
         """Append many events, all or none, in one transaction; their ids are given anew.
@@ -269,30 +262,17 @@ class FeedbackLog:
         Raises:
             ArtifactError: If one is damaged.
         """
-        yield from self._read(
-            "SELECT id, record FROM entry JOIN event ON entry.event = event.id "
-            "WHERE entry.event > ? ORDER BY entry.event",
-            after,
-        )
+        yield from self._read(f"{_ENTRIES} WHERE id > ? ORDER BY id", after)
 
     def get(self, ids: Sequence[int]) -> list[Event]:
         """Read those of these entries that are still in the memory, in the order asked."""
-        found: dict[int, Event] = {}
-        for start in range(0, len(ids), _IDS_A_QUERY):
-            part = ids[start : start + _IDS_A_QUERY]
-            sql = (
-                "SELECT id, record FROM entry JOIN event ON entry.event = event.id "
-                f"WHERE entry.event IN ({','.join('?' * len(part))})"
-            )
-            found |= {event.id: event for event in self._read(sql, *part)}
+        sql = f"{_ENTRIES} WHERE id IN (SELECT value FROM json_each(?))"
+        found = {event.id: event for event in self._read(sql, json.dumps(list(ids)))}
         return [found[entry_id] for entry_id in ids if entry_id in found]
 
     def record_of(self, event_id: int) -> bytes:
         """Read an event's record as it is kept; b"" if there is no such event."""
-        with MEMORY.errors_of(self.path):
-            sql = "SELECT record FROM event WHERE id = ?"
-            row = self._db.execute(sql, (event_id,)).fetchone()
-        return bytes(row[0]) if row else b""
+        return bytes(self._value("SELECT record FROM event WHERE id = ?", event_id) or b"")
 
     def verify(self) -> None:
         """Read everything, and compare what is in force with the log.
@@ -300,8 +280,7 @@ class FeedbackLog:
         Raises:
             ArtifactError: If anything is damaged.
         """
-        with MEMORY.errors_of(self.path):
-            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        verdict = self._value("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise MEMORY.damaged(self.path, verdict)
         if replay(self.events()) != list(self.entries()):
@@ -319,22 +298,19 @@ class FeedbackLog:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """Hold the file for one change: whole, or not at all."""
-        with MEMORY.errors_of(self.path):
+        with MEMORY.errors_of(self.path), self._db:  # which commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+            yield
 
-    def _number(self, sql: str) -> int:
+    def _value(self, sql: str, *values: int) -> Any:
+        """Return the first row's first value; None where there is no row."""
         with MEMORY.errors_of(self.path):
-            return int(self._db.execute(sql).fetchone()[0])
+            row = self._db.execute(sql, values).fetchone()
+        return row[0] if row else None
 
-    def _read(self, sql: str, *values: int) -> Iterator[Event]:
+    def _read(self, sql: str, value: int | str) -> Iterator[Event]:
         with MEMORY.errors_of(self.path):
-            cursor = self._db.execute(sql, values)
+            cursor = self._db.execute(sql, (value,))
             while rows := cursor.fetchmany(_ROWS_A_READ):
                 for event_id, record in rows:
                     event = unpack(bytes(record))
@@ -372,16 +348,13 @@ def read_events(path: Path) -> list[Event]:
         DataError: If a line is no event (file and line are named).
     """
     check_file(path, ("jsonl",))
-    events, known = [], {field.name for field in fields(Event)} - {"id"}
+    events = []
     for record in read_records(path):
-        values: dict[str, Any] = {k: v for k, v in record.fields.items() if k != "id"}
+        values = {k: v for k, v in record.fields.items() if k != "id" and v != ""}
         try:
-            unknown = sorted(set(values) - known)
-            if unknown or "key" not in values:
-                what = f"'{unknown[0]}' is no field of an event" if unknown else "it has no key"
-                raise DataError(f"{what}; fields are {', '.join(sorted(known))}")
-            events.append(Event(**values))
-        except DataError as error:
+            event = from_values(Event, values, id=0)
+            events.append(replace(event, source=str(record.fields.get("source", event.source))))
+        except PgraError as error:
             raise DataError(f"{path}, line {record.line}: {error}") from None
     return events
 
@@ -445,13 +418,8 @@ def salvage(damaged: Path, output: Path) -> Salvaged:
             found |= _records_in(path)
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
-    with write_aside(output) as aside:
-        try:
-            with FeedbackLog.open(aside) as log:
-                log.extend(found[number] for number in sorted(found))
-        finally:
-            for ending in ("-wal", "-shm"):
-                aside.with_name(aside.name + ending).unlink(missing_ok=True)
+    with write_aside(output) as aside, FeedbackLog.open(aside) as log:
+        log.extend(found[number] for number in sorted(found))
     return Salvaged(len(found), [i for i in range(1, max(found)) if i not in found])
 
 

@@ -9,19 +9,18 @@ The combiner C(x, M(x)) is a gate: a threshold on the score lets no far-off feed
 `plain_key` for questions of any kind.
 """
 
-import logging
 import math
 import re
 import string
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 from rapidfuzz import process
 from rapidfuzz.distance import Indel, Levenshtein
 
@@ -60,6 +59,11 @@ _COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions
 def strip_slot(question: str) -> str:
     """Take out what stands in <...>: the word that a question is about."""
     return " ".join(_SLOT.sub(" ", question).split())
+
+
+def in_form(question: str, form: str) -> str:
+    """Return a question as an encoder reads it: "slotless", or whole in any other form."""
+    return (strip_slot(question) or question) if form == "slotless" else question
 
 
 def normalize_key(question: str, *, is_whole: bool = False) -> str:
@@ -136,10 +140,6 @@ class LookupArguments(Arguments):
             raise ConfigError(
                 "lookup gud-ir writes a feedback with a model: name it with --generator FOLDER "
                 "(pgra memory train-gud-ir makes one)"
-            )
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ConfigError(
-                f"threshold is {self.threshold:g}: give a number that a score can reach"
             )
         if self.threshold is not None and self.lookup is not None:  # else `settle` fills it in
             scores = self._scored_by.scores
@@ -297,6 +297,7 @@ class EditLookup(_KeyLookup):
         -MAX_DISTANCE, -math.inf, 0.0, "an edit distance counts below 0, so that -5 lets 5 through"
     )
     _equal: ClassVar[float] = 0.0  # the score of equal keys
+    _scorer: ClassVar[Any] = staticmethod(Levenshtein.distance)
 
     def __init__(
         self, log: FeedbackLog, *, task: str = "", is_whole: bool = False, of_feedback: bool = False
@@ -322,7 +323,13 @@ class EditLookup(_KeyLookup):
         found: list[tuple[float, int, str]] = []  # distance, first id, key
         for firsts in self._lengths.values():
             names = list(firsts)
-            (distances,) = self._distances(key, names, workers=2 if len(names) > _MANY else 1)
+            (distances,) = process.cdist(
+                [key],
+                names,
+                scorer=self._scorer,
+                dtype=np.float64,
+                workers=2 if len(names) > _MANY else 1,
+            )
             # All that tie with the k-th stay: of these the first written counts.
             bar = np.partition(distances, k - 1)[k - 1] if len(names) > k else np.inf
             nearest = np.flatnonzero(distances <= bar)
@@ -331,9 +338,6 @@ class EditLookup(_KeyLookup):
             max(self._ids[name].values()): self._equal - d for d, _, name in sorted(found)[:k]
         }
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
-
-    def _distances(self, key: str, names: list[str], *, workers: int) -> npt.NDArray[Any]:
-        return process.cdist([key], names, scorer=Levenshtein.distance, workers=workers)
 
     def _follow(self) -> None:
         for event in self._log.events(after=self._through):
@@ -366,6 +370,7 @@ class RelativeEditLookup(EditLookup):
         MIN_LIKENESS, 0.0, 1.0, "a relative edit distance is from 0 to 1, which is the same"
     )
     _equal: ClassVar[float] = 1.0
+    _scorer: ClassVar[Any] = staticmethod(Indel.normalized_distance)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -374,11 +379,6 @@ class RelativeEditLookup(EditLookup):
 
     def _normalize(self, text: str) -> str:
         return plain_key(text)
-
-    def _distances(self, key: str, names: list[str], *, workers: int) -> npt.NDArray[Any]:
-        return process.cdist(
-            [key], names, scorer=Indel.normalized_distance, dtype=np.float64, workers=workers
-        )
 
 
 class Bm25Lookup(_KeyLookup):
@@ -420,49 +420,9 @@ class Bm25Lookup(_KeyLookup):
         texts = [self._normalize(entry.key).split() for entry in self._entries]
         if not any(texts):
             return
-        import bm25s
+        from pgra.retrieval.bm25 import index_words
 
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
-        vocabulary: dict[str, int] = {}
-        ids = [[vocabulary.setdefault(w, len(vocabulary)) for w in words] for words in texts]
-        vocabulary.setdefault("", len(vocabulary))
-        self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene", idf_method="lucene")
-        self._index.index((ids, vocabulary), show_progress=False)
-
-
-class KeyEncoder:
-    """A sentence encoder that reads texts whole, or without what stands in <...>.
-
-    Attributes:
-        width: D.
-    """
-
-    def __init__(self, name: str, form: str, *, device: str) -> None:
-        """Load it.
-
-        Args:
-            name: Hub id, folder or bundled:NAME.
-            form: "slotless", "whole", or "feedback": whole, and told apart in fingerprints.
-            device: Where.
-
-        Raises:
-            ModelError: If it cannot be found or loaded.
-        """
-        from pgra.encoders.encoder import Encoder
-
-        self._encoder, self._form = Encoder.from_name(name, device=device), form
-        self.width = self._encoder.width
-
-    @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
-        """What the vectors depend on, besides the text."""
-        return {**self._encoder.query_fingerprint, "key_form": self._form}
-
-    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> npt.NDArray[np.float32]:
-        """Return the vectors (n, D) float32, of unit length."""
-        if self._form == "slotless":
-            texts = [strip_slot(text) or text for text in texts]
-        return self._encoder.encode(texts, is_query=is_query)
+        self._index = index_words(texts, tf="lucene", idf="lucene")
 
 
 class EncoderLookup:
@@ -483,16 +443,18 @@ class EncoderLookup:
         Vectors lie beside the log, a folder for each encoder: one that was made by another is never
         read.
         """
+        from pgra.encoders.encoder import Encoder
         from pgra.memory.vectors import KeyVectors
 
         form = "feedback" if of_feedback else str(args.key_form)
-        encoder = KeyEncoder(args.encoder, form, device=context.device)
+        encoder = Encoder.from_name(args.encoder, device=context.device)
         short = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
+        fingerprint = {**encoder.query_fingerprint, "key_form": form}
 
         def open_lookup(log: FeedbackLog) -> Lookup:
             root = log.path.with_name(f"{log.path.name}.vectors")
-            folder = artifact_dir(root, short, dict(encoder.query_fingerprint))
-            return cls(log, KeyVectors(folder, encoder, of_feedback=of_feedback), task=task)
+            folder = artifact_dir(root, short, fingerprint)
+            return cls(log, KeyVectors(folder, encoder, form), task=task)
 
         return open_lookup
 
@@ -570,34 +532,29 @@ class FeedbackGenerator:
         load = AutoModelForSeq2SeqLM.from_pretrained
         self._model = load_pretrained(load, source, dtype=torch.float32).to(place).eval()
         self._tokenizer, self._identity = load_tokenizer(source), source.identity
-        self._written: dict[str, str] = {}
+        self.write = lru_cache(_MOST_WRITTEN)(self._write)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """All that its texts depend on, besides the question."""
         return {"generator": self._identity, "max_new_tokens": MAX_FEEDBACK_TOKENS}
 
-    def write(self, question: str) -> str:
+    def _write(self, question: str) -> str:
         """Write the feedback for a question, on one line; "" if the model has nothing to say."""
-        if question not in self._written:
-            if len(self._written) >= _MOST_WRITTEN:
-                self._written.clear()
-            inputs = self._tokenizer(
-                [plain_input(question)],
-                truncation=True,
-                max_length=MAX_QUESTION_TOKENS,
-                return_tensors="pt",
-            ).to(self._model.device)
-            (tokens,) = self._model.generate(  # which keeps no gradients
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                max_new_tokens=MAX_FEEDBACK_TOKENS,
-                do_sample=False,
-                num_beams=1,
-            )
-            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-            self._written[question] = " ".join(text.split())
-        return self._written[question]
+        inputs = self._tokenizer(
+            plain_input(question),
+            truncation=True,
+            max_length=MAX_QUESTION_TOKENS,
+            return_tensors="pt",
+        ).to(self._model.device)
+        (tokens,) = self._model.generate(  # which keeps no gradients
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_new_tokens=MAX_FEEDBACK_TOKENS,
+            do_sample=False,
+            num_beams=1,
+        )
+        return " ".join(self._tokenizer.decode(tokens, skip_special_tokens=True).split())
 
 
 def plain_input(question: str) -> str:
@@ -662,22 +619,7 @@ def _near_distance(key: str, other: str, *, is_relative: bool) -> int | None:
     return distance if distance <= MAX_DISTANCE else None
 
 
-@dataclass(frozen=True)
-class NearEntry:
-    """An entry of a near key and another feedback.
-
-    Attributes:
-        distance: Edit distance of the keys as they are compared.
-        entry: The entry.
-    """
-
-    distance: int
-    entry: Event
-
-
-def find_near(
-    log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3
-) -> list[NearEntry]:
+def find_near(log: FeedbackLog, entry: Event, *, is_relative: bool, most: int = 3) -> list[Match]:
     """Return the entries of the same task that an entry collides with, the nearest first.
 
     Args:
@@ -687,7 +629,8 @@ def find_near(
         most: How many are told.
 
     Returns:
-        None of a memory of more than 10,000 entries.
+        Their scores are minus the edit distances of the keys as they are compared. None of a memory
+        of more than 10,000 entries.
     """
     if len(log) > _COMPARED:
         return []
@@ -696,5 +639,5 @@ def find_near(
         if other.task == entry.task and other.feedback != entry.feedback:
             keys = compared(other.key), compared(entry.key)
             distance = _near_distance(*keys, is_relative=is_relative)
-            near += [] if distance is None else [NearEntry(distance, other)]
-    return sorted(near, key=lambda item: (item.distance, -item.entry.id))[:most]
+            near += [] if distance is None else [Match(other, -distance)]
+    return sorted(near, key=lambda match: (-match.score, -match.entry.id))[:most]

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from pgra.config import LEAK_JACCARD
-from pgra.core import Context, Example
+from pgra.core import Example
 from pgra.data.read import check_file, read_records
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.selection import ExemplarPool, Nearest
 from pgra.exemplars.similarity import open_similarity
-from pgra.memory.lookup import strip_slot
+from pgra.memory.experiment import StreamArguments
+from pgra.memory.lookup import LookupArguments, strip_slot
 from pgra.memory.prompts import FewShot, PromptExample
 from pgra.memory.stream import read_texts
 
@@ -35,12 +36,10 @@ def read_pool(path: Path) -> list[PromptExample]:
     check_file(path, ("jsonl",))
     pool = []
     for record in read_records(path):
-        fields = dict(record.fields)
-        answers = fields.get("answers")
-        if isinstance(answers, list) and answers:
-            fields.setdefault("answer", answers[0])
-        names = ["question", "answer", *(["feedback"] if "feedback" in fields else [])]
-        pool.append(PromptExample(*read_texts(f"{path}, line {record.line}", fields, names)))
+        named = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, ["question", named])
+        (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
+        pool.append(PromptExample(question, answer, feedback))
     if not pool:
         raise DataError(f"{path} holds no example")
     return pool
@@ -55,34 +54,29 @@ def without_slots(examples: Sequence[Example]) -> list[Example]:
 
 
 def choose_examples(
-    few_shot: FewShot,
-    pool: Sequence[PromptExample],
-    questions: Sequence[str],
-    *,
-    count: int,
-    encoder: str,
-    key_form: str,
-    context: Context,
+    few_shot: FewShot, questions: Sequence[str], args: StreamArguments, lookup: LookupArguments
 ) -> FewShot:
     """Return a prompt whose examples are each question's nearest, the nearest first.
 
-    A question is never shown itself, nor what is nearly its text (`LeakGuard`). Where
-    fewer share a word with it (BM25), the pool's first others stand behind them.
+    They are chosen from the prompt's own and those of `prefix_pool`. A question is never shown
+    itself, nor what is nearly its text (`LeakGuard`). Where fewer share a word with it (BM25), the
+    pool's first others stand behind them.
 
     Args:
         few_shot: The prompt; its own examples stand before any other question.
-        pool: To choose from.
         questions: All that will be asked.
-        count: Examples before each, the paper's k.
-        encoder: What compares questions: hub id, folder or bundled:NAME; or bm25.
-        key_form: "slotless" compares them without what stands in <...>, "whole" with it.
-        context: Where an encoder runs; neighbors are kept in its `artifacts`.
+        args: How many (the paper's k) from which pool, and what compares questions.
+        lookup: Settled: its encoder where `args` name no other, and whether questions are compared
+            with what stands in <...>.
 
     Raises:
         ConfigError: If the pool holds fewer.
         ModelError: If the encoder cannot be found or loaded.
     """
-    root = context.artifacts / "neighbors" / f"memory-{few_shot.name}"
+    more = read_pool(Path(args.prefix_pool)) if args.prefix_pool else []
+    pool, own = [*few_shot.examples, *more], len(few_shot.examples)
+    count = args.prefix_examples or (own if more else (own + 1) // 2)
+    root = args.context.artifacts / "neighbors" / f"memory-{few_shot.name}"
     examples = [
         Example(f"question-{i}", {"question": shown.question}, shown.answer)
         for i, shown in enumerate(pool)
@@ -95,17 +89,16 @@ def choose_examples(
             "choose from: give another number, or more examples with --prefix_pool"
         )
     similarity = open_similarity(
-        SelectionArguments(encoder=encoder),
+        SelectionArguments(encoder=args.prefix_encoder or lookup.encoder),
         examples,
         root,
-        device=context.device,
-        key=None if key_form == "whole" else without_slots,
+        device=args.device,
+        key=None if lookup.key_form == "whole" else without_slots,
     )
     selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))
-    chosen = selector.choose(
-        [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
-    )
+    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    chosen = selector.choose(queries)
     logger.info(
         "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
         "nothing; %d examples were left out, being nearly a question itself",

@@ -6,8 +6,9 @@ neither the prompt's separator, nor the word that ends an answer, nor the mark o
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from pgra.config import from_yaml
@@ -16,7 +17,6 @@ from pgra.memory.families import find_yaml
 
 CLARIFIED = "{question} | clarification: {feedback}"
 """How the paper shows a question with its clarification."""
-_SLOTS = re.compile(r"\{(question|feedback)\}")
 
 
 def as_data(
@@ -48,7 +48,8 @@ def as_data(
         before = r"(?<!\w)" if end[0].isalnum() else ""  # WEEKEND stays
         behind = r"(?!\w)" if end[-1].isalnum() else ""
         line = re.sub(f"{before}{re.escape(end)}{behind}", lambda _: other, line)
-    mark = r"\s*".join(map(re.escape, _SLOTS.split(clarified)[2].split()))
+    between = re.split(r"\{question\}|\{feedback\}", clarified)[1]
+    mark = r"\s*".join(map(re.escape, between.split()))
     if mark:
         line = re.sub(mark, lambda found: _spelled_apart(found.group()), line, flags=re.IGNORECASE)
     core = separator.strip()
@@ -63,10 +64,14 @@ def _spelled_apart(mark: str) -> str:
     return " ".join(mark) if len(mark) > 1 else " "
 
 
+def fill(form: str, **parts: str) -> str:
+    """Fill the {slots} of these names, all at once: what is filled in is data."""
+    return re.sub(rf"\{{({'|'.join(parts)})\}}", lambda slot: parts[slot.group(1)], form)
+
+
 def clarify(question: str, feedback: str, clarified: str = CLARIFIED) -> str:
     """Return a question with its clarification, both as data."""
-    parts = {"question": question, "feedback": feedback}
-    return _SLOTS.sub(lambda slot: parts[slot.group(1)], clarified)
+    return fill(clarified, question=question, feedback=feedback)
 
 
 @dataclass(frozen=True)
@@ -151,15 +156,10 @@ class FewShot:
             return question
         return clarify(question, self.as_data(feedback), self.clarified)
 
-    def as_data(self, text: str, *, is_question: bool = False) -> str:
+    @property
+    def as_data(self) -> Callable[..., str]:
         """Return what a user typed as this prompt shows it; see `as_data` of this module."""
-        return as_data(
-            text,
-            clarified=self.clarified,
-            separator=self.separator,
-            end=self.end,
-            is_question=is_question,
-        )
+        return partial(as_data, clarified=self.clarified, separator=self.separator, end=self.end)
 
     def read_output(self, text: str) -> str:
         """Cut what an LM wrote to its answer: up to the end's word or the separator.

@@ -8,24 +8,25 @@ it, as if every one of them had been clarified.
 
 import importlib.util
 import logging
-import re
+import operator
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 from statistics import correlation, fmean
 from typing import Any
 
-from pgra.artifacts import write_aside, write_text
+from pgra.artifacts import write_text
 from pgra.core import Json
-from pgra.data.read import Row, check_file, json_rows, table_rows
+from pgra.data.read import Record, check_file, read_records, table_rows
 from pgra.errors import DataError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
-from pgra.memory.stream import Step, StepOutcome, judge_output
-from pgra.report.metrics import Spread, combine_p, mcnemar, mean_sd_interval
+from pgra.memory.stream import Step, StepOutcome, judge_output, match_form
+from pgra.report.metrics import combine_p, mcnemar, mean_sd_interval
 from pgra.report.tables import Cell, Table
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ SYSTEMS = ("no-mem", "grow", "mem")
 LAST = 100
 """Steps at the end whose accuracy is told apart: what the system can do once it has learned."""
 REPORT_FILE, FIGURE_FILE = "report.md", "running.png"
-_DOTS_PER_INCH = 150
 _MARKS = (25, 50, 100, 200)  # steps at which the running accuracy is told
 _TITLES = {"no-mem": "NO-MEM", "grow": "GROW-PROMPT", "mem": "MEM-PROMPT"}
 _GOLD = ("gold", "expected", "expected_answer")
@@ -83,6 +83,10 @@ class StreamResult:
     metrics: dict[str, Any]
     outcomes: list[StepOutcome]
 
+    def marks(self, name: str) -> list[bool]:
+        """Return whether each step was "understood", or "answered"."""
+        return [getattr(step, name) for step in self.outcomes]
+
 
 # What a stream measured.
 
@@ -109,7 +113,8 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
         Accuracy of the understanding and of the answer (of all steps, of the last 100, and the mean
         of the running accuracy, which is the area under its curve); by type; tokens of prompts and
         of outputs; of look-ups how many were used, the share of those after which the question was
-        understood (the paper's "effective", 97 %) and of those given for another type.
+        understood (the paper's "effective", 97 %) and of those given for another type, and which
+        types these were.
     """
     understood = [step.understood for step in outcomes]
     kinds = sorted({step.kind for step in outcomes})
@@ -132,30 +137,24 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
             "effective": fmean(step.understood for step in used) if used else None,
             "wrong_type": fmean(step.is_wrong_kind for step in used) if used else None,
         },
+        "wrong_type_pairs": wrong_type_pairs(outcomes),
     }
 
 
-def compare_with(
-    outcomes: Sequence[StepOutcome], without: Sequence[StepOutcome]
-) -> dict[str, Json]:
+def compare_with(outcomes: Sequence[StepOutcome], bare: Sequence[StepOutcome]) -> dict[str, Json]:
     """Return which look-ups helped and which hurt, beside the same stream without a memory.
 
     Args:
         outcomes: The stream's steps.
-        without: The same questions, with NO-MEM.
+        bare: The same questions, with NO-MEM.
 
     Returns:
         Shares of the steps with a clarification from the memory that are understood with it and not
         without (helped), the other way round (hurt), and either way or neither (no change).
-
-    Raises:
-        ValueError: If the questions are not the same.
     """
-    if [step.question for step in outcomes] != [step.question for step in without]:
-        raise ValueError("the two streams ask different questions")
     pairs = [
-        (step.understood, bare.understood)
-        for step, bare in zip(outcomes, without, strict=True)
+        (step.understood, other.understood)
+        for step, other in zip(outcomes, bare, strict=True)
         if step.used_memory
     ]
     if not pairs:
@@ -165,7 +164,7 @@ def compare_with(
     return {"helped": helped, "hurt": hurt, "no_change": 1 - helped - hurt}
 
 
-def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Mapping[str, Json]]:
+def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Json]:
     """List the collisions that a stream ran into, the most frequent first.
 
     Returns:
@@ -217,52 +216,43 @@ def score_file(path: Path, family: Family, *, as_released: bool = False) -> str:
         raise DataError(
             f"the family '{family.name}' has no understanding to score: pgra icl scores answers"
         )
-    judged: dict[str, list[tuple[str, bool, bool]]] = {}  # type, understood, answered; by column
+    asked: list[str] = []  # the type of each row
+    judged: dict[str, list[tuple[bool, bool]]] = {}  # by column, understood and answered
     file_kind = check_file(path, ("jsonl", "csv"))
-    rows = json_rows(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
-    for row in rows:
+    found = read_records(path) if file_kind == "jsonl" else table_rows(path, file_kind, ())
+    for row in found:
         gold = _first_text(row, _GOLD)
         if gold is None:
             raise DataError(f"{row.place} has none of {', '.join(_GOLD)}: the right output")
         kind = _kind_of(row, gold, family)
-        columns = [name for name in row.values if name.endswith(_OUTPUT)]
-        if not columns:
-            raise DataError(f"{row.place} has no output: its column's name must end in '{_OUTPUT}'")
-        for column in columns:
-            output = str(row.values[column])
-            verdict = judge_output(family, kind, output, [gold], as_released=as_released)
-            judged.setdefault(column, []).append((kind, *verdict))
-    if not judged:
-        raise DataError(f"{path} holds no row of outputs")
-    if len({len(outputs) for outputs in judged.values()}) > 1:
-        raise DataError(f"{path}: not every row has every output column: {', '.join(judged)}")
-    outputs = next(iter(judged.values()))
-    counts = {kind: sum(item[0] == kind for item in outputs) for kind in family.kinds}
-    kinds = [kind for kind, count in counts.items() if count]
-    lines = [["outputs", *(str(counts[kind]) for kind in kinds), str(len(outputs)), ""]]
-    for column, outputs in judged.items():
-        by_kind = [fmean(item[1] for item in outputs if item[0] == kind) for kind in kinds]
-        both = [fmean(item[1] for item in outputs), fmean(item[2] for item in outputs)]
-        lines.append([column, *(f"{share:.3f}" for share in (*by_kind, *both))])
-    return _markdown(["understood", *kinds, "all", "answered"], lines)
+        asked.append(kind)
+        for column, output in row.fields.items():
+            if column.endswith(_OUTPUT):
+                verdict = judge_output(family, kind, str(output), [gold], as_released=as_released)
+                judged.setdefault(column, []).append(verdict)
+    if {len(verdicts) for verdicts in judged.values()} != {len(asked)}:
+        columns = ", ".join(judged) or f"none, whose names end in '{_OUTPUT}'"
+        raise DataError(f"{path}: not every row has every output column: {columns}")
+    kinds = [kind for kind in family.kinds if kind in asked]
+    rows = [["outputs", *(str(asked.count(kind)) for kind in kinds), str(len(asked)), ""]]
+    for column, verdicts in judged.items():
+        understood, answered = zip(*verdicts, strict=True)
+        shares = [fmean(compress(understood, [k == kind for k in asked])) for kind in kinds]
+        shares += [fmean(understood), fmean(answered)]
+        rows.append([column, *(f"{share:.3f}" for share in shares)])
+    return _markdown(["understood", *kinds, "all", "answered"], rows)
 
 
-def _first_text(row: Row, names: Sequence[str]) -> str | None:
-    found = (row.values.get(name) for name in names)
+def _first_text(row: Record, names: Sequence[str]) -> str | None:
+    found = (row.fields.get(name) for name in names)
     return next((text for text in found if isinstance(text, str) and text.strip()), None)
 
 
-def _kind_of(row: Row, gold: str, family: Family) -> str:
+def _kind_of(row: Record, gold: str, family: Family) -> str:
     if family.situations is not None and not family.situations.categories:
         return family.kinds[0]
-    kind = _first_text(row, _KIND)
-    if kind is None:
-        for known, frame in family.answers.items():
-            parts = re.split(r"\{word\}|\{answer\}", frame)
-            shape = ".*".join(map(re.escape, parts))
-            if re.fullmatch(shape, gold, re.IGNORECASE | re.DOTALL):
-                kind = known
-                break
+    form = match_form(family, gold)
+    kind = _first_text(row, _KIND) or (form and form[0])
     if kind not in family.kinds:
         raise DataError(
             f"{row.place}: the right output '{gold[:80]}' is of no type of the family "
@@ -275,21 +265,6 @@ def _kind_of(row: Row, gold: str, family: Family) -> str:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a look-up gave for one question of a dev stream.
-
-    Attributes:
-        score: Of the nearest key; None where nothing was found.
-        is_right: Whether that key meant what the question means.
-        has_right: Whether any key in the memory did.
-    """
-
-    score: float | None
-    is_right: bool
-    has_right: bool
-
-
-@dataclass(frozen=True)
 class GateReport:
     """What a threshold does.
 
@@ -297,6 +272,7 @@ class GateReport:
         threshold: Scores of at least this pass.
         precision: Share of what passes that is right; None where nothing passes.
         recall: Share of the questions with a right key in the memory that get one.
+        f1: The harmonic mean of both; 0 where nothing is right.
         num_passed: Questions that get a feedback.
         num_trials: All questions.
     """
@@ -304,62 +280,63 @@ class GateReport:
     threshold: float
     precision: float | None
     recall: float | None
+    f1: float
     num_passed: int
     num_trials: int
 
-    @property
-    def f1(self) -> float:
-        """The harmonic mean of precision and recall; 0 where nothing is right."""
-        precision, recall = self.precision or 0.0, self.recall or 0.0
-        return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
-
-def try_lookup(steps: Sequence[Step], open_lookup: OpenLookup) -> list[Trial]:
-    """Look each question up among those before it, in a memory that is thrown away."""
-    trials, seen, meanings = [], set[str](), dict[int, str]()
+@contextmanager
+def scratch_log() -> Iterator[FeedbackLog]:
+    """Open a memory that is thrown away."""
     with (
         tempfile.TemporaryDirectory() as folder,
         FeedbackLog.open(Path(folder) / "memory.sqlite") as log,
     ):
+        yield log
+
+
+def judge_thresholds(
+    steps: Sequence[Step], open_lookup: OpenLookup, thresholds: Iterable[float] | None = None
+) -> list[GateReport]:
+    """Return what thresholds do to a stream's questions, each looked up among those before it.
+
+    Args:
+        steps: Questions whose meanings are known.
+        open_lookup: Opens the look-up of a memory.
+        thresholds: Those; None for the scores that were met, the largest first.
+    """
+    nearest, wanted, meanings = list[tuple[float, bool]](), 0, dict[int, str]()  # by entry
+    with scratch_log() as log:
         lookup = open_lookup(log)
         for step in steps:
-            found = lookup.find(step.question)
-            is_right = bool(found) and meanings[found[0].entry.id] == step.meaning
-            score = found[0].score if found else None
-            trials.append(Trial(score, is_right, step.meaning in seen))
-            seen.add(step.meaning)
+            wanted += step.meaning in meanings.values()
+            for match in lookup.find(step.question):
+                nearest.append((match.score, meanings[match.entry.id] == step.meaning))
             meanings[log.write(step.question, step.feedback, source="dev").id] = step.meaning
-    return trials
+    if thresholds is None:
+        thresholds = sorted({score for score, _ in nearest}, reverse=True)
+    reports = []
+    for threshold in thresholds:
+        passed = [is_right for score, is_right in nearest if score >= threshold]
+        right = sum(passed)
+        precision = right / len(passed) if passed else None
+        recall = right / wanted if wanted else None
+        f1 = 2 * right / (len(passed) + wanted) if right else 0.0
+        reports.append(GateReport(threshold, precision, recall, f1, len(passed), len(steps)))
+    return reports
 
 
-def judge_threshold(trials: Sequence[Trial], threshold: float) -> GateReport:
-    """Return what a threshold does to these trials."""
-    passed = [t for t in trials if t.score is not None and t.score >= threshold]
-    right = sum(trial.is_right for trial in passed)
-    wanted = sum(trial.has_right for trial in trials)
-    return GateReport(
-        threshold,
-        right / len(passed) if passed else None,
-        right / wanted if wanted else None,
-        len(passed),
-        len(trials),
-    )
-
-
-def choose_threshold(trials: Sequence[Trial]) -> GateReport:
+def choose_threshold(steps: Sequence[Step], open_lookup: OpenLookup) -> GateReport:
     """Choose the threshold with the largest F1, of equals the strictest.
-
-    Candidates are the scores that were met.
 
     Raises:
         DataError: If no look-up ever found a right key.
     """
-    scores = sorted({trial.score for trial in trials if trial.score is not None}, reverse=True)
-    reports = [judge_threshold(trials, score) for score in scores]
+    reports = judge_thresholds(steps, open_lookup)
     best = max(reports, key=lambda report: report.f1, default=None)
     if best is None or not best.f1:
         raise DataError(
-            f"no threshold can be chosen from {len(trials)} questions: no look-up found a key of "
+            f"no threshold can be chosen from {len(steps)} questions: no look-up found a key of "
             "the same meaning; give a longer dev stream, or --threshold"
         )
     return best
@@ -368,70 +345,48 @@ def choose_threshold(trials: Sequence[Trial]) -> GateReport:
 # Is one system of a memory better than another?
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What one system has over another, in accuracy of the understanding.
-
-    Attributes:
-        better: The one that is claimed to be better.
-        worse: The other.
-        final: Gap over all steps, by seed.
-        area: Gap of the areas under the running curves, by seed.
-        p_value: Of McNemar's tests of all seeds together (`combine_p`).
-        cost: Prompt tokens of the first for one of the second, all seeds together.
-    """
-
-    better: Variant
-    worse: Variant
-    final: Spread
-    area: Spread
-    p_value: float
-    cost: float
+Groups = Mapping[tuple[str, float], Mapping[int, StreamResult]]
+"""Results by system and probability, then by seed."""
 
 
-def compare_methods(results: Sequence[StreamResult]) -> list[Claim]:
+def compare_methods(groups: Groups) -> list[list[str]]:
     """Compare what the paper does: GROW with NO-MEM, MEM with GROW and NO-MEM, p with a lower p.
 
     Args:
-        results: Of an experiment; only seeds that both have are compared.
+        groups: Of an experiment; only seeds that both have are compared.
+
+    Returns:
+        Rows of a table: both, what the first has over the second in accuracy of the understanding,
+        over all steps and between the areas under the running curves, p of McNemar's tests of all
+        seeds together (`combine_p`), and prompt tokens of the first for one of the second.
     """
-    groups, claims = _by_variant(results), []
+    rows = []
     for system, p in groups:
-        if system == "no-mem":
-            continue
-        others = [key for key in groups if key[0] == "no-mem"]
-        if system == "mem" and ("grow", p) in groups:
-            others.append(("grow", p))
+        others = [("no-mem", 0.0), *([("grow", p)] if system == "mem" else [])]
         lower = [q for other, q in groups if other == system and q < p]
         others += [(system, max(lower))] if lower else []
         for other in others:
+            if system == "no-mem" or other not in groups:
+                continue
             seeds = sorted(set(groups[system, p]) & set(groups[other]))
-            better, worse = ([groups[key][seed] for seed in seeds] for key in ((system, p), other))
-            pairs = [
-                ([step.understood for step in a.outcomes], [step.understood for step in b.outcomes])
-                for a, b in zip(better, worse, strict=True)
-            ]
-            areas = [fmean(running_accuracy(a)) - fmean(running_accuracy(b)) for a, b in pairs]
-            tokens = [
-                sum(step.num_prompt_tokens for result in side for step in result.outcomes)
-                for side in (better, worse)
-            ]
-            claims.append(
-                Claim(
-                    better=better[0].variant,
-                    worse=worse[0].variant,
-                    final=mean_sd_interval([fmean(a) - fmean(b) for a, b in pairs]),
-                    area=mean_sd_interval(areas),
-                    p_value=combine_p([mcnemar(a, b) for a, b in pairs]),
-                    cost=tokens[0] / max(1, tokens[1]),
-                )
+            pairs = [(groups[system, p][seed], groups[other][seed]) for seed in seeds]
+            final, area, tokens = (
+                [[pair[side].metrics[name] for pair in pairs] for side in (0, 1)]
+                for name in ("understood", "understood_area", "prompt_tokens")
             )
-    return claims
+            tests = [mcnemar(a.marks("understood"), b.marks("understood")) for a, b in pairs]
+            rows.append(
+                [
+                    f"{pairs[0][0].variant.title} - {pairs[0][1].variant.title}",
+                    *(_with_sd(map(operator.sub, *both), "+.3f") for both in (final, area)),
+                    f"{combine_p(tests):.2g}",
+                    f"{sum(tokens[0]) / max(1, sum(tokens[1])):.2f}",
+                ]
+            )
+    return rows
 
 
-def _by_variant(
-    results: Sequence[StreamResult],
-) -> dict[tuple[str, float], dict[int, StreamResult]]:
+def group_results(results: Iterable[StreamResult]) -> Groups:
     """Return results by system and probability, then by seed."""
     groups: dict[tuple[str, float], dict[int, StreamResult]] = {}
     for result in results:
@@ -466,11 +421,10 @@ def write_report(
     return text
 
 
-def render_report(
-    family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
-) -> str:
+def render_report(family: Family, results: Sequence[StreamResult], gate: GateReport | None) -> str:
     """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
-    groups = _groups(results)
+    by_variant = group_results(results)
+    groups = _name_groups(by_variant)
     parts = [
         f"# A memory of corrections: {family.name}, {results[0].metrics['n']} steps",
         _accuracy_table(family, groups),
@@ -490,18 +444,8 @@ def render_report(
     running = {title: _mean_running(group, "understood") for title, group in groups.items()}
     rows = [[title, *(_number(means[m - 1]) for m in marks)] for title, means in running.items()]
     parts.append(_markdown(["understood, steps up to", *map(str, marks)], rows))
-    rows = [
-        [
-            f"{claim.better.title} - {claim.worse.title}",
-            _with_sd(claim.final, "+.3f"),
-            _with_sd(claim.area, "+.3f"),
-            f"{claim.p_value:.2g}",
-            f"{claim.cost:.2f}",
-        ]
-        for claim in compare_methods(results)
-    ]
     head = ["understood, gap of", "all", "area", "p (McNemar)", "prompt tokens, ratio"]
-    parts.append(_markdown(head, rows))
+    parts.append(_markdown(head, compare_methods(by_variant)))
     rows = [
         [
             title,
@@ -530,32 +474,31 @@ def render_report(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _groups(results: Sequence[StreamResult]) -> dict[str, list[StreamResult]]:
+def _name_groups(groups: Groups) -> dict[str, list[StreamResult]]:
     """Return the results of each variant, whatever the seed, by its title."""
-    groups = {}
-    for by_seed in _by_variant(results).values():
+    named = {}
+    for by_seed in groups.values():
         group = list(by_seed.values())
         seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
-        groups[f"{group[0].variant.title}{seeds}"] = group
-    return groups
+        named[f"{group[0].variant.title}{seeds}"] = group
+    return named
 
 
 def _accuracy_table(family: Family, groups: Mapping[str, Sequence[StreamResult]]) -> str:
     kinds, rows = family.kinds, []
     for title, group in groups.items():
         spreads = [
-            mean_sd_interval([result.metrics[name] for result in group])
+            _with_sd([result.metrics[name] for result in group], ".2f")
             for name in ("understood", "understood_area", f"understood_last_{LAST}", "answered")
         ]
         by_kind = [_number(_mean(group, "understood_by_type", kind)) for kind in kinds]
         tokens = f"{_mean(group, 'prompt_tokens'):,.0f}"
-        rows.append([title, *by_kind, *(_with_sd(s, ".2f") for s in spreads), tokens])
+        rows.append([title, *by_kind, *spreads, tokens])
     for system in dict.fromkeys([*family.paper, *family.paper_answered]):
         printed = family.paper.get(system, {})
         cells = [_number(printed.get(kind)) for kind in (*kinds, "all")]
-        answered = family.paper_answered.get(system)
-        cells += ["", "", "" if answered is None else f"{answered:.3f}", ""]
-        rows.append([f"{_TITLES[system]}, paper (GPT-3)", *cells])
+        answered = _number(family.paper_answered.get(system), ".3f")
+        rows.append([f"{_TITLES[system]}, paper (GPT-3)", *cells, "", "", answered, ""])
     head = ["understood", *kinds, "all", "area", f"last {LAST}", "answered", "prompt tokens"]
     return _markdown(head, rows)
 
@@ -565,14 +508,15 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return Table("", columns, cells).to_markdown() if rows else ""
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _number(value: float | None, style: str = ".2f") -> str:
+    return "" if value is None else f"{value:{style}}"
 
 
-def _with_sd(spread: Spread, style: str) -> str:
-    """Render a mean, and behind that of several seeds their standard deviation."""
-    sd = "" if spread.sd is None else f" ± {spread.sd:{style.removeprefix('+')}}"
-    return f"{spread.mean:{style}}{sd}"
+def _with_sd(values: Iterable[float], style: str) -> str:
+    """Render the mean over seeds, and behind that of several their standard deviation."""
+    spread = mean_sd_interval(list(values))
+    sd = _number(spread.sd, style.removeprefix("+"))
+    return f"{spread.mean:{style}}{sd and f' ± {sd}'}"
 
 
 def _mean(group: Sequence[StreamResult], first: str, second: str = "") -> float | None:
@@ -584,7 +528,7 @@ def _mean(group: Sequence[StreamResult], first: str, second: str = "") -> float 
 
 
 def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
-    lines = [running_accuracy([getattr(s, name) for s in result.outcomes]) for result in group]
+    lines = [running_accuracy(result.marks(name)) for result in group]
     return [fmean(values) for values in zip(*lines, strict=False)]
 
 
@@ -597,17 +541,16 @@ def plot_running(path: Path, results: Sequence[StreamResult]) -> None:
     """
     from matplotlib.figure import Figure
 
+    from pgra.report.page import save_figure
+
     figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, name, title in (
-        (left, "understood", "understanding"),
-        (right, "answered", "answer"),
-    ):
-        for label, group in _groups(results).items():
+    panels = figure.subplots(1, 2, sharey=True)
+    names = {"understood": "understanding", "answered": "answer"}
+    for axes, (name, title) in zip(panels, names.items(), strict=True):
+        for label, group in _name_groups(group_results(results)).items():
             mean = _mean_running(group, name)
             axes.plot(range(1, len(mean) + 1), mean, label=label)
         axes.set(title=f"running accuracy of the {title}", xlabel="step", ylim=(0, 1))
         axes.grid(visible=True, alpha=0.3)
-    left.legend(fontsize="small")
-    with write_aside(path) as aside:
-        figure.savefig(aside, dpi=_DOTS_PER_INCH)
+    panels[0].legend(fontsize="small")
+    save_figure(figure, path)

@@ -9,11 +9,12 @@ one (Brown et al. 2020, section 3.9.2; Madaan et al. 2022, 3.3.2).
 
 import random
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from pgra.lm.base import CompleterArguments, Completion, LanguageModel, open_lm
 from pgra.memory.families import QUESTION, SITUATION, Family, judge_situation, plain
 from pgra.memory.log import Event, FeedbackLog, read_events, replay
 from pgra.memory.lookup import Lookup, Match, passing
-from pgra.memory.prompts import FewShot, PromptExample
+from pgra.memory.prompts import FewShot, PromptExample, fill
 from pgra.report.text_metrics import is_exact_match
 
 _SYMBOLS = "!./- "
@@ -127,19 +128,34 @@ def judge_output(
     return understood, plain(output) in map(plain, expected)
 
 
-def read_texts(
-    place: str, fields: Mapping[str, object], names: Sequence[str], hint: str = ""
-) -> list[str]:
-    """Return the fields of a line that must be texts.
+def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
+    """Find the form of a family's answers that a text has, letters of any case.
+
+    Returns:
+        The type that answers so, and the match, whose one group is the answer; None where the text
+        has none of the forms.
+    """
+    for kind, form in family.answers.items():
+        pattern = re.escape(form).replace(r"\{word\}", ".+?").replace(r"\{answer\}", "(.+)")
+        if found := re.fullmatch(pattern, text, flags=re.IGNORECASE | re.DOTALL):
+            return kind, found
+    return None
+
+
+def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str]:
+    """Return the fields of a line that must be texts; `answers` may be a list, and gives them all.
 
     Raises:
         DataError: If one is missing, empty or no text.
     """
+    texts: list[str] = []
     for name in names:
-        value = fields.get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise DataError(f"{place}: {name} is {value!r}, and must be text{hint}")
-    return [str(fields[name]) for name in names]
+        value: Any = record.fields.get(name)
+        parts = value if name == "answers" and isinstance(value, list) and value else [value]
+        if not all(isinstance(part, str) and part.strip() for part in parts):
+            raise DataError(f"{record.place}: {name} is {value!r}, and must be text{hint}")
+        texts += parts
+    return texts
 
 
 def read_stream(path: Path, family: Family) -> list[Step]:
@@ -158,57 +174,50 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     if form is not None and not path.exists():
         raise DataError(
             f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
-            f"give your own jsonl file, a line with situation, {form.about} and label "
-            f"({', '.join(form.labels)}) for each"
+            f"give your own, lines with situation, {form.about}, label ({', '.join(form.labels)})"
         )
     check_file(path, ("jsonl",))
     read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
-    steps = [read(f"{path}, line {record.line}", record, family) for record in read_records(path)]
+    steps = [read(record, family) for record in read_records(path)]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
 
 
-def _read_step(place: str, record: Record, family: Family) -> Step:
+def _read_step(record: Record, family: Family) -> Step:
     names = ("type", "word", "question", "feedback", "expected_answer")
-    kind, word, question, feedback, expected = read_texts(place, record.fields, names)
+    kind, word, question, feedback, expected = read_texts(record, names)
     if kind not in family.answers:
         raise DataError(
-            f"{place}: type '{kind}' is none of the family '{family.name}' "
+            f"{record.place}: type '{kind}' is none of the family '{family.name}' "
             f"({', '.join(family.answers)}): name the stream's own with --family"
         )
     feedback = feedback.removeprefix(_MARK).strip()
     return Step(str(record.line), kind, question, feedback, word, (expected,))
 
 
-def _read_fact(place: str, record: Record, family: Family) -> Step:
-    question, answers = record.fields.get("question"), record.fields.get("answers")
-    texts = [question, *answers] if isinstance(answers, list) and answers else [None]
-    right = [text for text in texts if isinstance(text, str) and text.strip()]
-    if len(right) < len(texts):
-        raise DataError(
-            f"{place}: the family '{family.name}' takes question, a text, and answers, a list of "
-            "texts"
-        )
-    return Step(str(record.line), QUESTION, right[0], right[1], expected=tuple(right[1:]))
+def _read_fact(record: Record, family: Family) -> Step:
+    hint = f": the family '{family.name}' takes question, a text, and answers, a list of texts"
+    question, *answers = read_texts(record, ("question", "answers"), hint)
+    return Step(str(record.line), QUESTION, question, answers[0], expected=tuple(answers))
 
 
-def _read_situation(place: str, record: Record, family: Family) -> Step:
+def _read_situation(record: Record, family: Family) -> Step:
     form = family.situations
     assert form is not None  # read_stream
     names = ("situation", form.about, "label")
-    hint = f": each line has {', '.join(names)}"
-    texts = read_texts(place, record.fields, names, hint)
+    texts = read_texts(record, names, f": each line has {', '.join(names)}")
     text, about, label = (" ".join(part.split()) for part in texts)
     by_lower = {known.lower(): known for known in form.labels}
     if label.lower() not in by_lower:
-        raise DataError(f"{place}: label '{label}' is none of {', '.join(form.labels)}")
+        raise DataError(f"{record.place}: label '{label}' is none of {', '.join(form.labels)}")
     if form.categories and about.lower() not in form.categories:
-        raise DataError(f"{place}: {form.about} '{about}' is none of {', '.join(form.categories)}")
+        raise DataError(
+            f"{record.place}: {form.about} '{about}' is none of {', '.join(form.categories)}"
+        )
     about = about.lower() if form.categories else about.rstrip(".")
-    parts = {"about": about, "label": by_lower[label.lower()]}
     output, feedback = (
-        re.sub(r"\{(about|label)\}", lambda slot: parts[slot.group(1)], frame)
+        fill(frame, about=about, label=by_lower[label.lower()])
         for frame in (form.output, form.feedback)
     )
     kind = about if form.categories else SITUATION
@@ -229,7 +238,7 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     """
     if family is not None:
         return read_stream(path, family)
-    pairs, entries = list[Step](), list[Event]()
+    entries, records = list[Event](), list[Record]()
     if check_file(path, ("jsonl", "sqlite")) == "sqlite":
         with FeedbackLog.open(path, is_writable=False) as log:
             entries = list(log.entries())
@@ -237,14 +246,12 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
         records = list(read_records(path))
         if records and {"key", "kind"} <= set(records[0].fields):
             entries, records = replay(read_events(path)), []
-        for record in records:
-            place, kind = f"{path}, line {record.line}", str(record.fields.get("type") or "")
-            hint = ": each line has a question and the feedback it got"
-            names = ("question", "feedback")
-            question, feedback = read_texts(place, record.fields, names, hint)
-            feedback = feedback.removeprefix(_MARK).strip()
-            pairs.append(Step(str(record.line), kind, question, feedback))
-    pairs += [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
+    pairs = [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
+    hint = ": each line has a question and the feedback it got"
+    for record in records:
+        kind = str(record.fields.get("type") or "")
+        question, feedback = read_texts(record, ("question", "feedback"), hint)
+        pairs.append(Step(str(record.line), kind, question, feedback.removeprefix(_MARK).strip()))
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
     return pairs
@@ -277,8 +284,7 @@ def read_words(path: Path, family: Family) -> Words:
     check_file(path, ("jsonl",))
     found: dict[str, dict[str, list[str]]] = {kind: defaultdict(list) for kind in family.answers}
     for record in read_records(path):
-        place, names = f"{path}, line {record.line}", ("type", "word", "answer")
-        kind, word, answer = read_texts(place, record.fields, names)
+        kind, word, answer = read_texts(record, ("type", "word", "answer"))
         if kind in found:
             found[kind][word].append(answer)
     for kind, answers in found.items():
@@ -308,9 +314,9 @@ def make_stream(family: Family, words: Words, *, num_steps: int, seed: int) -> l
         else:
             word = draw.choice(pools[kind])
             answers = words[kind][word]
-        frame = family.answers[kind].replace("{word}", word)
-        expected = tuple(frame.replace("{answer}", answer) for answer in answers)
-        question = phrasing.question.replace("{word}", word)
+        form = family.answers[kind]
+        expected = tuple(fill(form, word=word, answer=answer) for answer in answers)
+        question = fill(phrasing.question, word=word)
         steps.append(Step(str(number), kind, question, phrasing.feedback, word, expected))
     return steps
 
@@ -324,9 +330,7 @@ class PromptedArguments(Arguments):
         None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(
-        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
-    )
+    max_prompt_tokens: int = arg(2048, "Most tokens of a prompt, within the LM's window.", least=1)
     artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
 
@@ -366,27 +370,20 @@ class PromptedLM:
         """The most tokens of a prompt."""
         return min(self.max_prompt_tokens, self.completer.window - self.max_new_tokens)
 
-    def check_fits(self, question: str, num_tokens: int) -> None:
-        """Refuse a question that does not fit; it is never cut.
-
-        Raises:
-            DataError: If it does not.
-        """
-        if num_tokens > self.budget:
-            raise DataError(
-                f"the question '{question[:_SHOWN_CHARS]}' makes a prompt of {num_tokens:,} "
-                f"tokens, and {self.budget:,} fit beside the answer: use a shorter prompt, or an "
-                "LM with a larger window"
-            )
-
     def complete(self, prompts: Sequence[str]) -> list[Completion]:
-        """Go on with prompts, which must fit.
+        """Go on with prompts, which must fit: a question is never cut.
 
         Raises:
             DataError: If one does not.
         """
         for prompt, size in zip(prompts, self.completer.count_tokens(prompts), strict=True):
-            self.check_fits(prompt.split(self.few_shot.separator)[-2], size)
+            if size > self.budget:
+                question = prompt.split(self.few_shot.separator)[-2]
+                raise DataError(
+                    f"the question '{question[:_SHOWN_CHARS]}' makes a prompt of {size:,} "
+                    f"tokens, and {self.budget:,} fit beside the answer: use a shorter prompt, or "
+                    "an LM with a larger window"
+                )
         end = self.few_shot.end
         return self.completer.complete(prompts, max_new_tokens=self.max_new_tokens, stop=end)
 
@@ -408,89 +405,62 @@ class BuiltPrompt:
     matched_kind: str | None = None
 
 
-class System(Protocol):
-    """Makes a prompt of a question, and learns from corrections.
+@dataclass(frozen=True)
+class NoMemory:
+    """NO-MEM: the few-shot prompt and the question.
 
     Attributes:
+        few_shot: The prompt.
         keeps_prompts: Whether a correction leaves most prompts as they are.
     """
 
-    keeps_prompts: bool
+    few_shot: FewShot
+    keeps_prompts: ClassVar[bool] = True
 
     def ask(self, step: Step) -> BuiltPrompt:
         """Build the prompt."""
-        ...
+        return BuiltPrompt(self.few_shot.write(step.question))
 
     def learn(self, step: Step) -> None:
-        """Take in what the user says of a question that was misunderstood."""
-        ...
+        """Forget what the user says of a question that was misunderstood."""
 
 
-class NoMemory:
-    """NO-MEM: the few-shot prompt and the question."""
-
-    keeps_prompts = True
-
-    def __init__(self, few_shot: FewShot) -> None:
-        self._few_shot = few_shot
-
-    def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt; see `System`."""
-        return BuiltPrompt(self._few_shot.write(step.question))
-
-    def learn(self, step: Step) -> None:
-        """Forget it."""
-
-
+@dataclass(frozen=True)
 class GrowPrompt:
     """GROW-PROMPT: the newest corrections as further examples, as many as fit (section 4).
 
     The release counts words, 1,300 of them; here they are the LM's tokens, as the paper says.
+
+    Attributes:
+        lm: Its prompt, its tokens and their budget.
+        max_added: Most corrections shown (the release: 20); None for no limit but the tokens.
+        added: The corrections, the newest last.
     """
 
-    keeps_prompts = False
-
-    def __init__(self, lm: PromptedLM, *, max_added: int | None = None) -> None:
-        """Start with the prompt alone.
-
-        Args:
-            lm: Its prompt, its tokens and their budget.
-            max_added: Most corrections shown (the release: 20); None for no limit but the tokens.
-        """
-        self._lm, self._most = lm, max_added
-        self._added: list[PromptExample] = []
-        self._tokens: list[int] = []
+    lm: PromptedLM
+    max_added: int | None = None
+    added: list[PromptExample] = field(default_factory=list)
+    keeps_prompts: ClassVar[bool] = False
 
     def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt, the newest correction nearest the question; see `System`.
+        """Build the prompt, the newest correction nearest the question."""
 
-        Raises:
-            DataError: If the question does not fit with no correction at all.
-        """
-        most = len(self._added) if self._most is None else min(self._most, len(self._added))
-        used, size = 0, self._size(step.question, 0)
-        while used < most and size + self._tokens[-1 - used] <= self._lm.budget:
-            size += self._tokens[-1 - used]
-            used += 1
-        while used and self._size(step.question, used) > self._lm.budget:
-            used -= 1  # tokens that meet may be cut otherwise than alone
-        self._lm.check_fits(step.question, self._size(step.question, used))
-        return BuiltPrompt(self._render(step.question, used))
+        def write(used: int) -> str:
+            return self.lm.few_shot.write(step.question, more=self.added[len(self.added) - used :])
+
+        def size(used: int) -> int:
+            return self.lm.completer.count_tokens([write(used)])[0]
+
+        most = len(self.added) if self.max_added is None else min(self.max_added, len(self.added))
+        return BuiltPrompt(write(bisect_right(range(1, most + 1), self.lm.budget, key=size)))
 
     def learn(self, step: Step) -> None:
         """Keep a correction, with the answer that was expected."""
         feedback = "" if step.kind == QUESTION else step.feedback  # there it is the answer itself
-        example = PromptExample(step.question, step.expected[0], feedback)
-        self._added.append(example)
-        self._tokens += self._lm.completer.count_tokens([self._lm.few_shot.show(example)])
-
-    def _size(self, question: str, used: int) -> int:
-        return self._lm.completer.count_tokens([self._render(question, used)])[0]
-
-    def _render(self, question: str, used: int) -> str:
-        return self._lm.few_shot.write(question, more=self._added[len(self._added) - used :])
+        self.added.append(PromptExample(step.question, step.expected[0], feedback))
 
 
+@dataclass(frozen=True)
 class MemPrompt:
     """MEM-PROMPT: what the memory has near a question stands in its prompt, if the gate passes it.
 
@@ -498,50 +468,53 @@ class MemPrompt:
     is the nearest questions that were answered wrongly, with their right answers: they stand behind
     the first of the prompt's own examples, the nearest last, and in place of the others, so that a
     prompt has as many whatever is in the memory.
+
+    Attributes:
+        family: Of the questions.
+        few_shot: The prompt.
+        log: The memory.
+        lookup: M(x), which follows the log.
+        threshold: The gate's; None lets all through, as the paper does with label feedback.
+        kinds: By key the type of its question, for the report.
     """
 
-    def __init__(
-        self,
-        family: Family,
-        few_shot: FewShot,
-        log: FeedbackLog,
-        lookup: Lookup,
-        threshold: float | None,
-    ) -> None:
-        """Join prompt and memory.
+    family: Family
+    few_shot: FewShot
+    log: FeedbackLog
+    lookup: Lookup
+    threshold: float | None
+    kinds: dict[str, str] = field(default_factory=dict)
 
-        Args:
-            family: Of the questions.
-            few_shot: The prompt.
-            log: The memory.
-            lookup: M(x), which follows the log.
-            threshold: The gate's; None lets all through, as the paper does with label feedback.
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether a correction leaves most prompts as they are.
+
+        A new error is among the nearest of many questions, of all at first.
         """
-        self._family, self._few_shot = family, few_shot
-        self._log, self._lookup, self._threshold = log, lookup, threshold
-        self._kinds: dict[str, str] = {}  # by key, for the report
-        # A new error is among the nearest of many questions, of all at first.
-        self.keeps_prompts = not family.is_of_answers
+        return not self.family.is_of_answers
 
     def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt; see `System`."""
-        question, is_of_answers = step.question, self._family.is_of_answers
-        found = self._lookup.find(question, self._family.num_remembered if is_of_answers else 1)
-        near = [match.entry for match in passing(found, self._threshold)]
+        """Build the prompt."""
+        question, is_of_answers = step.question, self.family.is_of_answers
+        found = self.lookup.find(question, self.family.num_remembered if is_of_answers else 1)
+        near = [match.entry for match in passing(found, self.threshold)]
         if is_of_answers:
             more = [PromptExample(entry.key, entry.feedback) for entry in reversed(near)]
-            num_own = max(0, len(self._few_shot.examples_of(question)) - len(more))
-            text = self._few_shot.write(question, more=more, num_own=num_own)
+            num_own = max(0, len(self.few_shot.examples_of(question)) - len(more))
+            text = self.few_shot.write(question, more=more, num_own=num_own)
         else:
             feedback = near[0].feedback if near else ""
-            text = self._few_shot.write(question, feedback=feedback)
-        kind = self._kinds.get(near[0].key) if near else None
+            text = self.few_shot.write(question, feedback=feedback)
+        kind = self.kinds.get(near[0].key) if near else None
         return BuiltPrompt(text, found, len(near), kind)
 
     def learn(self, step: Step) -> None:
         """Write it to the memory."""
-        self._log.write(step.question, step.feedback, source="stream")
-        self._kinds[step.question] = step.kind
+        self.log.write(step.question, step.feedback, source="stream")
+        self.kinds[step.question] = step.kind
+
+
+System = NoMemory | GrowPrompt | MemPrompt
 
 
 @dataclass(frozen=True)
@@ -611,7 +584,7 @@ class Simulation:
     as_released: bool = False
     num_ahead: int = 16
 
-    def run(
+    def play(
         self, steps: Sequence[Step], system: System, *, probability: float, seed: int
     ) -> Iterator[StepOutcome]:
         """Ask a stream's questions, in order.

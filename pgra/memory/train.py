@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
+from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import digest, lock_folder, write_json
@@ -37,7 +37,6 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import choose_device, find_model, load_pretrained, load_tokenizer
 from pgra.memory.experiment import claim_folder
 from pgra.memory.lessons import (
-    IGNORED,
     SEEN_FILE,
     FinetuneArguments,
     Lessons,
@@ -45,44 +44,19 @@ from pgra.memory.lessons import (
     draw_packs,
     read_seen,
 )
-from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, plain_input, strip_slot
+from pgra.memory.lookup import MAX_FEEDBACK_TOKENS, MAX_QUESTION_TOKENS, in_form, plain_input
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
 from pgra.reader.arguments import ReaderTrainingArguments
+from pgra.reader.causal import CausalModule, pad
 from pgra.reader.module import ReaderModule
 from pgra.reader.train import TrainResult, fit, replace_folder
 
 LM_FOLDER = "lm"
 ABOUT_FILE = "trained_on.json"
 """In the folder of a trained model: what it was trained on, and how."""
+_SAME = ("bf16", "learning_rate", "max_steps", "save_steps", "seed")  # as the Trainer has them
 _LEAST_PAIRS = 4  # questions that a layer can be trained on
-_POOLINGS = {
-    "cls": "pooling_mode_cls_token",
-    "cls_before_pooler": "pooling_mode_cls_token",
-    "last": "pooling_mode_lasttoken",
-    "max": "pooling_mode_max_tokens",
-    "mean": "pooling_mode_mean_tokens",
-}
-
-
-class AnswersModule(ReaderModule):
-    """A causal LM that learns answers alone, and is asked for no other logits."""
-
-    def forward(
-        self, input_ids: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None = None
-    ) -> Any:
-        """Return the LM's output with the mean loss over the answers' tokens of a step."""
-        learned = (labels != IGNORED).any(dim=0).nonzero().squeeze(1)  # (n,), none the first
-        outputs = self.model(input_ids=input_ids, logits_to_keep=learned - 1, use_cache=False)
-        total = cross_entropy(
-            outputs.logits.float().flatten(0, 1),
-            labels[:, learned].flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
-        count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        outputs.loss = total / count
-        return outputs
 
 
 class FeedbackModule(ReaderModule):
@@ -150,63 +124,32 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
             f"frozen_layers is {args.frozen_layers}, and '{args.lm}' has {depth}: leave one to "
             "train"
         )
-    settings = args.deciding()
-    for name in ("lessons", "words", "held_out"):  # their content stands in the courses
-        del settings[name]
     taught: Json = [[asdict(c), asdict(load_few_shot(c.family.prompt))] for c in courses]
-    identity = {**settings, "lm": lm.source.identity, "courses": digest(taught)[:12]}
-    packs, seen = draw_packs(
-        courses,
-        lm.tokenizer,
-        count=args.max_steps * args.packs_per_step,
-        pack_tokens=args.pack_tokens,
-        seed=args.seed,
-        lead_ids=lm.lead_ids,
-    )
+    identity = {**args.deciding(), "lm": lm.source.identity, "courses": digest(taught)[:12]}
+    packs, seen = draw_packs(courses, lm, args)
     folder = Path(args.output_dir)
     with lock_folder(folder):
         claim_folder(folder, identity)
         if read_seen(str(folder / LM_FOLDER)) is not None:
             return seen
-        load = AutoModelForCausalLM.from_pretrained
-        model = load_pretrained(load, lm.source, dtype=torch.float32)
-        freeze_layers(model, args.frozen_layers)
+        module = CausalModule.from_name(args.lm)
+        freeze_layers(module.model, args.frozen_layers)
         arguments = _arguments(
             folder,
-            max_steps=args.max_steps,
+            **{name: getattr(args, name) for name in _SAME},
             per_device_train_batch_size=1,  # sequences are full: more at once bring nothing on CPUs
             gradient_accumulation_steps=args.packs_per_step,
-            learning_rate=args.learning_rate,
             warmup_steps=max(1, args.max_steps // 20),
-            bf16=args.bf16,
             logging_steps=10,
-            save_steps=args.save_steps,
-            seed=args.seed,
             train_sampling_strategy="sequential",
             use_cpu=args.device == "cpu",
         )
-        trainable = _Trainable(
-            AnswersModule(model), lm.tokenizer, collate, (SEEN_FILE, seen.as_json())
-        )
+        trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
         rows = [asdict(pack) for pack in packs]
         fit(trainable, rows, arguments, folder=folder / LM_FOLDER, title="finetune")
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path)
     return seen
-
-
-def collate(packs: Sequence[Mapping[str, list[int]]]) -> dict[str, Tensor]:
-    """Lay sequences side by side; what fills a shorter one stands behind it, and is not learned.
-
-    Returns:
-        input_ids and labels, (B, T) int64 each. There is no mask: nothing reads what comes later.
-    """
-    longest = max(len(pack["input_ids"]) for pack in packs)
-    filled = {
-        name: [[*pack[name], *[fill] * (longest - len(pack[name]))] for pack in packs]
-        for name, fill in (("input_ids", 0), ("labels", IGNORED))
-    }
-    return {name: torch.tensor(rows, dtype=torch.long) for name, rows in filled.items()}
 
 
 def freeze_layers(model: Any, count: int) -> None:
@@ -303,7 +246,8 @@ def train_generator(
         Stopped: If a signal asked for it.
     """
     _check_new(folder)
-    source = find_model(arguments.model)
+    values = asdict(arguments)
+    source = find_model(values.pop("model"))
     about = _about(pairs, arguments, model=source.identity)
     tokenizer = load_tokenizer(source)
     model = load_pretrained(AutoModelForSeq2SeqLM.from_pretrained, source, dtype=torch.float32)
@@ -329,14 +273,10 @@ def train_generator(
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
         _arguments(
             work,
+            **values,
             max_steps=-1,
-            num_train_epochs=arguments.num_train_epochs,
-            per_device_train_batch_size=arguments.per_device_train_batch_size,
-            learning_rate=arguments.learning_rate,
             lr_scheduler_type="constant",
             optim="adafactor",
-            save_steps=arguments.save_steps,
-            seed=arguments.seed,
             use_cpu=choose_device(context.device).type == "cpu",
         ),
         folder=folder,
@@ -381,11 +321,12 @@ def train_encoder(
     if by_type and len(set(kinds)) < 2:
         raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
     start = time.monotonic()
-    encoder = Encoder.from_name(arguments.encoder, dtype="float32", device=context.device)
-    _pooling_key(encoder)  # refused before anything is trained
-    texts = [pair.question for pair in pairs]
-    if arguments.key_form == "slotless":  # as `KeyEncoder` reads them
-        texts = [strip_slot(text) or text for text in texts]
+    encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
+    if encoder.fingerprint["pooling"] == "pooler":
+        raise ConfigError(
+            "a sentence-transformers folder cannot say pooling 'pooler': choose another encoder"
+        )
+    texts = [in_form(pair.question, arguments.key_form) for pair in pairs]
     vectors = torch.from_numpy(encoder.encode(texts))
     if by_type:
         wanted = torch.from_numpy(np.equal.outer(kinds, kinds)).float()
@@ -451,16 +392,6 @@ def fit_head(
     return DenseLayer(weight.detach(), bias.detach(), "Tanh", ""), last
 
 
-def _pooling_key(encoder: Encoder) -> str:
-    pooling = str(encoder.fingerprint["pooling"])
-    if pooling not in _POOLINGS:
-        raise ConfigError(
-            f"a sentence-transformers folder cannot say pooling '{pooling}': choose an encoder "
-            f"with {', '.join(_POOLINGS)}"
-        )
-    return _POOLINGS[pooling]
-
-
 def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
     """Write an encoder whose vectors are a head's, at unit length: a sentence-transformers folder.
 
@@ -468,57 +399,47 @@ def save_with_head(encoder: Encoder, head: DenseLayer, folder: Path) -> None:
         encoder: What it has behind its pooling comes before the head.
         head: As wide as the encoder.
         folder: Where.
-
-    Raises:
-        ConfigError: If such a folder cannot say the encoder's pooling.
     """
-    pooling = _pooling_key(encoder)
     encoder.model.save_pretrained(folder)
     encoder.tokenizer.save_pretrained(folder)
-    layers = [*encoder.sentence.layers]  # None is to unit length
-    if encoder.fingerprint["normalize"] and not encoder.sentence.is_normalized:
+    sentence, told = encoder.sentence, encoder.fingerprint
+    layers = [*sentence.layers]  # None is to unit length
+    if told["normalize"] and not sentence.is_normalized:
         layers.append(None)  # as `Encoder` gives it, whatever its folder says
-    modules: list[Json] = []
-
-    def add_module(name: str) -> Path:
-        path = f"{len(modules)}_{name}" if modules else ""
-        kind = f"sentence_transformers.models.{name}"
-        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": kind})
-        return folder / path
-
-    write_json(
-        add_module("Transformer") / "sentence_bert_config.json",
-        {
-            "max_seq_length": encoder.fingerprint["max_tokens"],
-            "do_lower_case": encoder.sentence.is_lower,
+    layers += [head, None]
+    kinds = ["Transformer", "Pooling", *("Dense" if layer else "Normalize" for layer in layers)]
+    paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds) if number)]
+    modules: Json = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    mode = str(told["pooling"]).removesuffix("_before_pooler")
+    texts: Json = {"query": encoder.query_prompt, "document": told.get("passage_prompt", "")}
+    written: dict[str, Json] = {
+        "modules.json": modules,
+        "config_sentence_transformers.json": {"prompts": texts},
+        "sentence_bert_config.json": {
+            "max_seq_length": told["max_tokens"],
+            "do_lower_case": sentence.is_lower,
         },
-    )
-    width = encoder.model.config.hidden_size
-    write_json(
-        add_module("Pooling") / "config.json", {"word_embedding_dimension": width, pooling: True}
-    )
-    for layer in (*layers, head, None):
-        if layer is None:
-            add_module("Normalize")
-            continue
-        path = add_module("Dense")
-        write_json(
-            path / "config.json",
-            {
+        f"{paths[1]}/config.json": {
+            "word_embedding_dimension": encoder.model.config.hidden_size,
+            "pooling_mode": "lasttoken" if mode == "last" else mode,
+        },
+    }
+    for path, layer in zip(paths[2:], layers, strict=True):
+        if layer is not None:
+            written[f"{path}/config.json"] = {
                 "in_features": layer.weight.shape[1],
                 "out_features": layer.weight.shape[0],
                 "bias": layer.bias is not None,
                 "activation_function": f"torch.nn.{layer.activation}",
-            },
-        )
-        weights = {"linear.weight": layer.weight, "linear.bias": layer.bias}
-        tensors = {
-            name: part.cpu().contiguous() for name, part in weights.items() if part is not None
-        }
-        save_file(tensors, path / "model.safetensors")
-    write_json(folder / "modules.json", modules)
-    prompts: Json = {
-        "query": encoder.query_prompt,
-        "document": str(encoder.fingerprint.get("passage_prompt", "")),
-    }
-    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
+            }
+            weights = {"linear.weight": layer.weight, "linear.bias": layer.bias}
+            tensors = {
+                k: part.cpu().contiguous() for k, part in weights.items() if part is not None
+            }
+            (folder / path).mkdir()
+            save_file(tensors, folder / path / "model.safetensors")
+    for name, content in written.items():
+        write_json(folder / name, content)

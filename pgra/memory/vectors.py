@@ -13,11 +13,11 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,11 @@ import numpy.typing as npt
 from pgra.artifacts import write_json
 from pgra.core import Json, Rows
 from pgra.memory.log import FeedbackLog
-from pgra.retrieval.faiss import (
-    Vectors,
-    ask,
-    empty_index,
-    import_faiss,
-    map_faiss,
-    write_faiss,
-)
+from pgra.memory.lookup import in_form
+from pgra.retrieval.faiss import Vectors, ask, empty_index, import_faiss, map_faiss, write_faiss
+
+if TYPE_CHECKING:
+    from pgra.encoders.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -48,31 +45,12 @@ _TURNS = 10  # of k-means
 _BLOCK = 65_536  # rows read at once
 
 
-class TextEncoder(Protocol):
-    """What turns keys and questions into vectors of unit length.
-
-    Attributes:
-        width: D.
-    """
-
-    width: int
-
-    @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
-        """All that the vectors depend on, besides the text."""
-        ...
-
-    def encode(self, texts: Sequence[str], *, is_query: bool = False) -> Vectors:
-        """Return the vectors (n, D) float32."""
-        ...
-
-
 @dataclass(frozen=True)
 class _State:
     """How far the files go.
 
     Attributes:
-        fingerprint: Of the encoder.
+        fingerprint: What the vectors depend on, besides the texts.
         width: D.
         rows: Vectors.
         through: Events up to this id are followed.
@@ -93,7 +71,16 @@ class _State:
     def sizes(self) -> dict[str, int]:
         """Bytes that each file has at least."""
         sizes = {_VECTORS: 2 * self.width * self.rows, _IDS: 8 * self.rows}
-        return sizes | ({_index_name(self.indexed): self.index_bytes} if self.indexed else {})
+        return sizes | ({self.index_name: self.index_bytes} if self.indexed else {})
+
+    @property
+    def index_name(self) -> str:
+        """The index file."""
+        return f"index-{self.indexed}.faiss"
+
+    def is_of(self, log: FeedbackLog) -> bool:
+        """Return whether the log is the one that was followed."""
+        return _record(log, self.through) == self.record
 
 
 class KeyVectors:
@@ -101,39 +88,30 @@ class KeyVectors:
 
     Attributes:
         folder: Where they are.
-        num_encoded: Keys that were encoded by this object.
+        fingerprint: What they depend on, besides the texts.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        encoder: TextEncoder,
-        *,
-        index_rows: int = INDEX_ROWS,
-        of_feedback: bool = False,
+        self, folder: Path, encoder: "Encoder", form: str = "whole", *, index_rows: int = INDEX_ROWS
     ) -> None:
         """Open a folder; nothing is read before `follow`.
 
         Args:
-            folder: Of this log, this encoder and this field alone.
-            encoder: Makes the vectors; its fingerprint tells keys from feedback.
+            folder: Of this log, this encoder and this form alone.
+            encoder: Makes vectors of unit length.
+            form: What is read: "slotless" (keys without what stands in <...>), "whole" keys, or
+                "feedback".
             index_rows: Vectors compared one by one before an index is made.
-            of_feedback: Whether the vectors are those of the feedback.
         """
         self.folder = folder
-        self.num_encoded = 0
-        self._encoder, self._index_rows, self._of_feedback = encoder, index_rows, of_feedback
-        self._fresh = _State(dict(encoder.query_fingerprint), encoder.width)
-        self._state = self._fresh
+        self.fingerprint = {**encoder.query_fingerprint, "key_form": form}
+        self._encoder, self._form, self._index_rows = encoder, form, index_rows
+        self._field = "feedback" if form == "feedback" else "key"
+        self._fresh = self._state = _State(self.fingerprint, encoder.width)
         self._index: Any = None
         self._ids: Rows = np.empty(0, np.int64)
         self._vectors: npt.NDArray[np.float16] = np.empty((0, encoder.width), np.float16)
         self._tail: Vectors = np.empty((0, encoder.width), np.float32)
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """What the vectors depend on, besides the keys."""
-        return self._encoder.query_fingerprint
 
     def __len__(self) -> int:
         """Count the vectors, those of keys that were corrected or forgotten since included."""
@@ -145,28 +123,28 @@ class KeyVectors:
         Returns:
             Keys encoded now.
         """
-        last = log.last_id
-        if self._state.through == last and _is_of(log, self._state) and len(self._ids):
+        last, num_encoded = log.last_id, 0
+        if self._state.through == last and self._state.is_of(log) and len(self._ids):
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until no other process writes here
-            state, before = self._read_state(log), self.num_encoded
+            state = self._read_state(log)
             new = log.entries(after=state.through)
             while chunk := list(islice(new, _CHUNK)):
-                texts = [entry.feedback if self._of_feedback else entry.key for entry in chunk]
-                vectors = self._encoder.encode(texts).astype(np.float16)
+                vectors = self._encode([getattr(entry, self._field) for entry in chunk])
+                _append(self.folder / _VECTORS, state.sizes[_VECTORS], vectors.astype(np.float16))
                 ids = np.array([entry.id for entry in chunk], np.int64)
-                for name, array in ((_VECTORS, vectors), (_IDS, ids)):
-                    _append(self.folder / name, state.sizes[name], array)
-                state = self._save(log, state, state.rows + len(chunk), through=chunk[-1].id)
-                self.num_encoded += len(chunk)
+                _append(self.folder / _IDS, state.sizes[_IDS], ids)
+                num_encoded += len(chunk)
+                state = replace(state, rows=state.rows + len(chunk))
+                state = self._save(log, state, through=chunk[-1].id)
             if last > state.through:  # events behind the last entry, which made none
-                state = self._save(log, state, state.rows, through=last)
+                state = self._save(log, state, through=last)
             if state.rows - state.indexed > self._index_rows:
                 state = self._build_index(state)
         self._map(state)
-        return self.num_encoded - before
+        return num_encoded
 
     def search(self, question: str, k: int) -> dict[int, float]:
         """Find the k keys whose vectors have the largest cosine with a question's.
@@ -181,7 +159,7 @@ class KeyVectors:
         Returns:
             Cosines by the events' ids, the nearest first, of equals the newest.
         """
-        query = self._encoder.encode([question], is_query=True)  # (1, D)
+        query = self._encode([question], is_query=True)  # (1, D)
         scores = self._tail @ query[0]
         # All that tie with the k-th stay, so that the newest of them can win.
         bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
@@ -201,57 +179,55 @@ class KeyVectors:
         best = np.lexsort((-ids, -scores))[:k]
         return dict(zip(ids[best].tolist(), scores[best].tolist(), strict=True))
 
+    def _encode(self, texts: Sequence[str], *, is_query: bool = False) -> Vectors:
+        texts = [in_form(text, self._form) for text in texts]
+        return self._encoder.encode(texts, is_query=is_query)
+
     def _read_state(self, log: FeedbackLog) -> _State:
         path = self.folder / _STATE
         if not path.exists():
             return self._fresh
         try:
             state = _State(**json.loads(path.read_text()))
-            is_same = (state.fingerprint, state.width) == (
-                self._fresh.fingerprint,
-                self._fresh.width,
-            )
-            files = {self.folder / name: size for name, size in state.sizes.items()}
-            is_whole = all(p.is_file() and p.stat().st_size >= size for p, size in files.items())
-            if is_same and is_whole and _is_of(log, state):
+            sizes = state.sizes.items()
+            is_whole = all((self.folder / name).stat().st_size >= size for name, size in sizes)
+            if is_whole and state.fingerprint == self.fingerprint and state.is_of(log):
                 return state
-        except (ValueError, TypeError):
-            pass  # it is not JSON, or not of this layout
+        except (OSError, ValueError, TypeError):
+            pass  # it is not JSON, or not of this layout, or a file is missing
         logger.warning("%s is not what its log says: made again from it", self.folder)
         return self._fresh
 
-    def _save(self, log: FeedbackLog, state: _State, rows: int, *, through: int) -> _State:
-        state = replace(state, rows=rows, through=through, record=_record(log, through))
+    def _save(self, log: FeedbackLog, state: _State, *, through: int) -> _State:
+        state = replace(state, through=through, record=_record(log, through))
         write_json(self.folder / _STATE, asdict(state))
         return state
 
     def _build_index(self, state: _State) -> _State:
-        """Index all vectors: about sqrt(n) lists, trained on a fixed sample, a byte a dimension."""
+        """Index all vectors: sqrt(n) lists, trained on every so manieth, a byte a dimension."""
         self._map(state)
         logger.info("memory: indexing the vectors of %s keys", f"{state.rows:,}")
         lists = min(_MOST_LISTS, 1 << round(np.log2(state.rows) / 2))
         index = empty_index(f"IVF{lists},SQ8", state.width, state.rows)
         clustering = import_faiss().extract_index_ivf(index).cp
         clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
-        clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
-        draw = np.random.default_rng(0)
-        size = min(state.rows, lists * _POINTS_A_LIST)
-        sample = np.sort(draw.choice(state.rows, size, replace=False))
-        index.train(self._vectors[sample].astype(np.float32))
+        every = max(1, state.rows // (lists * _POINTS_A_LIST))
+        index.train(self._vectors[::every].astype(np.float32))
         for start in range(0, state.rows, _BLOCK):
             index.add(self._vectors[start : start + _BLOCK].astype(np.float32))
-        path = self.folder / _index_name(state.rows)
+        grown = replace(state, indexed=state.rows)
+        path = self.folder / grown.index_name
         write_faiss(index, path)
         self._index = None
-        grown = replace(state, indexed=state.rows, index_bytes=path.stat().st_size)
+        grown = replace(grown, index_bytes=path.stat().st_size)
         write_json(self.folder / _STATE, asdict(grown))
         if state.indexed:  # who has the old one mapped keeps it
-            (self.folder / _index_name(state.indexed)).unlink(missing_ok=True)
+            (self.folder / state.index_name).unlink(missing_ok=True)
         return grown
 
     def _map(self, state: _State) -> None:
         if state.indexed and (self._index is None or state.indexed != self._state.indexed):
-            self._index = map_faiss(self.folder / _index_name(state.indexed))
+            self._index = map_faiss(self.folder / state.index_name)
             ivf = import_faiss().extract_index_ivf(self._index)
             ivf.nprobe = max(1, ivf.nlist // _SHARE_OF_LISTS)
         if state.rows:
@@ -262,16 +238,8 @@ class KeyVectors:
         self._state = state
 
 
-def _index_name(rows: int) -> str:
-    return f"index-{rows}.faiss"
-
-
 def _record(log: FeedbackLog, event_id: int) -> str:
     return log.record_of(event_id)[:32].decode()
-
-
-def _is_of(log: FeedbackLog, state: _State) -> bool:
-    return _record(log, state.through) == state.record
 
 
 def _append(path: Path, start: int, array: npt.NDArray[Any]) -> None:

@@ -5,10 +5,10 @@ and compares what it wrote with the label.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,52 +66,54 @@ class Answer:
     details: Mapping[str, Json]
 
 
-class Answerer(Protocol):
-    """Asks an LM for the labels of queries."""
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that decides, besides the LM, exemplars and queries."""
-        ...
-
-    @property
-    def num_new_tokens(self) -> int:
-        """The room that an answer needs."""
-        ...
-
-    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Render all prompts that are asked for a query; its own is the first."""
-        ...
-
-    def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
-        """Ask the LM what `prompts` rendered for each of B queries."""
-        ...
-
-
-@dataclass(frozen=True)
-class WordScorer:
-    """Takes the label whose word is likeliest after the prompt, all its tokens counted.
+@dataclass(frozen=True, kw_only=True)
+class Answerer(ABC):
+    """Asks an LM for the labels of queries.
 
     Attributes:
-        completer: The LM.
-        format: How prompts are written.
-        words: Word by label, as it follows a prompt but for its space.
-        inputs: The task's inputs.
-        calibrated: Whether the same prompt is asked for inputs without content too.
-        length_normalize: Whether a word's log-probability is divided by its tokens.
+        lm: Who is asked.
+        format: How prompts are written, and which word answers for which label; without words the
+            text itself is the answer.
         progress: Whether to show a bar.
     """
 
-    completer: LanguageModel
+    lm: LanguageModel
     format: PromptFormat
-    words: Mapping[str, str]
-    inputs: Sequence[str]
-    calibrated: bool = False
-    length_normalize: bool = False
     progress: bool = False
 
+    @property
+    @abstractmethod
+    def fingerprint(self) -> Mapping[str, Json]:
+        """All that decides, besides the LM, exemplars and queries."""
+
+    @property
+    @abstractmethod
+    def num_new_tokens(self) -> int:
+        """The room that an answer needs."""
+
+    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
+        """Render all prompts that are asked for a query; its own is the first."""
+        return [self.format.write(exemplars, query.fields)]
+
+    @abstractmethod
+    def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
+        """Ask the LM what `prompts` rendered for each of B queries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordScorer(Answerer):
+    """Takes the label whose word is likeliest after the prompt, all its tokens counted.
+
+    Attributes:
+        calibrated: Whether the same prompt is asked for inputs without content too.
+        length_normalize: Whether a word's log-probability is divided by its tokens.
+    """
+
+    calibrated: bool = False
+    length_normalize: bool = False
+
     def __post_init__(self) -> None:
-        answer_words(self.words)  # refuses words that cannot be told apart, before anything is done
+        answer_words(self.format.words)  # refuses words that cannot be told apart, before anything
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -119,7 +121,6 @@ class WordScorer:
         return {
             **self.format.fingerprint,
             "decide_by": "score",
-            "words": dict(self.words),
             "calibrate": self.calibrated,
             "length_normalize": self.length_normalize,
         }
@@ -127,7 +128,7 @@ class WordScorer:
     @cached_property
     def _lengths(self) -> list[int]:
         """Count the tokens of each word, without those that open every text."""
-        opening, *whole = self.completer.count_tokens(["", *answer_words(self.words)])
+        opening, *whole = self.lm.count_tokens(["", *answer_words(self.format.words)])
         return [max(1, length - opening) for length in whole]
 
     @property
@@ -137,43 +138,34 @@ class WordScorer:
 
     def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
         """Render a query's prompt, and with calibration the same one for no content."""
-        free = [dict.fromkeys(self.inputs, text) for text in CONTENT_FREE]
-        asked = [query.fields, *(free if self.calibrated else [])]
+        free = CONTENT_FREE if self.calibrated else ()
+        asked = [query.fields, *(dict.fromkeys(self.format.template.inputs, text) for text in free)]
         return [self.format.write(exemplars, fields) for fields in asked]
 
     def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
         """Score the words after each prompt; see `Answerer`."""
-        flat = [prompt for each in prompts for prompt in each]
+        flat, words = [prompt for each in prompts for prompt in each], self.format.words
         with progress_bar(flat, progress=self.progress) as advance:
-            logs = self.completer.score(flat, answer_words(self.words), advance=advance)
-        scores = np.array(logs, np.float32).reshape(len(queries), -1, len(self.words))
+            logs = self.lm.score(flat, answer_words(words), advance=advance)
+        scores = np.array(logs, np.float32).reshape(len(queries), -1, len(words))
         if self.length_normalize:
             scores /= np.array(self._lengths, dtype=np.float32)
         final = calibrate(scores[:, 0], scores[:, 1:]) if self.calibrated else scores[:, 0]
-        ids = [query.id for query in queries]
-        predictions = decide(ids, final, list(self.words))
+        predictions = decide([query.id for query in queries], final, list(words))
         return [Answer(prediction, {}) for prediction in predictions]
 
 
-@dataclass(frozen=True)
-class TextWriter:
+@dataclass(frozen=True, kw_only=True)
+class TextWriter(Answerer):
     r"""Lets the LM write; the answer is the text, or the label whose word it wrote.
 
     Attributes:
-        completer: The LM.
-        format: How prompts are written.
         max_new_tokens: Most tokens that are written.
         stop: Where an answer ends.
-        words: Word by label; None where the text itself is the answer.
-        progress: Whether to show a bar.
     """
 
-    completer: LanguageModel
-    format: PromptFormat
     max_new_tokens: int
     stop: str = "\n"
-    words: Mapping[str, str] | None = None
-    progress: bool = False
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -183,7 +175,6 @@ class TextWriter:
             "decide_by": "generation",
             "max_new_tokens": self.max_new_tokens,
             "stop": self.stop,
-            **({} if self.words is None else {"words": dict(self.words)}),
         }
 
     @property
@@ -191,25 +182,22 @@ class TextWriter:
         """The most tokens that are written."""
         return self.max_new_tokens
 
-    def prompts(self, exemplars: Sequence[Example], query: Example) -> list[str]:
-        """Render a query's prompt."""
-        return [self.format.write(exemplars, query.fields)]
-
     def answer(self, queries: Sequence[Example], prompts: Sequence[Sequence[str]]) -> list[Answer]:
         """Let the LM write, and read labels; see `Answerer`."""
         flat = [each[0] for each in prompts]
         with progress_bar(flat, progress=self.progress) as advance:
-            written = self.completer.complete(
+            written = self.lm.complete(
                 flat, max_new_tokens=self.max_new_tokens, stop=self.stop, advance=advance
             )
-        texts = [completion.text.strip() for completion in written]
-        return [self._read(query, text) for query, text in zip(queries, texts, strict=True)]
+        pairs = zip(queries, written, strict=True)
+        return [self._read(query, completion.text.strip()) for query, completion in pairs]
 
     def _read(self, query: Example, text: str) -> Answer:
-        if self.words is None:
+        words = self.format.words
+        if not words:
             return Answer(Prediction(query.id, text, {}), {})
-        label = Verbalizer(self.words, template="").label_of_word(text)
-        scores = {name: float(name == label) for name in self.words}
+        label = Verbalizer(words, template="").label_of_word(text)
+        scores = {name: float(name == label) for name in words}
         return Answer(Prediction(query.id, label or UNDECIDED, scores), {"written": text})
 
 
@@ -218,8 +206,4 @@ def progress_bar(prompts: Sequence[str], *, progress: bool) -> Iterator[Advance]
     """Show how many of the distinct prompts are answered."""
     total = len(set(prompts))
     with tqdm(total=total, desc="answers", unit="prompt", disable=not progress) as bar:
-
-        def advance(more: int) -> None:
-            bar.update(more)
-
-        yield advance
+        yield bar.update

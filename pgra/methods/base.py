@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from pgra.artifacts import digest
 from pgra.config import (
     Arguments,
     DataArguments,
     FolderArguments,
+    PgraArguments,
     RunArguments,
     RuntimeArguments,
     find_class,
@@ -33,17 +34,13 @@ from pgra.rerank import RERANKERS, find_reranker
 from pgra.retrieval.base import RETRIEVERS, examples_digest, find_retriever
 
 METHODS: dict[str, str] = {
-    "exhaustive": "pgra.methods.pgra:Pgra",
-    "fid": "pgra.methods.pgra:Pgra",
+    **dict.fromkeys(("exhaustive", "fid", "pgra", "plain", "random"), "pgra.methods.pgra:Pgra"),
     "icl": "pgra.methods.kate:Icl",
     "kate": "pgra.methods.kate:Kate",
     "knn": "pgra.methods.knn:NearestNeighbors",
     "lm-bff": "pgra.methods.lm_bff:LmBff",
-    "pgra": "pgra.methods.pgra:Pgra",
-    "plain": "pgra.methods.pgra:Pgra",
     "rag": "pgra.methods.rag:Rag",
     "ralm": "pgra.methods.ralm:Ralm",
-    "random": "pgra.methods.pgra:Pgra",
 }
 """Where each method's class is. What `--method` names else is `module:Class`, or an entry point of
 the group `pgra.methods`. Readers that differ in their evidence alone are one class: what tells
@@ -71,8 +68,8 @@ class TaskData:
     notes: Mapping[str, Json] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, args: RunArguments) -> Self:
-        """Read a task with labels, and its splits.
+    def read(cls, args: Any) -> Self:
+        """Read a task with labels, and its splits, by arguments with a `data` section.
 
         Raises:
             ConfigError: If no task is named, or there is none of that name.
@@ -100,34 +97,6 @@ class TaskData:
         """Return a digest of a split's examples and their labels."""
         examples = self.examples(split)
         return digest([examples_digest(examples), [example.label for example in examples]])
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """What new queries must be like.
-
-    Attributes:
-        name: The task's.
-        inputs: Its fields.
-        labels: Its labels; none where answers are written.
-    """
-
-    name: str
-    inputs: Sequence[str]
-    labels: Sequence[str]
-
-
-class Decider(Protocol):
-    """A finished run, opened to decide new examples."""
-
-    @property
-    def about(self) -> TaskInfo:
-        """The task."""
-        ...
-
-    def decide(self, examples: Sequence[Example]) -> "Decisions":
-        """Decide examples."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -266,10 +235,10 @@ class Method(Timed, ABC):
         """Return a prompt as the LM sees it, for `prompt.txt`; None without one."""
         return None
 
-    @property
-    def about(self) -> TaskInfo:
-        """The task, for new queries."""
-        return TaskInfo(self.data.task.name, self.data.task.inputs, self.data.labels)
+    def split_of(self, examples: Sequence[Example]) -> str | None:
+        """Return the split that these examples are; None of new ones."""
+        splits = [name for name in SPLITS if self.data.examples(name) == list(examples)]
+        return splits[0] if examples and splits else None
 
     @classmethod
     def restore(
@@ -277,7 +246,7 @@ class Method(Timed, ABC):
         folder: Path,  # noqa: ARG003 (the contract's)
         args: RunArguments,  # noqa: ARG003
         context: Context,  # noqa: ARG003
-    ) -> Decider | None:
+    ) -> Self | None:
         """Open a finished run to decide new examples, where that needs less than a whole run.
 
         Returns:
@@ -423,7 +392,7 @@ def open_method(args: RunArguments, context: Context) -> Method:
     return method
 
 
-def task_name(args: RunArguments) -> str:
+def task_name(args: RunArguments | PgraArguments) -> str:
     """Return the task that is named.
 
     Raises:

@@ -14,8 +14,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from tqdm import tqdm
@@ -30,7 +31,7 @@ from pgra.config import (
     read_yaml,
 )
 from pgra.core import UNDECIDED, Example, Json, Prediction
-from pgra.data.examples import check_pool_arguments, load_pool
+from pgra.data.examples import load_pool
 from pgra.data.references import Reference, load_references
 from pgra.data.tasks import (
     GenerationTask,
@@ -48,9 +49,7 @@ from pgra.exemplars.selection import (
     ExemplarPool,
     Selector,
     arrange,
-    majority,
-    open_selector,
-    vote_shares,
+    vote,
 )
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
@@ -75,6 +74,18 @@ _WRITTEN_TOKENS = 10  # KATE's max_tokens
 _BOOTSTRAP_SEED = 0
 _DRAWS = 2000
 _EXACT = "exact_match"
+_NOTES = {
+    "copies_in_pool": "{copies_in_pool} of {pool} examples of the pool are copies of an earlier "
+    "one, text and label, and were not shown",
+    "near_duplicates": "leak guard: {near_duplicates} examples, nearly the text of "
+    "{queries_with_near_duplicates} of {queries} queries, were not shown to them",
+    "over_budget": "{queries_over_budget} of {queries} prompts hold fewer exemplars than asked "
+    "for, {over_budget} in all, to fit the LM's window",
+    "memory": "memory: {with_memory} of {queries} queries were shown a correction; {corrected} of "
+    "these are the very text that was corrected, for which it was meant: no leak",
+    "undecided": "{undecided} of {queries} answers are no label's word, and count as wrong",
+}
+"""What is told of a run where a count is not 0."""
 
 
 @dataclass(kw_only=True)
@@ -139,13 +150,11 @@ class PoolData(TaskData):
         if isinstance(task, Task):
             splits = load_pool(task, args.data, query_dataset_name=other)
             return cls(task, splits.train, [], splits.test, splits.notes)
-        check_pool_arguments(args.data, other)
-        data = args.data if other is None else replace(args.data, test_file=other)
-        found = load_references(task, data)
-        pool, queries = ([one.example for one in part] for part in (found.pool, found.queries))
+        shown, references = load_references(task, args.data, query_dataset_name=other)
+        pool, queries = ([one.example for one in part] for part in (shown, references))
         texts = {example.text for example in pool}
         shared = sum(query.text in texts for query in queries)
-        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, found.queries)
+        return cls(task, pool, [], queries, {"test_rows_in_train": shared}, references)
 
 
 def load_any_task(name: str) -> Task | GenerationTask:
@@ -184,7 +193,12 @@ class Prompts:
 
 
 class Kate(Method):
-    """Lets a frozen LM decide queries behind labelled examples."""
+    """Lets a frozen LM decide queries behind labelled examples.
+
+    Attributes:
+        selection: Which exemplars; the task has filled in their number.
+        icl: How answers are taken; the task has filled in what it decides.
+    """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {
         "completer": CompleterArguments,
@@ -195,6 +209,8 @@ class Kate(Method):
     SEEDS = "exemplar seeds: draws of the exemplars, and their order"
 
     data: PoolData
+    selection: SelectionArguments
+    icl: AnswerArguments
 
     @classmethod
     def name(cls, args: RunArguments) -> str:
@@ -203,18 +219,6 @@ class Kate(Method):
         selection = args["selection"]
         who = "farthest" if selection.farthest else selection.exemplars
         return f"{kind}-{who}{'' if args['memory'].memory is None else '-memory'}"
-
-    @property
-    def selection(self) -> SelectionArguments:
-        """Which exemplars; the task has filled in their number."""
-        selection: SelectionArguments = self.args["selection"]
-        return selection
-
-    @property
-    def icl(self) -> AnswerArguments:
-        """How answers are taken; the task has filled in what it decides."""
-        icl: AnswerArguments = self.args["icl"]
-        return icl
 
     def open(self) -> None:
         """Open pool, comparison, memory and LM; weights are loaded when they are first needed."""
@@ -247,11 +251,13 @@ class Kate(Method):
 
     def _settle(self) -> None:
         """Fill in what the task decides where the user does not; refuse what it does not have."""
-        task, icl, count = self.data.task, self.icl, self.selection.num_exemplars
+        task, icl, selection = self.data.task, self.args["icl"], self.args["selection"]
+        decide_by, format_ = icl.decide_by or "score", icl.prompt_format or "task"
+        count = selection.count
         if isinstance(task, GenerationTask):
             for name, value, own in (
                 ("decide_by", icl.decide_by, "score"),
-                ("exemplars", self.selection.exemplars, "balanced"),
+                ("exemplars", selection.exemplars, "balanced"),
                 ("prompt_format", icl.prompt_format, "task"),
                 ("calibrate", icl.calibrate, True),
                 ("length_normalize", icl.length_normalize, True),
@@ -261,13 +267,11 @@ class Kate(Method):
                         f"{name} {own} is for tasks with labels, and answers of '{task.name}' are "
                         "written: leave it out"
                     )
-            count = task.num_exemplars if count is None else count
+            count = task.num_exemplars if selection.num_exemplars is None else count
             decide_by, format_ = icl.decide_by or "generation", "kate"
-        else:
-            decide_by, format_ = icl.decide_by or "score", icl.prompt_format or "task"
-        count = self.selection.count if count is None else count
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
+        self.selection, self.icl = self.args["selection"], self.args["icl"]
         if decide_by == "vote" and not self.selection.compares:
             raise ConfigError(
                 f"decide_by 'vote' is the neighbors' vote, and exemplars "
@@ -282,35 +286,30 @@ class Kate(Method):
 
     def _open_selector(self) -> Selector:
         args = replace(self.selection, exemplar_seed=self._draw_seed)
-        return open_selector(args, self.pool, self.similarity)
+        selector: Selector = args.selector(args, self.pool, self.similarity)
+        return selector
 
     def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
-        args = self.selection
+        args, completer = self.selection, self.args["completer"]
         if not args.compares:
             return None
-        is_prompted = args.encoder.partition(":")[0] == PROMPTED
-        states = self._open_states() if is_prompted else None
+        kind, _, name = args.encoder.partition(":")
+        open_encoder = None
+        if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
+            if not name and completer.is_remote:
+                raise ConfigError(
+                    f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
+                    "endpoint gives none: name another LM, such as --encoder "
+                    "prompted:bundled:smollm2-135m"
+                )
+            lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
+            prompt = self._encoder_prompt(args.prompt_exemplars)
+            open_encoder = partial(PromptedStates, open_prompted_encoder(lm, prompt, self.context))
+        device = self.context.device
         return open_similarity(
-            args,
-            self.data.train,
-            root,
-            device=self.context.device,
-            open_encoder=None if states is None else lambda: states,
+            args, self.data.train, root, device=device, open_encoder=open_encoder
         )
-
-    def _open_states(self) -> PromptedStates:
-        """Open an LM under the task's prompt, whose states are compared."""
-        completer, name = self.args["completer"], self.selection.encoder.partition(":")[2]
-        if not name and completer.is_remote:
-            raise ConfigError(
-                f"encoder 'prompted' compares by the states of --lm {completer.lm}, and an "
-                "endpoint gives none: name another LM, such as --encoder "
-                "prompted:bundled:smollm2-135m"
-            )
-        lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
-        prompt = self._encoder_prompt(self.selection.prompt_exemplars)
-        return PromptedStates(open_prompted_encoder(lm, prompt, self.context))
 
     def _encoder_prompt(self, count: int) -> FewShotPrompt:
         """Write the one prompt under which all examples are compared, as the reranker's."""
@@ -337,26 +336,25 @@ class Kate(Method):
         found: LanguageModel = shared["lm"][1]
         return found
 
-    def _open_answerer(self, completer: LanguageModel) -> Answerer:
+    def _open_answerer(self, lm: LanguageModel) -> Answerer:
         icl, task, progress = self.icl, self.data.task, self.context.shows_progress
+        most, stop = icl.max_new_tokens, "\n"
         if isinstance(task, GenerationTask):
-            most = icl.max_new_tokens or task.max_new_tokens
-            frame = line_format(task.frame, task.inputs)
-            return TextWriter(completer, frame, most, stop=task.stop, progress=progress)
-        how = task_format(task, icl.prompt_format or "task")
+            how = line_format(task.frame, task.inputs)
+            most, stop = most or task.max_new_tokens, task.stop
+        else:
+            how = task_format(task, icl.prompt_format or "task")
         if icl.decide_by == "generation":
-            most = icl.max_new_tokens or _WRITTEN_TOKENS
-            return TextWriter(completer, how, most, words=how.words, progress=progress)
-        if icl.max_new_tokens is not None:
+            most = most or _WRITTEN_TOKENS
+            return TextWriter(lm=lm, format=how, max_new_tokens=most, stop=stop, progress=progress)
+        if most is not None:
             raise ConfigError(
-                f"max_new_tokens is {icl.max_new_tokens}, and label words are scored, not written: "
-                "leave it out, or use --decide_by generation"
+                f"max_new_tokens is {most}, and label words are scored, not written: leave it out, "
+                "or use --decide_by generation"
             )
         return WordScorer(
-            completer,
-            how,
-            how.words,
-            task.inputs,
+            lm=lm,
+            format=how,
             calibrated=icl.calibrate,
             length_normalize=icl.length_normalize,
             progress=progress,
@@ -422,22 +420,18 @@ class Kate(Method):
             with self.timed("answers"), _counted(self.completer):
                 answers = self.answerer.answer(examples, prompts.texts)
         predictions = [answer.prediction for answer in answers]
+        decided = self._report(examples, prompts, predictions)
         details = [
-            {**answer.details, **self._describe(prompts, i)} for i, answer in enumerate(answers)
+            {**answer.details, **line}
+            for answer, line in zip(answers, decided.details, strict=True)
         ]
-        metrics: dict[str, Json] = {"exemplars": self._count(prompts)}
-        memory = self._count_memory(examples, prompts)
-        if memory:
-            metrics["memory"] = memory
-        is_test = list(examples) == list(self.data.test)
-        if is_test and self.selection.compares and self.answerer is not None:
-            metrics["knn_vote"] = self._compare_vote(prompts.chosen, predictions)
-        notes = self._prompt_notes(prompts, examples, memory, predictions)
-        exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
-        decided = Decisions(
-            predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
-        )
-        return self._with_texts(decided) if is_test and self.data.references else decided
+        decided = replace(decided, details=details)
+        if list(examples) != list(self.data.test):
+            return decided
+        if self.selection.compares and self.answerer is not None:
+            compared = self._compare_vote(prompts.chosen, predictions)
+            decided = replace(decided, metrics={**decided.metrics, "knn_vote": compared})
+        return self._with_texts(decided) if self.data.references else decided
 
     def _prompts(self, examples: Sequence[Example]) -> Prompts:
         """Choose exemplars, leave out what does not fit, and render; remembered for these."""
@@ -553,50 +547,39 @@ class Kate(Method):
         is_behind = self.args["memory"].memory_as == "clarification"
         return is_behind or len(self.data.train) + one.entry.id in rows
 
-    def _count_memory(self, examples: Sequence[Example], prompts: Prompts) -> dict[str, Any]:
-        """Count what the memory did; nothing where there is none."""
-        if not self._memory:
-            return {}
-        lines = enumerate(zip(prompts.corrections, prompts.rows, strict=True))
-        used = [i for i, (found, rows) in lines if any(self._is_shown(one, rows) for one in found)]
-        same = sum(
-            text_key(examples[i].text) == text_key(prompts.corrections[i][0].example.text)
-            for i in used
-        )
-        counts = {"queries_with_memory": len(used), "queries_that_were_corrected": same}
-        return {**self._sizes, **counts}
-
-    # What a run says of its prompts.
-
-    def _describe(self, prompts: Prompts, i: int) -> dict[str, Json]:
-        """Return what `predictions.jsonl` says of a query's exemplars."""
-        chosen, rows = prompts.chosen, prompts.rows[i]
-        near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
-        line: dict[str, Json] = {
-            "exemplars": [
-                {"id": self._example(row).id, "similarity": _rounded(near.get(row, math.nan))}
-                for row in rows
-            ],
-            "near_duplicates": int(chosen.num_dropped[i]),
-        }
-        if prompts.fit is not None:
-            line["over_budget"] = int(prompts.fit.num_dropped[i])
-            line["prompt_tokens"] = int(prompts.fit.num_tokens[i])
-        if self._memory:
-            line["memory"] = [
-                {**one.as_json(), "is_shown": self._is_shown(one, rows)}
-                for one in prompts.corrections[i]
-            ]
-        return line
-
-    def _count(self, prompts: Prompts) -> dict[str, Json]:
-        """Return what `metrics.json` says of all exemplars."""
-        dropped, fit = prompts.chosen.num_dropped, prompts.fit
+    def _report(
+        self, examples: Sequence[Example], prompts: Prompts, predictions: Sequence[Prediction]
+    ) -> Decisions:
+        """Tell of exemplars and memory: in each query's line, in counts and in notes."""
+        chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
+        exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
+        used = [0, 0]  # queries with a correction, and those that are its very text
+        details: list[dict[str, Json]] = []
+        for i, (query, rows) in enumerate(zip(examples, prompts.rows, strict=True)):
+            near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
+            likeness = [_rounded(near.get(row, math.nan)) for row in rows]
+            shown = zip(exemplars[i], likeness, strict=True)
+            line: dict[str, Json] = {
+                "exemplars": [{"id": one.id, "similarity": value} for one, value in shown],
+                "near_duplicates": int(dropped[i]),
+            }
+            if fit is not None:
+                line["over_budget"] = int(fit.num_dropped[i])
+                line["prompt_tokens"] = int(fit.num_tokens[i])
+            if self._memory:
+                found = prompts.corrections[i]
+                is_shown = [self._is_shown(one, rows) for one in found]
+                pairs = zip(found, is_shown, strict=True)
+                line["memory"] = [{**one.as_json(), "is_shown": there} for one, there in pairs]
+                if any(is_shown):
+                    used[0] += 1
+                    used[1] += text_key(query.text) == text_key(found[0].example.text)
+            details.append(line)
         counts: dict[str, Json] = {
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
-            "copies_in_pool": prompts.chosen.num_copies,
+            "copies_in_pool": chosen.num_copies,
         }
         if fit is not None:
             counts |= {
@@ -604,44 +587,28 @@ class Kate(Method):
                 "queries_over_budget": int((fit.num_dropped > 0).sum()),
                 "mean_prompt_tokens": round(float(fit.num_tokens.mean()), 1),
             }
-        return counts
-
-    def _prompt_notes(
-        self,
-        prompts: Prompts,
-        examples: Sequence[Example],
-        memory: Mapping[str, Json],
-        predictions: Sequence[Prediction],
-    ) -> list[str]:
-        counts, number, notes = self._count(prompts), len(examples), []
-        if counts["copies_in_pool"]:
-            notes.append(
-                f"{counts['copies_in_pool']} of {len(self.data.train)} examples of the pool are "
-                "copies of an earlier one, text and label, and were not shown"
-            )
-        if counts["near_duplicates"]:
-            notes.append(
-                f"leak guard: {counts['near_duplicates']} examples, nearly the text of "
-                f"{counts['queries_with_near_duplicates']} of {number} queries, were not shown to "
-                "them"
-            )
-        if counts.get("over_budget"):
-            notes.append(
-                f"{counts['queries_over_budget']} of {number} prompts hold fewer exemplars than "
-                f"asked for, {counts['over_budget']} in all, to fit the LM's window"
-            )
-        if memory:
-            notes.append(
-                f"memory: {memory['queries_with_memory']} of {number} queries were shown a "
-                f"correction; {memory['queries_that_were_corrected']} of these are the very text "
-                "that was corrected, for which it was meant: no leak"
-            )
-        undecided = sum(prediction.label == UNDECIDED for prediction in predictions)
-        if undecided:
-            notes.append(f"{undecided} of {number} answers are no label's word, and count as wrong")
-        if self.answerer is None:
-            return [*notes, "no LM: the majority of the exemplars; of a tie the nearest's"]
-        return [*notes, "the LM is frozen: seeds are of the exemplars"]
+        metrics: dict[str, Json] = {"exemplars": counts}
+        if self._memory:
+            names = ("queries_with_memory", "queries_that_were_corrected")
+            metrics["memory"] = {**self._sizes, **dict(zip(names, used, strict=True))}
+        told = {
+            **counts,
+            "pool": len(self.data.train),
+            "queries": len(examples),
+            "undecided": sum(prediction.label == UNDECIDED for prediction in predictions),
+            "memory": bool(self._memory),
+            "with_memory": used[0],
+            "corrected": used[1],
+        }
+        notes = [note.format(**told) for name, note in _NOTES.items() if told.get(name)]
+        notes.append(
+            "no LM: the majority of the exemplars; of a tie the nearest's"
+            if self.answerer is None
+            else "the LM is frozen: seeds are of the exemplars"
+        )
+        return Decisions(
+            predictions, exemplars=exemplars, details=details, notes=notes, metrics=metrics
+        )
 
     # The neighbors' vote, and what is measured on texts.
 
@@ -651,18 +618,15 @@ class Kate(Method):
         Written answers count as equal where exact match takes them so; the nearest's words are
         given. A query without exemplars is undecided.
         """
-        answers = []
+        answers, labels = [], self.data.labels
         for i, query in enumerate(examples):
             targets = [str(self.data.train[row].label) for row in chosen.of(i)]
-            scores: dict[str, float] = {}
+            shares = vote(targets)
+            label = next(iter(shares), UNDECIDED)
             if self.data.references:
                 plain = [normalize_answer(target) for target in targets]
-                label = targets[plain.index(majority(plain))] if targets else ""
-            else:
-                labels = self.data.labels
-                shares = vote_shares(targets, labels) if targets else [0.0] * len(labels)
-                scores = dict(zip(labels, shares, strict=True))
-                label = majority(targets) if targets else UNDECIDED
+                label = next((targets[plain.index(first)] for first in vote(plain)), "")
+            scores = {name: shares.get(name, 0.0) for name in labels}
             answers.append(Answer(Prediction(query.id, label, scores), {}))
         return answers
 
@@ -673,33 +637,28 @@ class Kate(Method):
             The vote's metric; how much better the LM is, with a 95 % interval of the paired
             bootstrap over queries and McNemar's p, where a query is right or wrong.
         """
-        metric, queries = self.data.metric, self.data.test
-        ours = [prediction.label for prediction in predictions]
-        votes = [answer.prediction.label for answer in self._vote(queries, chosen)]
+        metric, queries, names = self.data.metric, self.data.test, [*self.data.labels]
+        votes = [answer.prediction for answer in self._vote(queries, chosen)]
+        sides = [[one.label for one in side] for side in (predictions, votes)]
         truth = [str(query.label) for query in queries]
-        names = [*self.data.labels]
         if self.data.references:
-            found, other = self._measure(ours), self._measure(votes)
+            found = [self._measure(side) for side in sides]
             if metric != _EXACT:
-                value = other.values[metric]
-                return {
-                    "metric": metric,
-                    "value": value,
-                    "difference": found.values[metric] - value,
-                }
-            names, truth = [RIGHT, WRONG], [RIGHT] * len(ours)
-            ours = [RIGHT if value == 1 else WRONG for value in found.each[_EXACT]]
-            votes = [RIGHT if value == 1 else WRONG for value in other.each[_EXACT]]
-        elif UNDECIDED in (*ours, *votes):
+                ours, value = (one.values[metric] for one in found)
+                return {"metric": metric, "value": value, "difference": ours - value}
+            names, truth = [RIGHT, WRONG], [RIGHT] * len(queries)
+            each = [one.each[_EXACT] for one in found]
+            sides = [[RIGHT if value == 1 else WRONG for value in side] for side in each]
+        elif any(UNDECIDED in side for side in sides):
             names.append(UNDECIDED)
-        sides = [measures.Decisions(metric, truth, side, names) for side in (ours, votes)]
-        gap = measures.compare_methods(sides[:1], sides[1:], seed=_BOOTSTRAP_SEED)
+        asked, voted = (measures.Decisions(metric, truth, side, names) for side in sides)
+        gap = measures.compare_methods([asked], [voted], seed=_BOOTSTRAP_SEED)
         return {
             "metric": metric,
-            "value": sides[1].value,
+            "value": voted.value,
             "difference": gap.difference,
             "interval_95": [gap.low, gap.high],
-            "mcnemar_p": measures.mcnemar(sides[0].correct, sides[1].correct),
+            "mcnemar_p": measures.mcnemar(asked.correct, voted.correct),
         }
 
     def _measure(self, texts: Sequence[str]) -> Written:

@@ -11,7 +11,6 @@ order of the training file.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pgra.artifacts import digest
-from pgra.config import CorpusArguments, ReaderArguments, RerankArguments, RetrieverArguments
+from pgra.config import (
+    CorpusArguments,
+    ReaderArguments,
+    RerankArguments,
+    RetrieverArguments,
+    RunArguments,
+)
 from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
 from pgra.methods.base import Decisions, Forecast, Method
@@ -42,6 +47,11 @@ class NearestNeighbors(Method):
         "rerank": RerankArguments,
         "reader": ReaderArguments,
     }
+
+    @classmethod
+    def uses_seed(cls, args: RunArguments) -> bool:  # noqa: ARG003 (the contract's)
+        """Whether the seed decides anything: nothing is drawn, nothing is trained."""
+        return False
 
     def open(self) -> None:
         """Read the task; refuse more neighbors than there are training examples."""
@@ -80,7 +90,7 @@ class NearestNeighbors(Method):
         rows, truth = self._nearest(dev), [str(example.label) for example in dev]
         values = {}
         for number in self.numbers:
-            decided = vote(rows[:, :number], self._columns, len(labels)).decided
+            _, decided = vote(rows[:, :number], self._columns, len(labels))
             values[number] = measure(metric, truth, [labels[i] for i in decided], labels)[metric]
         self.best = max(self.numbers, key=lambda number: values[number])
         self._how = f"best of {', '.join(map(str, self.numbers))} on the dev set"
@@ -90,12 +100,12 @@ class NearestNeighbors(Method):
         """Decide by the vote of the nearest training examples."""
         logger.info("knn: %d neighbors, %s", self.best, self._how)
         labels = self.data.labels
-        votes = vote(self._nearest(examples)[:, : self.best], self._columns, len(labels))
+        all_shares, decided = vote(
+            self._nearest(examples)[:, : self.best], self._columns, len(labels)
+        )
         predictions = [
             Prediction(example.id, labels[column], dict(zip(labels, shares, strict=True)))
-            for example, column, shares in zip(
-                examples, votes.decided, votes.shares.tolist(), strict=True
-            )
+            for example, column, shares in zip(examples, decided, all_shares.tolist(), strict=True)
         ]
         notes = [
             f"{self.best} neighbors vote, {self._how}; ties go to the tied label with the nearest "
@@ -127,26 +137,18 @@ class NearestNeighbors(Method):
         return stored.candidates.rows
 
 
-@dataclass(frozen=True)
-class Votes:
-    """What neighbors say of B examples.
-
-    Attributes:
-        shares: Share of the votes, (B, C) float64.
-        decided: The winning label's column, (B,).
-    """
-
-    shares: npt.NDArray[np.float64]
-    decided: npt.NDArray[np.int64]
-
-
-def vote(rows: Rows, columns: npt.NDArray[np.int64], num_labels: int) -> Votes:
+def vote(
+    rows: Rows, columns: npt.NDArray[np.int64], num_labels: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Let neighbors vote, each as much as the others.
 
     Args:
         rows: Training examples, (B, k), nearest first.
         columns: The label's column of each training example, (n,).
         num_labels: C.
+
+    Returns:
+        Each label's share of the votes, (B, C), and the winning label's column, (B,).
     """
     heard = columns[rows]  # (B, k)
     votes = (heard[:, :, None] == np.arange(num_labels)).sum(axis=1)  # (B, C)
@@ -154,4 +156,4 @@ def vote(rows: Rows, columns: npt.NDArray[np.int64], num_labels: int) -> Votes:
     # The nearest neighbor among those whose label has the most votes.
     place = np.take_along_axis(is_top, heard, axis=1).argmax(axis=1)
     decided = np.take_along_axis(heard, place[:, None], axis=1)[:, 0]
-    return Votes(votes / rows.shape[1], decided)
+    return votes / rows.shape[1], decided

@@ -8,15 +8,20 @@ evidence), exhaustive (no first stage).
 """
 
 import copy
+import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+from transformers import AutoModelForSeq2SeqLM
 
 from pgra.artifacts import check_fingerprint
 from pgra.config import (
     CorpusArguments,
+    FolderArguments,
     PgraArguments,
     ReaderArguments,
     RerankArguments,
@@ -24,20 +29,26 @@ from pgra.config import (
     RunArguments,
     choose,
 )
-from pgra.core import Candidates, Context, Example, Json, Prediction, Scores
+from pgra.core import Context, Example, Json, Scores
 from pgra.data.tasks import METRICS, Task
 from pgra.errors import ArtifactError, ConfigError
-from pgra.lm.load import choose_device, find_model, load_tokenizer, tokenizer_identity
+from pgra.lm.load import (
+    ModelSource,
+    choose_device,
+    find_model,
+    load_tokenizer,
+    tokenizer_identity,
+)
 from pgra.methods.base import (
     SPLITS,
     Decisions,
     Forecast,
     Method,
-    TaskInfo,
-    arguments_from,
+    TaskData,
     bundled_notes,
 )
-from pgra.methods.stages import Stages, neighbor_model
+from pgra.methods.stages import Stages, neighbor_model, prompt_template
+from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import check_template
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.publish import write_card
@@ -51,15 +62,21 @@ from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     READER_FOLDER,
     RECORD_FILE,
-    Reader,
     ReaderRecord,
+    check_reads_any,
     find_reader,
     read_record,
     write_record,
 )
-from pgra.reader.train import TrainResult, check_batches, check_classes, train_reader
+from pgra.reader.train import (
+    Classifier,
+    TrainResult,
+    check_batches,
+    check_classes,
+    train_reader,
+)
 from pgra.report.metrics import BINS, measure, measure_reliability
-from pgra.report.results import PREDICTIONS_FILE, add_attention
+from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
 from pgra.rerank.similarity import find_similarity
 from pgra.retrieval.base import examples_digest
@@ -73,7 +90,8 @@ class Pgra(Method):
     Attributes:
         pgra: The arguments, as the method decides them.
         stages: Both retrieval stages, on the task.
-        trained: The reader, once it is trained or loaded.
+        reader: What scores the labels: trained, or loaded.
+        calibration: The temperature of its probabilities.
     """
 
     SECTIONS: ClassVar[Mapping[str, type]] = {
@@ -85,8 +103,12 @@ class Pgra(Method):
     }
     SEEDS = "seeds of the reader (order of examples, dropout); data, prompt and evidence are alike"
     CLASSIFIER: ClassVar[type[T5Classifier]] = T5Classifier
+    MODELS: ClassVar[Any] = AutoModelForSeq2SeqLM
 
-    trained: "TrainedReader"
+    source: ModelSource
+    stages: Stages
+    reader: Any
+    calibration = Calibration()
 
     def __init__(self, args: RunArguments, context: Context) -> None:
         """See `Method`."""
@@ -101,15 +123,20 @@ class Pgra(Method):
 
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
-        args = self.pgra
-        check_training(args, self.training)
-        self.source = find_model(args.reader.model_name_or_path)
-        check_adapters(args.reader, self.source)
-        self.tokenizer = load_tokenizer(self.source)
+        args = self.pgra.reader
+        if self.args.trains:
+            check_training(self.pgra, self.training)
+        self.source = find_model(args.model_name_or_path)
+        check_adapters(args, self.source, self.MODELS)
         self.read_data()
-        self.verbalizer.audit(self.tokenizer, decode=args.reader.decode)
+        self.open_tokenizer()
         self.check()
         self.stages.open()
+
+    def open_tokenizer(self) -> None:
+        """Load the reader's tokenizer; refuse words that it cannot write."""
+        self.tokenizer = load_tokenizer(self.source)
+        self.verbalizer.audit(self.tokenizer, decode=self.decision.decode)
 
     def read_data(self) -> None:
         """Read the task, with the LM's prompt."""
@@ -119,6 +146,8 @@ class Pgra(Method):
 
     def check(self) -> None:
         """Refuse what cannot be trained on these examples."""
+        if not self.args.trains:
+            return
         check_training(self.pgra, self.training)
         check_batches(len(self.data.train), self.training)
         check_classes([str(example.label) for example in self.data.train], self.data.labels)
@@ -129,30 +158,41 @@ class Pgra(Method):
         assert isinstance(self.data.task, Task)
         return self.data.task
 
-    @property
+    @cached_property
     def verbalizer(self) -> Verbalizer:
         """The reader's words and template."""
         return Verbalizer(self.task.verbalizer, reader_template(self.task, self.pgra.reader))
 
-    @property
+    @cached_property
     def layout(self) -> SegmentLayout:
         """How segments are put together."""
         args = self.pgra.reader
-        template = reader_template(self.task, args)
-        return SegmentLayout(template, args.segment_order, args.max_segment_tokens)
+        order: Any = args.segment_order
+        return SegmentLayout(self.verbalizer.template, order, args.max_segment_tokens)
+
+    @property
+    def decision(self) -> Decision:
+        """How labels are decided."""
+        return Decision(self.pgra.reader.decode, self.pgra.reader.length_normalize)
+
+    @property
+    def attends(self) -> bool:
+        """Whether it says what the reader looked at."""
+        return self.pgra.reader.evidence_attention and self.stages.depth > 0
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
-        args = self.pgra
-        return {
-            **args.reader.deciding(),
-            "verbalizer": dict(self.task.verbalizer),
-            "reader_template": args.reader.reader_template or self.task.reader_template,
-            "num_evidence": args.rerank.num_evidence,
+        named: dict[str, Json] = {
+            **self.pgra.reader.deciding(),
+            "verbalizer": dict(self.verbalizer.words),
+            "reader_template": self.verbalizer.template,
+            "num_evidence": self.pgra.rerank.num_evidence,
             "reader_weights": self.source.identity,
-            "num_processes": self.training.world_size,
-            **training_identity(self.training, self.data.metric),
         }
+        if self.args.trains:
+            named["num_processes"] = self.training.world_size
+            named |= training_identity(self.training, self.data.metric)
+        return named
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits."""
@@ -171,9 +211,8 @@ class Pgra(Method):
         }
 
         def build() -> TokenizedInputs:
-            texts = [[line.text for line in lines] for lines in self.stages.evidence_lines(split)]
-            parts = (examples, texts, self.tokenizer, self.verbalizer)
-            return build_inputs(*parts, layout=self.layout)
+            made: TokenizedInputs = self.new_inputs(examples, self.stages.evidence_lines(split))
+            return made
 
         return store_inputs(
             self.pgra.artifacts / "inputs" / self.data.task.name,
@@ -186,56 +225,78 @@ class Pgra(Method):
             context=self.context,
         )
 
-    def open_reader(self, trained: Path | None = None) -> FusionReader:
+    def new_inputs(
+        self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
+    ) -> Any:
+        """Return what the reader reads of any examples with their evidence."""
+        texts = [[line.text for line in found] for found in lines]
+        return build_inputs(examples, texts, self.tokenizer, self.verbalizer, layout=self.layout)
+
+    def load_module(self, trained: Path | None = None) -> FusionReader:
         """Load the reader that training starts from, or a trained one from its folder."""
         return FusionReader.from_name(str(trained or self.pgra.reader.model_name_or_path))
 
+    def begin(self) -> Classifier:
+        """Return the reader that training starts from."""
+        args, module = self.pgra.reader, self.load_module()
+        if args.dropout_rate is not None:
+            module.set_dropout(args.dropout_rate)
+        if args.lora_rank is not None:
+            module.add_adapters(args, seed=self.seed)
+        return self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+
+    def open_trained(self, home: Path) -> None:
+        """Load a trained reader from its folder."""
+        module = self.load_module(home).to(choose_device(self.pgra.runtime.device))
+        self.reader = self.CLASSIFIER(module, self.tokenizer, self.verbalizer, self.decision)
+
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train the reader, going on from the last whole checkpoint if the run was stopped."""
-        args, training, metric = self.pgra.reader, self.training, self.data.metric
-        splits = {split: self.inputs(split) for split in ("train", "dev")}
-        reader = self.open_reader()
-        if args.dropout_rate is not None:
-            reader.set_dropout(args.dropout_rate)
-        if args.lora_rank is not None:
-            reader.add_adapters(args, seed=self.seed)
-        self.trained = self._trained(reader)
+        metric = self.data.metric
+        train, dev = self.inputs("train"), self.inputs("dev")
+        self.reader = self.begin()
         result = train_reader(
-            self.trained.classifier,
-            splits["train"],
-            splits["dev"],
+            self.reader,
+            train,
+            dev,
             measure=lambda truth, decided: measure(metric, truth, decided, self.data.labels),
             metric=metric,
-            arguments=training,
+            arguments=self.training,
         )
+        self.end(folder)
         self._describe(folder)
-        return training_record(result, training)
+        return training_record(result, self.training)
+
+    def end(self, folder: Path) -> None:
+        """Take up the reader that is trained."""
 
     def load(self, folder: Path) -> None:
         """Load the trained reader of a run, with its temperature where that is known."""
         home = folder / READER_FOLDER
-        reader = self.open_reader(home).to(choose_device(self.pgra.runtime.device))
-        self.trained = self._trained(reader)
+        self.open_trained(home)
         if (home / RECORD_FILE).is_file():
-            self.trained.calibrate(read_record(folder, verify=False).calibration)
+            self.calibration = read_record(folder, verify=False).calibration
         else:  # the run was stopped behind its training
             self._describe(folder)
 
-    @property
-    def _decision(self) -> Decision:
-        return Decision(self.pgra.reader.decode, self.pgra.reader.length_normalize)
-
-    def _trained(self, reader: FusionReader) -> "TrainedReader":
-        parts = (reader, self.tokenizer, self.verbalizer, self._decision)
-        return TrainedReader(self.CLASSIFIER(*parts), self.context)
-
     def _describe(self, folder: Path) -> None:
         """Fit the temperature on the dev set, and say in the reader's folder what it is."""
-        with self.timed("calibration"):
-            self.trained.fit_temperature(self.inputs("dev"))
-        self.write_record(folder, self.trained.calibration)
+        if self.decision.decode == "verbalizer":  # else there are no probabilities
+            self.fit_temperature(replace(self.context, progress=False))
+        self.write_record(folder)
 
-    def write_record(self, folder: Path, calibration: Calibration) -> None:
+    def fit_temperature(self, context: Context) -> Scores:
+        """Fit the temperature on the dev set, and return its scores."""
+        with self.timed("calibration"):
+            dev = self.inputs("dev")
+            scores: Scores = self.reader.score(dev, context)
+            self.calibration = fit_temperature(scores, self._columns(dev.labels))
+        return scores
+
+    def _columns(self, labels: Sequence[str | None]) -> list[int]:
+        return [self.verbalizer.labels.index(str(label)) for label in labels]
+
+    def write_record(self, folder: Path) -> None:
         """Finish the reader's folder."""
         if not self.context.is_main:
             return
@@ -246,9 +307,9 @@ class Pgra(Method):
             metric=self.data.metric,
             words=dict(self.verbalizer.words),
             layout=self.layout,
-            decode=self._decision.decode,
-            length_normalize=self._decision.length_normalize,
-            calibration=calibration,
+            decode=self.decision.decode,
+            length_normalize=self.decision.length_normalize,
+            calibration=self.calibration,
             num_evidence=self.stages.depth,
             method=args.method,
             prompt=self.stages.prompt if self.stages.depth else None,
@@ -260,30 +321,49 @@ class Pgra(Method):
         write_record(folder / READER_FOLDER, record)
 
     def finish(self, folder: Path) -> None:
-        """Write the model card."""
-        write_card(folder)
+        """Write the model card of a trained reader."""
+        if self.args.trains:
+            write_card(folder)
 
     def reuse(self, folder: Path) -> None:
         """Say how attention is added to a run that was made without."""
-        if self.pgra.reader.evidence_attention and self.stages.depth:
+        if self.attends:
             with (folder / PREDICTIONS_FILE).open(encoding="utf-8") as lines:
                 if '"attention": ' not in lines.readline():
                     command = f"pgra evaluate --run {folder} --evidence_attention"
                     logger.warning("attention: %s adds it", command)
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
-        """Decide a split's examples with the evidence that was found for them."""
-        split = next(name for name in SPLITS if self.data.examples(name) == list(examples))
-        attention = self.pgra.reader.evidence_attention and self.stages.depth > 0
-        read = self.trained.decide(self.inputs(split), attention=attention)
-        lines = self.stages.evidence_lines(split)
-        if read.best is not None:
-            ranked = self.stages.ranked(split)
-            lines = self.stages.lines(replace(ranked, best=read.best))
-        if read.shares is not None:
-            lines = add_attention(lines, read.shares)
-        notes = self.trained.notes
-        return Decisions(read.predictions, lines, notes=notes, calibration=read.calibration)
+        """Decide a split's examples, or new ones, for which evidence is found now."""
+        split = self.split_of(examples)
+        if split is not None:
+            inputs, lines = self.inputs(split), self.stages.evidence_lines(split)
+        else:
+            lines = self.stages.new_lines(examples)
+            inputs = self.new_inputs(examples, lines)
+        scores, lines = self.score(inputs, lines, split)
+        temperature = self.calibration.temperature
+        predictions = decide(
+            inputs.example_ids, scores, self.verbalizer.labels, temperature=temperature
+        )
+        notes, known = [], None
+        if self.decision.decode == "verbalizer":  # else there are no probabilities
+            notes = [self.calibration.note] if self.calibration.note else []
+            if split is not None:
+                known = reliability(scores, self._columns(inputs.labels), self.calibration)
+        return Decisions(predictions, lines, notes=notes, calibration=known)
+
+    def score(
+        self,
+        inputs: Any,
+        lines: list[list[EvidenceLine]],
+        split: str | None,  # noqa: ARG002  where they are from
+    ) -> tuple[Scores, list[list[EvidenceLine]]]:
+        """Score examples, and return their evidence with all that the reader says of it."""
+        if not self.attends:
+            return self.reader.score(inputs, self.context), lines
+        scores, shares = self.reader.attend(inputs, self.context)
+        return scores, add_attention(lines, shares)
 
     def models(self) -> list[str]:
         """Return the reader, and the models that find its evidence."""
@@ -303,18 +383,49 @@ class Pgra(Method):
         return "\n\n--- the next prefix ---\n\n".join(texts)
 
     @classmethod
-    def restore(cls, folder: Path, args: RunArguments, context: Context) -> "RestoredReader":
-        """Open a finished run to decide new examples; see `RestoredReader`."""
-        return RestoredReader(folder, context, artifacts=args.runtime.artifacts_dir)
+    def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:
+        """Open a finished run by its reader's folder, to decide new examples.
+
+        No training data is read: the folder holds the prompt. Only where each query has exemplars
+        of its own are they chosen anew, and the training data must be where it was. Corpus, index
+        and LM must be those that the run was made with.
+
+        Raises:
+            ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
+                was trained with; what differs is named.
+            PgraError: As each stage says.
+        """
+        home = find_reader(folder)
+        record = read_record(home)
+        if cls.MODELS is AutoModelForSeq2SeqLM:
+            check_reads_any(record)
+        method = cls(_recorded_arguments(record, args, context), context)
+        task = Task(
+            name=record.task,
+            inputs=record.inputs,
+            labels=record.labels,
+            prompt=f"{{{record.inputs[0]}}}",
+            reader_template=record.layout.template,
+            verbalizer=record.words,
+        )
+        method.data = TaskData(task, (), (), ())
+        method.verbalizer, method.layout = record.verbalizer, record.layout
+        method.calibration = record.calibration
+        method.source = find_model(str(home))
+        method.open_tokenizer()
+        method.open_trained(home)
+        if record.prompt is None:  # nothing is searched
+            method.stages = Stages(method.pgra, context, FewShotPrompt(prompt_template(task)))
+        else:
+            method.stages = _open_recorded(home, record, record.prompt, method.pgra, context)
+        return method
 
     def foresee(self) -> Forecast:
         """Tell what the LM has yet to read: of a bank, what its candidates and its sample need."""
-        from pgra.plan import make_plan
-
         args = self.pgra
         if not args.rerank.num_evidence or args.rerank.reranker == "none":
             return Forecast({}, "the LM reads nothing")
-        cost = make_plan(args, seconds=0).cost
+        cost = self.stages.plan(seconds=0).cost
         if cost is None:
             return Forecast(None, f"what reranker {args.rerank.reranker} reads is not known")
         bank, texts = self.stages.reranker.store, cost.to_read
@@ -324,97 +435,10 @@ class Pgra(Method):
         if args.is_exhaustive or args.rerank.bank == "full":
             return Forecast({(bank,): texts}, note, cost.is_exact)
         first = {k: v for k, v in asdict(args.retriever).items() if k != "num_candidates"}
-        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts}
+        parts: dict[tuple[str, ...], int] = {(bank, str(first)): texts - cost.for_fit}
         if find_similarity(args.rerank.similarity).is_fitted:
-            plain = replace(args, rerank=replace(args.rerank, similarity="dot"))
-            without = make_plan(plain, seconds=0).cost
-            own = 0 if without is None else without.to_read
-            parts = {(bank, str(first)): own, (bank, str(first), "sample"): texts - own}
+            parts[bank, str(first), "sample"] = cost.for_fit
         return Forecast(parts, note, cost.is_exact)
-
-
-# The reader once it is trained.
-
-
-@dataclass(frozen=True)
-class ReadSplit:
-    """What a reader says of a split.
-
-    Attributes:
-        predictions: One for each example.
-        calibration: The temperature, and nll and ece without and with it; None without
-            probabilities.
-        shares: Of each example a share of attention for each segment; None if not asked for.
-        best: The evidence, where the reader itself chose it.
-    """
-
-    predictions: Sequence[Prediction]
-    calibration: Mapping[str, Json] | None
-    shares: Sequence[Sequence[float]] | None
-    best: Candidates | None
-
-
-class TrainedReader:
-    """A reader that can decide.
-
-    Attributes:
-        classifier: What scores the labels, with the temperature.
-        calibration: Where that comes from.
-    """
-
-    def __init__(self, classifier: T5Classifier, context: Context) -> None:
-        self.classifier, self.calibration, self._context = classifier, Calibration(), context
-
-    @property
-    def is_scoring(self) -> bool:
-        """Whether it gives probabilities at all: the official decode does not."""
-        return self.classifier.decision.decode == "verbalizer"
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader of its probabilities must know."""
-        return [self.calibration.note] if self.is_scoring and self.calibration.note else []
-
-    def calibrate(self, calibration: Calibration) -> None:
-        """Let it decide at a temperature."""
-        self.calibration = calibration
-        decision = replace(self.classifier.decision, temperature=calibration.temperature)
-        self.classifier = replace(self.classifier, decision=decision)
-
-    def fit_temperature(self, dev: TokenizedInputs) -> None:
-        """Fit the temperature on the dev examples; without probabilities leave it as it is."""
-        if self.is_scoring:
-            scores = self.classifier.score(dev, replace(self._context, progress=False))
-            self.calibrate(fit_temperature(scores, self._columns(dev.labels)))
-
-    def decide(self, inputs: TokenizedInputs, *, attention: bool) -> ReadSplit:
-        """Decide a split's examples, which have labels.
-
-        Args:
-            inputs: The examples.
-            attention: Whether to say what the reader looked at.
-        """
-        inputs, best = self.classifier.choose(inputs)
-        shares = None
-        if attention:
-            scores, shares = self.classifier.attend(inputs, self._context)
-        else:
-            scores = self.classifier.score(inputs, self._context)
-        predictions = decide(
-            inputs.example_ids,
-            scores,
-            self.classifier.labels,
-            temperature=self.calibration.temperature,
-        )
-        return ReadSplit(predictions, self._reliability(scores, inputs), shares, best)
-
-    def _reliability(self, scores: Scores, inputs: TokenizedInputs) -> Mapping[str, Json] | None:
-        if not self.is_scoring:
-            return None
-        return reliability(scores, self._columns(inputs.labels), self.calibration)
-
-    def _columns(self, labels: Sequence[str | None]) -> list[int]:
-        return [self.classifier.labels.index(str(label)) for label in labels]
 
 
 def reliability(
@@ -432,82 +456,17 @@ def reliability(
     }
 
 
-class RestoredReader:
-    """A finished run on new queries: evidence by its own index, bank and prompt, then its reader.
-
-    No training data is read: the reader's folder holds the prompt. Only where each query has
-    exemplars of its own are they chosen anew, and the training data must be where it was. Corpus,
-    index and LM must be those that the run was made with.
-
-    Attributes:
-        reader: Its reader.
-        stages: Both stages; None for a plain T5, which searches nothing.
-        about: The task.
-    """
-
-    def __init__(self, folder: Path, context: Context, *, artifacts: str | None = None) -> None:
-        """Load a run.
-
-        Args:
-            folder: The run, or its reader's folder, wherever that was moved.
-            context: What computes, whatever the run's was.
-            artifacts: Folder of its index and bank; None is where they were.
-
-        Raises:
-            ArtifactError: If the reader is not whole, or corpus, index or LM are not those that it
-                was trained with; what differs is named.
-            PgraError: As each stage says.
-        """
-        home = find_reader(folder)
-        self.reader = self.load_reader(home, context)
-        record = self.reader.record
-        self.about = TaskInfo(record.task, record.inputs, record.labels)
-        self.attention = False
-        self.stages = None
-        if record.num_evidence:
-            runtime = {"device": context.device}
-            if artifacts is not None:
-                runtime["artifacts_dir"] = artifacts
-            args = _recorded_arguments(home, record, runtime)
-            context = replace(context, artifacts=args.artifacts)
-            self.stages = _open_recorded(home, record, args, context)
-
-    @classmethod
-    def load_reader(cls, home: Path, context: Context) -> Any:
-        """Load what reads: it has a `record`, and a `predict` of fields and evidence."""
-        return Reader.load(home, device=context.device)
-
-    def decide(self, examples: Sequence[Example]) -> Decisions:
-        """Find evidence for examples and decide them."""
-        lines: list[list[Any]] = [[] for _ in examples]
-        if self.stages is not None and examples:
-            lines = self.stages.lines(self.stages.search(examples))
-        fields = [example.fields for example in examples]
-        texts = [[line.text for line in found] for found in lines]
-        predictions = self.reader.predict(fields, texts)
-        if self.attention:
-            lines = add_attention(lines, self.reader.attention(fields, texts))
-        return Decisions(predictions, lines)
-
-
-def _recorded_arguments(
-    home: Path, record: ReaderRecord, runtime: Mapping[str, Any]
-) -> PgraArguments:
-    """Read a run's arguments; dtypes that depend on the device stay what they were."""
-    changes: dict[str, dict[str, Any]] = {"runtime": dict(runtime)}
+def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Context) -> RunArguments:
+    """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
+    args = RunArguments({"folder": FolderArguments(), **args.sections})  # a reader alone has none
+    args = args.change("runtime", device=context.device)
     lm = record.fingerprints.get("reranker")
     encoder = _encoder_fields(record) or _exemplar_encoder(lm)
     if isinstance(lm, Mapping) and "dtype" in lm:
-        changes["rerank"] = {"lm_dtype": lm["dtype"]}
+        args = args.change("rerank", lm_dtype=lm["dtype"])
     if encoder is not None:
-        changes["retriever"] = {"encoder_dtype": encoder["dtype"]}
-    try:
-        return arguments_from(record.arguments, changes).pgra
-    except (KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"{home / RECORD_FILE} holds arguments that this version of pgra does not know "
-            f"({error}): use the version that it names, or train again"
-        ) from None
+        args = args.change("retriever", encoder_dtype=encoder["dtype"])
+    return args
 
 
 def _encoder_fields(record: ReaderRecord) -> Mapping[str, Json] | None:
@@ -524,10 +483,9 @@ def _exemplar_encoder(lm: Json) -> Mapping[str, Json] | None:
 
 
 def _open_recorded(
-    home: Path, record: ReaderRecord, args: PgraArguments, context: Context
+    home: Path, record: ReaderRecord, prompt: FewShotPrompt, args: PgraArguments, context: Context
 ) -> Stages:
     """Open the stages; refuse what is not the run's before anything long is begun."""
-    assert record.prompt is not None  # it has evidence
     if not args.artifacts.is_dir():
         raise ArtifactError(
             f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
@@ -540,7 +498,7 @@ def _open_recorded(
     made = record.fingerprints
     lm = made.get("reranker")
     reference = Reference(made=lm if isinstance(lm, Mapping) else {})
-    stages = Stages(args, context, record.prompt, exemplars=exemplars, reference=reference)
+    stages = Stages(args, context, prompt, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
     stages.reranker.check()  # before an index would be built
@@ -615,18 +573,14 @@ def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[st
     """
     chosen = copy.copy(training)
     chosen.choose_metric(metric)
-    return {
-        name: _plain(value) for name, value in chosen.to_dict().items() if name not in NOT_DECIDING
-    }
+    named = {name: v for name, v in chosen.to_dict().items() if name not in NOT_DECIDING}
+    # A whole number is written in one way: transformers' default is 0, the command line's 0.0.
+    plain: dict[str, Json] = json.loads(json.dumps(named), parse_float=_number)
+    return plain
 
 
-def _plain(value: Any) -> Json:
-    """Write a whole number in one way: 0 is a default of `transformers`, 0.0 the command line's."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list) else value
+def _number(text: str) -> float:
+    return int(float(text)) if float(text).is_integer() else float(text)
 
 
 def reader_template(task: Task, args: ReaderArguments) -> str:

@@ -39,10 +39,12 @@ from pgra.reader.inputs import (
     TokenizedInputs,
     build_inputs,
     fit_queries,
+    flatten,
     pad_targets,
     tokenize_parts,
 )
 from pgra.reader.predict import T5Classifier
+from pgra.report.results import EvidenceLine
 from pgra.retrieval import IndexRequest, find_retriever
 from pgra.retrieval.shards import find_shards, read_rows
 
@@ -325,7 +327,7 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
         weights[batch.start : batch.stop] = logs.double().cpu().numpy()
     reader.train(was_training)
     segments = inputs.segments(range(len(inputs)), chosen)
-    joined = TokenizedInputs.pack(inputs.example_ids, inputs.labels, inputs.targets, segments)
+    joined = TokenizedInputs(inputs.example_ids, inputs.labels, inputs.targets, *flatten(segments))
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
@@ -342,15 +344,11 @@ class RagClassifier(T5Classifier):
         cost = GroupCost.on(device, is_training=True)
         return partial(collate_pooled, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
 
-    def choose(self, inputs: TokenizedInputs) -> tuple[TokenizedInputs, Candidates | None]:
-        """Choose the evidence of examples that have candidates."""
-        if isinstance(inputs, PooledInputs):
-            return choose_evidence(self.module, inputs)
-        return inputs, None
-
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Score examples; the evidence of those that have candidates is chosen first."""
-        return super().score(self.choose(inputs)[0], context)
+        if isinstance(inputs, PooledInputs):
+            inputs, _ = choose_evidence(self.module, inputs)
+        return super().score(inputs, context)
 
 
 class Rag(Pgra):
@@ -375,7 +373,7 @@ class Rag(Pgra):
                 )
         super().open()
 
-    def open_reader(self, trained: Path | None = None) -> RagReader:
+    def load_module(self, trained: Path | None = None) -> RagReader:
         """Load both models as training starts from them, or as it left them."""
         name = str(trained or self.pgra.reader.model_name_or_path)
         return RagReader.open(name, self._encoder, self.pgra.rerank.num_evidence)
@@ -394,6 +392,15 @@ class Rag(Pgra):
             verbalizer=self.verbalizer,
             layout=self.layout,
         )
+
+    def score(
+        self, inputs: Any, lines: list[list[EvidenceLine]], split: str | None
+    ) -> tuple[Scores, list[list[EvidenceLine]]]:
+        """Score examples, and return the evidence that the reader chose."""
+        assert split is not None  # other examples have no candidates
+        chosen, best = choose_evidence(self.reader.module, inputs)
+        lines = self.stages.lines(replace(self.stages.ranked(split), best=best))
+        return self.reader.score(chosen, self.context), lines
 
     @cached_property
     def _encoder(self) -> Encoder:

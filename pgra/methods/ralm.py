@@ -13,53 +13,34 @@ passage in a prompt of its own and averages; that is not done here.
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from pgra.config import (
-    CorpusArguments,
-    LoraArguments,
-    RerankArguments,
-    RetrieverArguments,
-    RunArguments,
-    arg,
-)
-from pgra.core import Context, Example, Json, Prediction, Scores
+from pgra.config import LoraArguments, RerankArguments, RunArguments, arg
+from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.batching import token_budget_batches
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import batch_budget, find_model, load_pretrained
+from pgra.lm.load import batch_budget
 from pgra.methods.answers import progress_bar
-from pgra.methods.base import SPLITS, Decisions
-from pgra.methods.pgra import (
-    Pgra,
-    RestoredReader,
-    check_training,
-    evidence_models,
-    reliability,
-    training_identity,
-    training_record,
-)
+from pgra.methods.base import SPLITS
+from pgra.methods.pgra import Pgra
 from pgra.prompts.fewshot import answer_words
 from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
-from pgra.reader.arguments import ReaderTrainingArguments
-from pgra.reader.calibrate import Calibration, decide, fit_temperature
-from pgra.reader.fid import IGNORED
+from pgra.reader.calibrate import Calibration, decide
+from pgra.reader.causal import CausalModule, answer_row, pad
 from pgra.reader.inputs import SegmentLayout
-from pgra.reader.module import ReaderModule, check_adapters
 from pgra.reader.predict import Decision
-from pgra.reader.record import READER_FOLDER, RECORD_FILE, ReaderRecord, read_record
-from pgra.reader.train import train_reader
+from pgra.reader.record import READER_FOLDER, RECORD_FILE
 from pgra.report.metrics import measure
 from pgra.report.results import EvidenceLine, read_object
 from pgra.run_folder import TRAINING_FILE
@@ -169,29 +150,19 @@ class PromptReader:
         texts = [write(row, count)[0] for row, count in enumerate(fit.counts.tolist())]
         return Prompts(ids, [example.label for example in examples], texts)
 
-    def score(self, prompts: Prompts, *, progress: bool = False) -> Scores:
+    def score(self, prompts: Prompts, context: Context = ALONE) -> Scores:
         """Return the log-probability of each label's word after each prompt, (B, C)."""
-        with progress_bar(prompts.texts, progress=progress) as advance:
+        with progress_bar(prompts.texts, progress=context.shows_progress) as advance:
             scores = self.lm.score(prompts.texts, answer_words(self.words), advance=advance)
         return np.array(scores, np.float32).reshape(len(prompts), len(self.words))
 
 
 class Ralm(Pgra):
-    """Lets a causal LM read evidence and decide, as it is or with adapters that were trained.
+    """Lets a causal LM read evidence and decide, as it is or with adapters that were trained."""
 
-    Attributes:
-        reader: The LM behind its prompts.
-        calibration: The temperature of its probabilities, once it is fitted.
-    """
-
-    SECTIONS: ClassVar[Mapping[str, type]] = {
-        "corpus": CorpusArguments,
-        "retriever": RetrieverArguments,
-        "rerank": RerankArguments,
-        "reader": RalmArguments,
-        "training": ReaderTrainingArguments,
-    }
+    SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "reader": RalmArguments}
     SEEDS = "seeds of the adapters and the order of examples; without adapters of no effect"
+    MODELS = AutoModelForCausalLM
 
     @classmethod
     def sections(cls, chosen: Mapping[str, Any]) -> Mapping[str, type]:
@@ -222,169 +193,106 @@ class Ralm(Pgra):
                 "neighbor_encoder 'reader' is a T5's encoder, and method 'ralm' has a causal LM: "
                 "leave it out"
             )
-        self.source = find_model(self.asked.reader_lm)
-        if self.args.trains:
-            check_training(self.pgra, self.training)
-            check_adapters(self.asked, self.source, AutoModelForCausalLM)
-        self.read_data()
-        self.reader = self._open_reader(self.asked.reader_lm)
+        super().open()
+
+    def open_tokenizer(self) -> None:
+        """Open the LM, whose weights are loaded when they are needed, behind its prompts."""
+        self.reader = self._open_reader(self.source.name)
         answer_words(self.verbalizer.words)  # refuses words that cannot be told apart
-        self.check()
-        self.stages.open()
 
-    def reuse(self, folder: Path) -> None:
-        """See `Method`: there is no attention to add."""
-
-    def check(self) -> None:
-        """Refuse what adapters cannot be trained on; a frozen LM asks for nothing."""
-        if self.args.trains:
-            super().check()
-
-    @property
-    def template(self) -> PromptTemplate:
-        """How the LM sees a query."""
-        return PromptTemplate(f"{self.task.prompt}\n{self.task.answer}", "", self.task.inputs)
-
-    @property
+    @cached_property
     def verbalizer(self) -> Verbalizer:
-        """The words that answer."""
-        return Verbalizer(self.task.prompt_words, self.template.body)
+        """The words that answer, and how the LM sees a query."""
+        return Verbalizer(self.task.prompt_words, f"{self.task.prompt}\n{self.task.answer}")
 
-    @property
+    @cached_property
     def layout(self) -> SegmentLayout:
         """What the reader's record says of its prompts."""
-        return SegmentLayout(self.template.body, "evidence_first", self.asked.max_reader_tokens)
+        return SegmentLayout(
+            self.verbalizer.template, "evidence_first", self.asked.max_reader_tokens
+        )
 
     @property
-    def _decision(self) -> Decision:
+    def decision(self) -> Decision:
+        """How labels are decided."""
         return Decision()
+
+    @property
+    def attends(self) -> bool:
+        """Whether it says what the reader looked at."""
+        return False
 
     def _open_reader(self, name: str, *, is_trained: bool = False) -> PromptReader:
         lm = open_reader_lm(name, self.pgra.rerank, self.context, is_trained=is_trained)
-        return PromptReader(lm, self.template, self.task.prompt_words, self.asked)
+        template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
+        return PromptReader(lm, template, self.verbalizer.words, self.asked)
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
-        named: dict[str, Json] = {
-            **self.asked.deciding(),
-            "verbalizer": dict(self.verbalizer.words),
-            "reader_template": self.template.body,
-            "num_evidence": self.stages.depth,
-            "reader_weights": self.source.identity,
-        }
-        if not self.args.trains:
-            return {**named, "reader_lm": dict(self.reader.lm.fingerprint)}
-        return {
-            **named,
-            "num_processes": self.training.world_size,
-            **training_identity(self.training, self.data.metric),
-        }
-
-    def prompts(
-        self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
-    ) -> Prompts:
-        """Write the prompts of examples with their evidence."""
-        texts = [[line.text for line in found] for found in lines]
-        return self.reader.prompts(examples, texts)
+        named = super().identity()
+        return named if self.args.trains else {**named, "reader_lm": self.reader.lm.fingerprint}
 
     def prepare(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits; nobody reads train's where nothing is trained."""
         super().prepare([name for name in splits if self.args.trains or name != "train"])
 
-    def split_prompts(self, split: str) -> Prompts:
+    def inputs(self, split: str) -> Prompts:  # type: ignore[override]  # another kind
         """Write the prompts of a split."""
-        return self.prompts(self.data.examples(split), self.stages.evidence_lines(split))
+        return self.new_inputs(self.data.examples(split), self.stages.evidence_lines(split))
+
+    def new_inputs(
+        self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
+    ) -> Prompts:
+        """Write the prompts of any examples with their evidence."""
+        texts = [[line.text for line in found] for found in lines]
+        prompts: Prompts = self.reader.prompts(examples, texts)
+        return prompts
 
     def fit(self, folder: Path) -> Mapping[str, Json]:
         """Train adapters if they are asked for, and fit the temperature on the dev set."""
-        if not self.args.trains:
-            return self._measure_dev()
-        metric, labels = self.data.metric, self.data.labels
-        module = LMModule(load_for_training(self.asked.reader_lm))
+        if self.args.trains:
+            return super().fit(folder)
+        scores, dev = self.fit_temperature(self.context), self.data.examples("dev")
+        labels, metric = self.data.labels, self.data.metric
+        decided = [p.label for p in decide([e.id for e in dev], scores, labels)]
+        value = measure(metric, [str(e.label) for e in dev], decided, labels)[metric]
+        return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
+
+    def begin(self) -> "LMClassifier":
+        """Return the LM that training starts from."""
+        module = CausalModule.from_name(self.asked.reader_lm)
         module.add_adapters(self.asked, seed=self.seed)
         lm = CausalLM.from_name(self.asked.reader_lm, device="cpu")  # its tokens alone are used
-        result = train_reader(
-            LMClassifier(module, lm, self.verbalizer.words),
-            self.split_prompts("train"),
-            self.split_prompts("dev"),
-            measure=lambda truth, decided: measure(metric, truth, decided, labels),
-            metric=metric,
-            arguments=self.training,
-        )
-        del module
-        gc.collect()  # the Trainer's circles
-        self.load(folder)
-        return training_record(result, self.training)
+        return LMClassifier(module, lm, self.verbalizer.words)
 
-    def _measure_dev(self) -> dict[str, Json]:
-        dev, labels, metric = self.split_prompts("dev"), self.data.labels, self.data.metric
-        with self.timed("calibration"):
-            scores = self.reader.score(dev, progress=self.context.shows_progress)
-        truth = [str(label) for label in dev.labels]
-        self.calibration = fit_temperature(scores, [labels.index(label) for label in truth])
-        decided = [prediction.label for prediction in decide(dev.example_ids, scores, labels)]
-        value = measure(metric, truth, decided, labels)[metric]
-        return {"metric": metric, "value": value, "calibration": asdict(self.calibration)}
+    def end(self, folder: Path) -> None:
+        """Let go of what was trained, and open what was written."""
+        del self.reader
+        gc.collect()  # the Trainer's circles
+        self.open_trained(folder / READER_FOLDER)
+
+    def open_trained(self, home: Path) -> None:
+        """Open a trained reader by its folder."""
+        self.reader = self._open_reader(str(home), is_trained=True)
 
     def load(self, folder: Path) -> None:
         """Load the trained reader, or take up the temperature of one that was not trained."""
-        home = folder / READER_FOLDER
-        if not self.args.trains:
-            known = read_object(folder / TRAINING_FILE)["calibration"]
-            self.calibration = Calibration(**known)
-            return
-        self.reader = self._open_reader(str(home), is_trained=True)
-        if (home / RECORD_FILE).is_file():
-            self.calibration = read_record(folder, verify=False).calibration
-        else:  # it is trained by now, and not yet measured
-            self._measure_dev()
-            self.write_record(folder, self.calibration)
-
-    def decide(self, examples: Sequence[Example]) -> Decisions:
-        """Decide a split's examples, or new ones, for which evidence is found now."""
-        lines = self._find(examples)
-        prompts = self.prompts(examples, lines)
-        scores = self.reader.score(prompts, progress=self.context.shows_progress)
-        labels, temperature = self.data.labels, self.calibration.temperature
-        predictions = decide(prompts.example_ids, scores, labels, temperature=temperature)
-        truth = [label for label in prompts.labels if label is not None]
-        is_known = bool(examples) and len(truth) == len(examples)
-        columns = [labels.index(label) for label in truth]
-        return Decisions(
-            predictions,
-            lines,
-            notes=[self.calibration.note] if self.calibration.note else [],
-            calibration=reliability(scores, columns, self.calibration) if is_known else None,
-        )
-
-    def _find(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
-        if not self.stages.depth or not examples:
-            return [[] for _ in examples]
-        for split in SPLITS:
-            if split in self.stages.evidence and self.data.examples(split) == list(examples):
-                return self.stages.evidence_lines(split)
-        return self.stages.lines(self.stages.search(examples))
-
-    def finish(self, folder: Path) -> None:
-        """Write the model card of a trained reader."""
         if self.args.trains:
-            super().finish(folder)
-
-    def models(self) -> list[str]:
-        """Return the reader, and the models that find its evidence."""
-        return [self.asked.reader_lm, *evidence_models(self.pgra)]
+            super().load(folder)
+        else:
+            self.calibration = Calibration(**read_object(folder / TRAINING_FILE)["calibration"])
 
     def sample_prompt(self) -> str:
         """Return the first test query's prompt, as the reader sees it."""
-        return self.prompts(self.data.test[:1], self.stages.evidence_lines("test")[:1]).texts[0]
+        lines = self.stages.evidence_lines("test")[:1]
+        return self.new_inputs(self.data.test[:1], lines).texts[0]
 
     @classmethod
-    def restore(cls, folder: Path, args: RunArguments, context: Context) -> "RestoredRalm | None":  # type: ignore[override]
-        """Open a trained reader by its folder; see `RestoredReader`."""
-        has_reader = args.trains or (folder / RECORD_FILE).is_file()  # or a reader that was moved
-        if not has_reader:
+    def restore(cls, folder: Path, args: RunArguments, context: Context) -> Self | None:
+        """Open a trained reader by its folder; one that was not trained has none."""
+        if not args.trains and not (folder / RECORD_FILE).is_file():
             return None
-        return RestoredRalm(folder, context, artifacts=args.runtime.artifacts_dir)
+        return super().restore(folder, args, context)
 
 
 def open_reader_lm(
@@ -405,87 +313,7 @@ def open_reader_lm(
     return open_lm(args, context)
 
 
-@dataclass(frozen=True)
-class LoadedRalm:
-    """A trained reader, opened by its folder.
-
-    Attributes:
-        record: What it was trained for and with.
-        reader: The LM behind its prompts.
-    """
-
-    record: ReaderRecord
-    reader: PromptReader
-
-    def predict(
-        self, queries: Sequence[Mapping[str, str]], evidence: Sequence[Sequence[str]]
-    ) -> list[Prediction]:
-        """Decide queries with their evidence, at the fitted temperature."""
-        examples = [Example(f"query-{i}", dict(query)) for i, query in enumerate(queries)]
-        prompts = self.reader.prompts(examples, evidence)
-        scores, temperature = self.reader.score(prompts), self.record.calibration.temperature
-        return decide(prompts.example_ids, scores, self.record.labels, temperature=temperature)
-
-
-class RestoredRalm(RestoredReader):
-    """A finished run with a trained reader, on new queries; see `RestoredReader`."""
-
-    @classmethod
-    def load_reader(cls, home: Path, context: Context) -> LoadedRalm:
-        """Load the LM in the folder."""
-        record = read_record(home)
-        rerank = RerankArguments(**record.arguments["rerank"])
-        lm = open_reader_lm(str(home), rerank, context, is_trained=True)
-        template = PromptTemplate(record.layout.template, "", record.inputs)
-        args = RalmArguments(**record.arguments["reader"])
-        return LoadedRalm(record, PromptReader(lm, template, record.words, args))
-
-
 # What is trained.
-
-
-class LMModule(ReaderModule):
-    """A causal LM that learns the tokens of the labels' words."""
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        labels: Tensor,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """Read prompts with their words.
-
-        Args:
-            input_ids: (B, L), padded on the right.
-            attention_mask: True on real tokens, (B, L) bool.
-            labels: (B, L): the words' tokens at their places, `IGNORED` elsewhere.
-            num_items_in_batch: Word tokens to divide the summed loss by; None is this batch's.
-
-        Returns:
-            With `.loss`, and `.logits` (B, n, V) that predict the tokens at `.places` (n,), where
-            any row has a word's.
-        """
-        # Logits of every token would take more memory than all else.
-        places = (labels != IGNORED).any(dim=0).nonzero().flatten()  # (n,)
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            position_ids=positions.expand_as(input_ids),
-            logits_to_keep=places - 1,
-            use_cache=False,
-        )
-        chosen = labels[:, places]
-        loss = torch.nn.functional.cross_entropy(
-            output.logits.float().flatten(0, 1),
-            chosen.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
-        total = (chosen != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        output.loss, output.places = loss / total, places
-        return output
 
 
 @dataclass(frozen=True)
@@ -499,7 +327,7 @@ class LMClassifier:
         batch_tokens: Padded tokens of a dev batch on a CPU; a GPU takes 16 times as many.
     """
 
-    module: LMModule
+    module: CausalModule
     lm: CausalLM
     words: Mapping[str, str]
     batch_tokens: int = 2048
@@ -539,7 +367,9 @@ class LMClassifier:
         found: list[tuple[int, int, float]] = []
         for batch in worker.share(batches):
             part = [rows[row] for row in batch]
-            padded = pad([(prompt, next(iter(words.values()))) for _, prompt, words in part])
+            padded = pad(
+                [answer_row(prompt, next(iter(words.values()))) for _, prompt, words in part]
+            )
             output = self.module(**{name: value.to(device) for name, value in padded.items()})
             chances = output.logits.float().log_softmax(dim=2)
             places = {place: n for n, place in enumerate(output.places.tolist())}
@@ -561,36 +391,12 @@ class LMClassifier:
         self.tokenizer.save_pretrained(folder)
 
 
-def load_for_training(name: str) -> Any:
-    """Load an LM as training starts from it, in float32.
-
-    Raises:
-        ModelError: If it cannot be loaded.
-    """
-    load = AutoModelForCausalLM.from_pretrained
-    return load_pretrained(load, find_model(name), dtype=torch.float32)
-
-
 def collate(
     lm: CausalLM, words: Mapping[str, str], rows: Sequence[tuple[str, str, str]]
 ) -> dict[str, Any]:
     """Make a training batch of examples' ids, prompts and labels."""
-    pairs = []
+    answers = []
     for _, text, label in rows:
         prompt, (word,) = lm.read_words(text, [f" {words[label]}"])
-        pairs.append((prompt, word))
-    return {**pad(pairs), "example_ids": tuple(name for name, _, _ in rows)}
-
-
-def pad(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> dict[str, Tensor]:
-    """Put prompts and the words behind them into what `LMModule.forward` takes."""
-    longest = max(len(prompt) + len(word) for prompt, word in pairs)
-    input_ids = torch.zeros(len(pairs), longest, dtype=torch.long)
-    labels = torch.full_like(input_ids, IGNORED)
-    mask = torch.zeros_like(input_ids, dtype=torch.bool)
-    for row, (prompt, word) in enumerate(pairs):
-        end = len(prompt) + len(word)
-        input_ids[row, :end] = torch.tensor([*prompt, *word])
-        labels[row, len(prompt) : end] = torch.tensor(word)
-        mask[row, :end] = True
-    return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
+        answers.append(answer_row(prompt, word))
+    return {**pad(answers), "example_ids": tuple(name for name, _, _ in rows)}

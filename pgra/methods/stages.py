@@ -21,18 +21,18 @@ from pgra.artifacts import digest
 from pgra.config import PgraArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json
 from pgra.data.corpus import Corpus, open_corpus
-from pgra.data.examples import load_splits
-from pgra.data.tasks import Task, load_task
+from pgra.data.tasks import Task
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars, build_prompt
 from pgra.methods.base import SPLITS, TaskData, Timed
+from pgra.plan import Plan, make_plan
 from pgra.prompts.fewshot import FewShotPrompt, PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.report.results import EvidenceLine
 from pgra.rerank import Reference, Reranker, RerankRequest, Work, open_reranker
-from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept, open_exhaustive
-from pgra.retrieval import Retriever, open_retriever
+from pgra.rerank.exhaustive import ExhaustiveSearch, num_kept
+from pgra.retrieval import IndexRequest, Retriever, open_retriever
 from pgra.retrieval.base import (
     Stored,
     candidates_fields,
@@ -41,6 +41,7 @@ from pgra.retrieval.base import (
     store_candidates,
 )
 from pgra.retrieval.neighbors import Neighbors, open_neighbor_encoder
+from pgra.retrieval.survey import Survey
 
 logger = logging.getLogger(__name__)
 
@@ -108,12 +109,8 @@ class Stages(Timed):
             ConfigError: If no task is named, or there are too few examples for the prompt.
             DataError: If the data cannot be read.
         """
-        if args.data.task is None:
-            raise ConfigError("--task is missing: name one (pgra data lists them), or give a YAML")
-        task = load_task(args.data.task)
-        splits = load_splits(task, args.data)
-        data = TaskData(task, splits.train, splits.dev, splits.test, splits.notes)
-        prompt, exemplars = _write_prompt(task, data, args, context)
+        data = TaskData.read(args)
+        prompt, exemplars = _write_prompt(data, args, context)
         # Readers without a prompt leave the same examples out, so that all train on equal data.
         shown = prompt.shown_ids
         train = [example for example in data.train if example.id not in shown]
@@ -178,7 +175,7 @@ class Stages(Timed):
     @cached_property
     def exhaustive(self) -> ExhaustiveSearch:
         """The search without a first stage."""
-        return open_exhaustive(
+        return ExhaustiveSearch(
             self.reranker,
             factory=self.args.retriever.index_factory,
             memory_gb=self.args.retriever.index_memory_gb,
@@ -203,6 +200,27 @@ class Stages(Timed):
             )
         self.fingerprints["corpus"] = self.corpus.fingerprint["corpus_sha256"]
         self.fingerprints["reranker"] = dict(self.reranker.fingerprint)
+
+    def plan(self, *, seconds: float = 10.0) -> Plan:
+        """Foresee what the reranker will read for all splits; see `pgra.plan`.
+
+        Raises:
+            PgraError: As the stages themselves would.
+        """
+        self.open()
+        survey = Survey(
+            request=IndexRequest(
+                args=self.args.retriever,
+                corpus=self.corpus,
+                context=replace(self.context, progress=False),
+                options=self.args.retriever_options,
+            ),
+            task=self.data.task.name,
+            splits={split: self.data.examples(split) for split in SPLITS},
+            seconds=seconds,
+        )
+        search = self.exhaustive if self.args.is_exhaustive else None
+        return make_plan(survey, self.reranker, search)
 
     def find(self, splits: Sequence[str] = SPLITS) -> None:
         """Find the evidence of splits, or take up what is there.
@@ -283,6 +301,12 @@ class Stages(Timed):
             return [[] for _ in self.data.examples(split)]
         return self.lines(self.ranked(split))
 
+    def new_lines(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
+        """Find the evidence of new examples; none where none is read."""
+        if not self.depth or not examples:
+            return [[] for _ in examples]
+        return self.lines(self.search(examples))
+
     def _store(
         self,
         stage: str,
@@ -352,9 +376,11 @@ def prompt_template(task: Task) -> PromptTemplate:
 
 
 def _write_prompt(
-    task: Task, data: TaskData, args: PgraArguments, context: Context
+    data: TaskData, args: PgraArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one where each query has its own, and what chooses these."""
+    task = data.task
+    assert isinstance(task, Task)
     template = prompt_template(task)
     if args.rerank.per_query:
         exemplars = NearestExemplars(

@@ -8,11 +8,11 @@ template around it: a reader that loses its slot guesses.
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, build_once, read_array, write_array
-from pgra.config import at_least, choose
 from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
@@ -31,7 +30,6 @@ from pgra.reader.fid import IGNORED
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_ORDERS = ("evidence_first", "query_first")
 _CHUNK = 4096  # texts tokenised at once
 
 # Tokenised inputs of the reader: a few arrays for a whole split, made once and kept on disk.
@@ -91,22 +89,7 @@ class TokenizedInputs:
         Raises:
             DataError: If an example has a label that the verbalizer does not know.
         """
-        return cls.pack(*_describe(examples, tokenizer, verbalizer), segments)
-
-    @classmethod
-    def pack(
-        cls,
-        example_ids: Sequence[str],
-        labels: Sequence[str | None],
-        targets: Mapping[str, TokenIds],
-        segments: Sequence[Sequence[TokenIds]],
-    ) -> "TokenizedInputs":
-        """Put segments into arrays; the rest as it stands."""
-        flat = [segment for found in segments for segment in found]
-        tokens = np.concatenate(flat) if flat else np.empty(0, np.int32)
-        ends = np.cumsum([len(segment) for segment in flat], dtype=np.int64)
-        owners = np.cumsum([len(found) for found in segments], dtype=np.int64)
-        return cls(example_ids, labels, targets, tokens, ends, owners)
+        return cls(*_describe(examples, tokenizer, verbalizer), *flatten(segments))
 
     def __len__(self) -> int:
         """Count the examples."""
@@ -126,16 +109,20 @@ class TokenizedInputs:
             None if label is None else self.targets[label],
         )
 
-    def __iter__(self) -> Iterator[TokenizedInput]:
-        """Iterate over the examples in order."""
-        return (self[row] for row in range(len(self)))
-
     def sizes(self) -> list[int]:
         """Count each example's tokens over all its segments."""
         if not len(self):
             return []
         sizes: list[int] = np.diff(self.segment_ends[self.example_ends - 1], prepend=0).tolist()
         return sizes
+
+
+def flatten(segments: Sequence[Sequence[TokenIds]]) -> tuple[npt.NDArray[Any], ...]:
+    """Return all segments' tokens, where each segment ends, and where each example's end."""
+    flat = [segment for found in segments for segment in found]
+    tokens = np.concatenate(flat) if flat else np.empty(0, np.int32)
+    ends = np.cumsum([len(segment) for segment in flat], dtype=np.int64)
+    return tokens, ends, np.cumsum([len(found) for found in segments], dtype=np.int64)
 
 
 def _describe(
@@ -186,13 +173,7 @@ class SeparateInputs(TokenizedInputs):
     def over(
         cls, inputs: TokenizedInputs, log_weights: npt.NDArray[np.float64] | None = None
     ) -> "SeparateInputs":
-        """Take inputs that would be read together.
-
-        Raises:
-            ValueError: If there are not as many weights as segments.
-        """
-        if log_weights is not None and len(log_weights) != len(inputs.segment_ends):
-            raise ValueError(f"{len(log_weights)} weights, {len(inputs.segment_ends)} segments")
+        """Take inputs that would be read together."""
         return cls(**vars(inputs), log_weights=log_weights)
 
     def alone(self) -> TokenizedInputs:
@@ -281,13 +262,8 @@ class SegmentLayout:
     """
 
     template: str
-    order: str = "query_first"
+    order: Literal["evidence_first", "query_first"] = "query_first"
     max_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot work."""
-        choose("segment order", self.order, SEGMENT_ORDERS)
-        at_least("max_segment_tokens", self.max_tokens, 1)
 
 
 def build_inputs(
@@ -310,10 +286,7 @@ def build_inputs(
     Raises:
         ConfigError: If the template asks for a field that an example lacks, or leaves no room.
         DataError: If an example has a label that the verbalizer does not know.
-        ValueError: If there are not as many lists of evidence as examples.
     """
-    if len(examples) != len(evidence):
-        raise ValueError(f"{len(examples)} examples, {len(evidence)} lists of evidence")
     for fields in {tuple(example.fields) for example in examples}:
         check_template(layout.template, fields)
     queries, queries_cut = fit_queries(examples, tokenizer, layout)

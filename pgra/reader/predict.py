@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm import tqdm
 
-from pgra.core import ALONE, Candidates, Context, Prediction, Scores
+from pgra.core import ALONE, Context, Prediction, Scores
 from pgra.lm.batching import GroupCost, PackedSegments, pack_segments, token_budget_batches
 from pgra.lm.kernels import packed_for
 from pgra.prompts.verbalizer import SLOT, Verbalizer
@@ -100,10 +100,6 @@ class T5Classifier:
         """
         scores, temperature = self.score(inputs, context), self.decision.temperature
         return decide(inputs.example_ids, scores, self.labels, temperature=temperature)
-
-    def choose(self, inputs: TokenizedInputs) -> tuple[TokenizedInputs, Candidates | None]:
-        """Choose the evidence of examples, for a reader that does; None where it was given."""
-        return inputs, None
 
     def score(self, inputs: TokenizedInputs, context: Context = ALONE) -> Scores:
         """Return the log-probability of each of C labels, (B, C) float32.

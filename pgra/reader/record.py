@@ -5,7 +5,7 @@ It is written last, beside the plain T5 files: a folder that has one is whole.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,13 +13,13 @@ import torch
 
 from pgra import __version__
 from pgra.artifacts import find_damage, package_versions, record_file, write_json
+from pgra.config import from_values
 from pgra.core import Context, Example, Json, Prediction
 from pgra.data.read import is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
 from pgra.lm.batching import PackedSegments
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.prompts.template import PromptTemplate
 from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration
 from pgra.reader.fid import FusionReader
@@ -157,23 +157,13 @@ def read_record(folder: Path, *, verify: bool = True) -> ReaderRecord:
 
 
 def _parse(values: Mapping[str, Any]) -> ReaderRecord:
-    fields = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
-    if list(fields["words"]) != values["labels"]:
+    known = {name: values[name] for name in ReaderRecord.__dataclass_fields__}
+    record = from_values(ReaderRecord, known)
+    if list(record.labels) != values["labels"]:
         raise ValueError("words and labels differ")
-    calibration = Calibration(**fields["calibration"])
-    if not calibration.temperature > 0:
-        raise ValueError(f"temperature is {calibration.temperature}")
-    prompt = fields["prompt"]
-    if prompt is not None:
-        template = prompt["template"]
-        body = PromptTemplate(template["body"], template["answer"], tuple(template["inputs"]))
-        first, *others = (
-            FewShotPrompt(body, draw["prefix"], tuple(draw["exemplar_ids"]))
-            for draw in (prompt, *prompt.get("others", ()))
-        )
-        prompt = replace(first, others=tuple(others))
-    fields |= {"layout": SegmentLayout(**fields["layout"]), "calibration": calibration}
-    return ReaderRecord(**{**fields, "inputs": tuple(fields["inputs"]), "prompt": prompt})
+    if not record.calibration.temperature > 0:
+        raise ValueError(f"temperature is {record.calibration.temperature}")
+    return record
 
 
 def check_reads_any(record: ReaderRecord) -> None:

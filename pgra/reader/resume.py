@@ -203,13 +203,9 @@ def _fault(checkpoint: Path, num_processes: int | None = None) -> str | None:
     process writes its random state when it comes to it.
     """
     names = {path.name for path in checkpoint.glob("*") if path.is_file()}
-    random: tuple[str, ...]
-    if num_processes is None:
-        random = ("rng_state*.pth",)
-    elif num_processes == 1:
-        random = ("rng_state.pth",)
-    else:
-        random = tuple(f"rng_state_{rank}.pth" for rank in range(num_processes))
+    random = [f"rng_state_{rank}.pth" for rank in range(num_processes or 0)]
+    if num_processes in (None, 1):
+        random = ["rng_state*.pth" if num_processes is None else "rng_state.pth"]
     for pattern in (_STATE_FILE, "*.safetensors", "optimizer.pt", "scheduler.pt", *random):
         if not fnmatch.filter(names, pattern):
             return f"{pattern} is missing"

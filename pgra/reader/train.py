@@ -35,8 +35,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DynamoBackend, gather_object
 from torch import Tensor
-from tqdm import tqdm
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -88,24 +87,6 @@ class Trainable(Protocol):
         ...
 
 
-class Labelled(Protocol):
-    """Examples as a reader reads them: their names and labels, and rows for its collator."""
-
-    @property
-    def example_ids(self) -> Sequence[str]:
-        """One a row."""
-        ...
-
-    @property
-    def labels(self) -> Sequence[str | None]:
-        """One a row."""
-        ...
-
-    def __len__(self) -> int:
-        """Count the rows."""
-        ...
-
-
 class Classifier(Trainable, Protocol):
     """A model that is trained to decide labels."""
 
@@ -144,8 +125,8 @@ class TrainResult:
 
 def train_reader(
     classifier: Classifier,
-    train: Labelled,
-    dev: Labelled,
+    train: Any,
+    dev: Any,
     *,
     measure: Callable[[Sequence[str], Sequence[str]], Mapping[str, float]],
     metric: str,
@@ -156,8 +137,8 @@ def train_reader(
 
     Args:
         classifier: Trained in place; holds the best weights afterwards.
-        train: Examples to learn from, with labels.
-        dev: Examples to choose a checkpoint on, with labels; never the test set.
+        train: Examples to learn from, rows for the collator, with `example_ids` and `labels`.
+        dev: Likewise, examples to choose a checkpoint on; never the test set.
         measure: Turns true labels and predictions into metrics; `metric` must be among them.
         metric: The metric that chooses the checkpoint, unless `metric_for_best_model` names one.
         arguments: The Trainer's.
@@ -277,8 +258,9 @@ def _go_on(
         patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
-    bar = TrainingBar(title, progress=not arguments.disable_tqdm)
-    trainer.add_callback(bar)
+    bar = TrainingBar(title)
+    if not arguments.disable_tqdm:
+        trainer.add_callback(bar)
     try:
         trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     except Stopped:  # a tracker's run ends here
@@ -504,11 +486,6 @@ class LossLog:
         return math.fsum(losses) / len(losses) if losses else math.nan
 
 
-def last_logged(history: Sequence[Mapping[str, Any]]) -> int:
-    """Return the step of the Trainer's last log line with a loss, 0 before the first."""
-    return max((int(entry["step"]) for entry in history if "loss" in entry), default=0)
-
-
 def read_losses(path: Path, up_to: int) -> list[LossRecord]:
     """Read the losses of steps 1 to `up_to`; what follows them, or a line cut short, is left out.
 
@@ -572,7 +549,8 @@ class MeasuredTrainer(Trainer):  # type: ignore[misc]  # transformers is not fol
             logs["train_loss"] = self.losses.mean()
         if "loss" in logs:
             self.losses.flush()
-            logs["loss"] = self.losses.mean(after=last_logged(self.state.log_history))
+            logged = [line["step"] for line in self.state.log_history if "loss" in line]
+            logs["loss"] = self.losses.mean(after=max(logged, default=0))
         super().log(logs, start_time)
 
     def evaluate(
@@ -649,33 +627,24 @@ class Steps(TrainerCallback):  # type: ignore[misc]
         self.stopper.after_save(state)
 
 
-class TrainingBar(TrainerCallback):  # type: ignore[misc]
-    """Shows steps and loss on one line; the Trainer's own bar prints its log between."""
+class TrainingBar(ProgressCallback):  # type: ignore[misc]
+    """The Trainer's bar, with the loss on its line; the stock one prints its log between."""
 
-    def __init__(self, title: str, *, progress: bool = True) -> None:
-        """Take what stands before the bar; only the main process shows one, and none if told so."""
+    def __init__(self, title: str) -> None:
+        """Take what stands before the bar."""
+        super().__init__()
         self._title = title
-        self._progress = progress
-        self._bar = tqdm(disable=True)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Open it where the run stands."""
-        self._bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc=self._title,
-            unit="step",
-            disable=not (self._progress and state.is_world_process_zero),
-        )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Go on by one."""
-        self._bar.update(state.global_step - self._bar.n)
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open it, in the main process."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self._title)
 
     def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Show the mean loss since the last time."""
-        if "loss" in logs:
-            self._bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+        if "loss" in logs and self.training_bar is not None:
+            self.training_bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Write what was measured on the dev set above the bar."""
@@ -684,9 +653,10 @@ class TrainingBar(TrainerCallback):  # type: ignore[misc]
             for name, value in kwargs["metrics"].items()
             if name.startswith("eval_") and not name.endswith("_runtime")
         )
-        if not self._bar.disable:
-            self._bar.write(f"step {state.global_step}: dev {measured}", file=sys.stderr)
+        if self.training_bar is not None:
+            self.training_bar.write(f"step {state.global_step}: dev {measured}", file=sys.stderr)
 
     def close(self) -> None:
         """Close it, also after a training that failed: its error is then the last line."""
-        self._bar.close()
+        if self.training_bar is not None:
+            self.training_bar.close()

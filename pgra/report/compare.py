@@ -30,7 +30,6 @@ from pgra.report.results import (
     Run,
     check_comparable,
     in_order,
-    is_unseeded,
     row_names,
 )
 from pgra.report.tables import Cell, Table
@@ -84,9 +83,8 @@ class ReferenceTable:
         cells = self.rows[row]
         if {*tasks, AVERAGE} == {*self.columns}:
             return cells[AVERAGE]
-        if not tasks or not set(tasks) <= cells.keys():
-            return None
-        return sum(cells[task] for task in tasks) / len(tasks)
+        is_whole = tasks and set(tasks) <= cells.keys()
+        return sum(cells[task] for task in tasks) / len(tasks) if is_whole else None
 
     def find_row(self, run: Run) -> str | None:
         """Return the row that stands beside a run: of those that match the one with most names."""
@@ -94,12 +92,8 @@ class ReferenceTable:
         known = {name: value for section in sections for name, value in section.items()}
         # What decided is told by the run: `--num_evidence 0` is plain, whatever --method says.
         known["method"] = run.method
-        fits = [
-            (len(wanted), row)
-            for row, wanted in self.match.items()
-            if all(name in known and known[name] == value for name, value in wanted.items())
-        ]
-        return max(fits, key=lambda fit: fit[0])[1] if fits else None
+        fits = [row for row, wanted in self.match.items() if wanted.items() <= known.items()]
+        return max(fits, key=lambda row: len(self.match[row]), default=None)
 
     def beside(self, run: Run, tasks: Sequence[str], columns: Sequence[str]) -> dict[str, float]:
         """Return by column what is printed beside a run: of tasks, or their `AVERAGE`."""
@@ -117,27 +111,19 @@ class ReferenceTable:
 
 @cache
 def load_references() -> Mapping[str, ReferenceTable]:
-    """Read all tables, by name; a figure that shows a table's values is another name of it.
-
-    Raises:
-        ConfigError: If a YAML is damaged.
-    """
+    """Read all tables, by name; a figure that shows a table's values is another name of it."""
     tables: dict[str, ReferenceTable] = {}
     for paper in _PAPERS:
-        path = config_root() / "reference" / f"{paper}.yaml"
-        values = read_yaml(path)
-        try:
-            notes, aliases = values.pop("notes"), values.pop("same_as")
-            for name, table in values.items():
-                own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
-                own["rows"] = {
-                    row: {c: float(v) for c, v in zip(table["columns"], cells, strict=True)}
-                    for row, cells in table["rows"].items()
-                }
-                tables[name] = ReferenceTable(name, **own)
-            tables |= {name: tables[other] for name, other in aliases.items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path} is damaged ({error}): restore it") from None
+        values = read_yaml(config_root() / "reference" / f"{paper}.yaml")
+        notes, aliases = values.pop("notes"), values.pop("same_as")
+        for name, table in values.items():
+            own = {**table, "notes": [notes[note] for note in table.get("notes", ())]}
+            own["rows"] = {
+                row: {c: float(v) for c, v in zip(table["columns"], cells, strict=True)}
+                for row, cells in table["rows"].items()
+            }
+            tables[name] = ReferenceTable(name, **own)
+        tables |= {name: tables[other] for name, other in aliases.items()}
     return tables
 
 
@@ -257,7 +243,7 @@ def compare_runs(
     names = row_names(group)
     known = [run.task for run in group.runs] + [gone.task for gone in group.missing if gone.task]
     tasks = in_order(known, TASK_ORDER)
-    has_average = len(tasks) > 1 and not any(run.is_of_texts for run in group.runs)
+    has_average = len(tasks) > 1 and all(run.decisions for run in group.runs)
     columns = [*tasks, *([AVERAGE] if has_average else [])]
     rows = list(group.points)
     if not rows:
@@ -352,8 +338,8 @@ def _compare_row(
         gaps.append(compare_methods(*outcomes, seed=_SEED + tasks.index(task)))
         if len(kept[0]) == len(kept[1]) == 1:
             pairs = [(kept[0][0], kept[1][0])]
-        is_decided = pairs and not pairs[0][0].is_of_texts
-        exact = [mcnemar(x.decisions.correct, y.decisions.correct) for x, y in pairs if is_decided]
+        sides_of = [(a.decisions, b.decisions) for a, b in pairs]
+        exact = [mcnemar(a.correct, b.correct) for a, b in sides_of if a and b]
         tests.append(combine_p(exact) if exact else None)
     found = {
         (row, task): Comparison(gap, exact, p, *_compare_seeds(*by_seed))
@@ -372,7 +358,7 @@ def _compare_row(
 
 
 def _by_seed(runs: Sequence[Run]) -> dict[int | None, Run]:
-    if len(runs) == 1 and is_unseeded(runs[0]):
+    if len(runs) == 1 and not runs[0].is_seeded:
         return {None: runs[0]}
     return {run.seed: run for run in runs}
 
@@ -415,7 +401,7 @@ def summarise(study: Study) -> list[Table]:
 def results_table(study: Study) -> Table:
     """Return rows by tasks: mean, spread over seeds, and the paper's value beside it."""
     has_paper = {column for _, column in study.paper}
-    columns = ["point" if study.group.points else "method"]
+    columns = [_first_column(study)]
     for column in study.columns:
         columns += [column, *([f"{column} (paper)"] if column in has_paper else [])]
     rows = []
@@ -424,46 +410,43 @@ def results_table(study: Study) -> Table:
         for column in study.columns:
             cells.append(_value_cell(study, row, column))
             if column in has_paper:
-                cells.append(_number(study.paper.get((row, column)), ".1f"))
+                cells.append(Cell.of(study.paper.get((row, column)), ".1f"))
         rows.append(cells)
     return Table(study.group.title, columns, rows, _notes(study))
 
 
+def _first_column(study: Study) -> str:
+    return "point" if study.group.points else "method"
+
+
+_VALUES = {
+    **{"task": "task", "value": "value", "sd": "sd"},
+    **{"95 % interval": "low high", "over": "interval_over"},
+}
+_TESTS = {
+    **{"difference": "difference", "its 95 % interval": "difference_low difference_high"},
+    **{"p": "p", "McNemar p": "p_mcnemar", "Holm p": "p_holm"},
+    **{"seeds better": "seeds_better", "seeds p": "p_welch"},
+}
+
+
 def detail_table(study: Study) -> Table:
     """Return every value with its interval, and its difference to the baseline with all tests."""
-    columns = [
-        "point" if study.group.points else "method",
-        "task",
-        "value",
-        "sd",
-        "95 % interval",
-        "over",
-    ]
-    if study.comparisons:
-        columns += ["difference", "its 95 % interval", "p", "McNemar p", "Holm p"]
-        columns += ["seeds better", "seeds p", *(["paper's difference"] if study.paper else [])]
+    shown = {**_VALUES, **(_TESTS if study.comparisons else {})}
+    last = ["paper's difference"] if study.comparisons and study.paper else []
     rows = []
     for row in study.rows:
         for column in study.columns:
             numbers = _numbers(study, row, column)
             found = study.comparisons.get((row, column))
-            cells = [
-                *(Cell(row), Cell(column)),
-                *(_number(numbers[name], ".1f") for name in ("value", "sd")),
-                _interval(numbers["low"], numbers["high"], ".1f"),
-                _number(numbers["interval_over"], ""),
-                _number(numbers["difference"], "+.1f", is_bold=found is not None and found.is_win),
-                _interval(numbers["difference_low"], numbers["difference_high"], "+.1f"),
-                *(_p_cell(numbers[name]) for name in ("p", "p_mcnemar", "p_holm")),
-                _number(numbers["seeds_better"], ""),
-                _p_cell(numbers["p_welch"] if found is not None and found.has_noise else None),
-            ]
-            if study.paper:
-                ours = study.paper.get((row, column))
-                base = study.paper.get((study.baseline or "", column))
-                gap = None if ours is None or base is None or row == study.baseline else ours - base
-                cells.append(_number(gap, "+.1f"))
-            rows.append(cells[: len(columns)])
+            if found is not None and not found.has_noise:
+                numbers["p_welch"] = None
+            is_win = found is not None and found.is_win
+            cells = [Cell(row), *(_cell(numbers, n, is_win=is_win) for n in shown.values())]
+            ours, base = (study.paper.get((r, column)) for r in (row, study.baseline or ""))
+            is_alone = ours is None or base is None or row == study.baseline
+            cells += [Cell.of(None if is_alone else ours - base, "+.1f") for _ in last]  # type: ignore[operator]
+            rows.append(cells)
     title = f"{study.group.title}: every value"
     notes = [
         "In hundredths. Intervals are 95 %: over seeds by Student's t; of one seed, or of equal "
@@ -479,18 +462,33 @@ def detail_table(study: Study) -> Table:
             "McNemar's test is exact; of several seeds it is the lower middle p, times seeds over "
             "its place (Rueger 1978).",
         ]
-    return Table(title, columns, rows, notes)
+    return Table(title, [_first_column(study), *shown, *last], rows, notes)
+
+
+def _cell(numbers: Mapping[str, "_Number"], names: str, *, is_win: bool) -> Cell:
+    """Return the cell of one of `_numbers`, or of two as an interval."""
+    values = [numbers[name] for name in names.split()]
+    form = "+.1f" if names.startswith("difference") else ".1f"
+    if len(values) == 2:
+        return Cell.interval(values, form)
+    if names.startswith("p"):
+        return Cell.of_p(values[0])
+    return Cell.of(values[0], form, is_bold=is_win and names == "difference")
 
 
 def long_table(study: Study) -> Table:
     """Return a row for each row and task with all numbers, unrounded in CSV."""
     rows = [_numbers(study, row, column) for row in study.rows for column in study.columns]
-    return Table(
-        study.group.title, list(rows[0]), [[_number(v, ".4g") for v in r.values()] for r in rows]
-    )
+    cells = [[Cell.of(value, ".4g") for value in row.values()] for row in rows]
+    return Table(study.group.title, _LONG, cells)
 
 
 _Number = float | str | None
+_LONG = (
+    *("table", "row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd"),
+    *("low", "high", "interval_over", "baseline", "difference", "difference_low"),
+    *("difference_high", "p", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
+)
 
 
 def _numbers(study: Study, row: str, column: str) -> dict[str, _Number]:
@@ -527,13 +525,6 @@ def _numbers(study: Study, row: str, column: str) -> dict[str, _Number]:
     return numbers
 
 
-_LONG = (
-    *("table", "row", "task", "metric", "n", "seeds", "missing_seeds", "value", "sd"),
-    *("low", "high", "interval_over", "baseline", "difference", "difference_low"),
-    *("difference_high", "p", "p_mcnemar", "p_holm", "seeds_better", "p_welch", "paper"),
-)
-
-
 def _value_cell(study: Study, row: str, column: str) -> Cell:
     result = study.results.get((row, column))
     if result is None:
@@ -545,22 +536,6 @@ def _value_cell(study: Study, row: str, column: str) -> Cell:
         text += f" ({result.spread.n} of {result.spread.n + len(result.missing)} seeds)"
     found = study.comparisons.get((row, column))
     return Cell(text, is_bold=found is not None and found.is_win, value=100 * result.spread.mean)
-
-
-def _number(value: _Number, form: str, *, is_bold: bool = False) -> Cell:
-    if value is None or isinstance(value, str):
-        return Cell(value or "")
-    return Cell(f"{value:{form}}", is_bold=is_bold, value=value)
-
-
-def _interval(low: _Number, high: _Number, form: str) -> Cell:
-    return Cell("" if low is None else f"{low:{form}} to {high:{form}}")
-
-
-def _p_cell(p: _Number) -> Cell:
-    if isinstance(p, float) and p < 0.001:
-        return Cell("< 0.001", value=p)
-    return _number(p, ".3f")
 
 
 def _notes(study: Study) -> list[str]:

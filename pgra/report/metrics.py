@@ -9,7 +9,7 @@ decides. Metrics are fractions; MCC lies between -1 and 1.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from pgra.config import find_class
 from pgra.core import Scores
 from pgra.data.tasks import METRICS
 from pgra.reader.calibrate import label_chances, negative_log_likelihood
+from pgra.report.text_metrics import bleu_of_counts
 
 Metric = Callable[[Sequence[str], Sequence[str], Sequence[str]], float]
 """A number from true labels, predictions, and the names of the task's labels."""
@@ -127,37 +128,13 @@ def confusion_cells(
     return rows * len(names) + np.array([number[name] for name in predictions], dtype=np.int64)
 
 
-class Outcomes(Protocol):
-    """What a run's metric is made of, for each of B examples."""
-
-    @property
-    def value(self) -> float:
-        """The metric."""
-        ...
-
-    @property
-    def kinds(self) -> _Counts:
-        """A number for each example, (B,); examples of one number count alike."""
-        ...
-
-    @property
-    def parts(self) -> Values | None:
-        """What each example adds to B times the metric, (B,); None where it is no mean."""
-        ...
-
-    @property
-    def traits(self) -> Values:
-        """Numbers of each example, (B, R), that differ where two runs' outcomes do."""
-        ...
-
-    def resample(self, kinds: _Counts, counts: Values) -> Values:
-        """Return the metric of resamples, (draws,): how often each kind (U,) was drawn."""
-        ...
+# What a run's metric is made of, for each of B examples. A resample of the examples is how often
+# each kind was drawn: examples of one kind count alike.
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decided labels; see `Outcomes`.
+    """Decided labels.
 
     Attributes:
         metric: Name of the metric.
@@ -173,6 +150,7 @@ class Decisions:
 
     @property
     def value(self) -> float:
+        """The metric."""
         return float(find_metric(self.metric)(self.labels, self.predicted, self.names))
 
     @property
@@ -182,20 +160,24 @@ class Decisions:
 
     @property
     def kinds(self) -> _Counts:
+        """Each example's cell of the confusion matrix, (B,)."""
         return confusion_cells(self.labels, self.predicted, self.names)
 
     @property
     def parts(self) -> Values | None:
+        """What each example adds to B times the metric, (B,); None where it is no mean."""
         metric = find_metric(self.metric)
         is_mean = isinstance(metric, CountsMetric) and metric.is_mean
         return np.array(self.correct, np.float64) if is_mean else None
 
     @property
     def traits(self) -> Values:
+        """Numbers of each example, (B, R), that differ where two runs' outcomes do."""
         columns = self.kinds[:, None] % len(self.names) == np.arange(len(self.names))
         return np.asarray(columns, np.float64)
 
     def resample(self, kinds: _Counts, counts: Values) -> Values:
+        """Return the metric of resamples, (draws,): how often each kind (U,) was drawn."""
         metric, n = find_metric(self.metric), len(self.names)
         if isinstance(metric, CountsMetric):
             # As float64 the product runs on BLAS; counts are far below 2**53, so it is exact.
@@ -207,6 +189,50 @@ class Decisions:
             sides = names[drawn // n].tolist(), names[drawn % n].tolist()
             values.append(metric(*sides, self.names))
         return np.array(values, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class TextOutcomes:
+    """What was written, as rows of numbers; has what `Decisions` has.
+
+    BLEU (Papineni et al. 2002) is of all texts together and follows from the sum of each text's
+    counts; PARENT's F (Dhingra et al. 2019) is the mean of each text's. So a resample of the
+    queries is a resample of rows: the paired bootstrap of Koehn 2004, which sacrebleu has for BLEU.
+
+    Attributes:
+        metric: "bleu" or "parent".
+        traits: BLEU's counts (B, 10), or PARENT's F (B, 1).
+    """
+
+    metric: str
+    traits: Values
+
+    @property
+    def value(self) -> float:
+        """The metric."""
+        return float(self._of_sums(self.traits.sum(axis=0)[None])[0])
+
+    @property
+    def kinds(self) -> _Counts:
+        """A number for each text: none counts like another."""
+        return np.arange(len(self.traits))
+
+    @property
+    def parts(self) -> Values | None:
+        """See `Decisions`."""
+        return None if self.metric == "bleu" else self.traits[:, 0]
+
+    def resample(self, kinds: _Counts, counts: Values) -> Values:
+        """See `Decisions`."""
+        return self._of_sums(counts @ self.traits[kinds])
+
+    def _of_sums(self, sums: Values) -> Values:
+        if self.metric == "bleu":
+            return np.array([bleu_of_counts(row) for row in np.rint(sums).astype(np.int64)])
+        return sums[:, 0] / len(self.traits)
+
+
+Outcomes = Decisions | TextOutcomes
 
 
 def draw_counts(
@@ -452,16 +478,12 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     """
     if len(a) < 2 or len(b) < 2:
         return None
-    gap = abs(float(np.mean(a) - np.mean(b)))
-    parts = [float(np.var(values, ddof=1)) / len(values) for values in (a, b)]
-    if sum(parts) < _SAME**2:
-        return 1.0 if gap < _SAME else 0.0
-    from scipy.special import stdtr  # scipy.stats warns where one side has no spread
+    sides = [(float(np.mean(v)), float(np.std(v, ddof=1)), len(v)) for v in (a, b)]
+    if sum(sd**2 / n for _, sd, n in sides) < _SAME**2:
+        return 1.0 if abs(sides[0][0] - sides[1][0]) < _SAME else 0.0
+    from scipy.stats import ttest_ind_from_stats
 
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True)
-    )
-    return float(2 * stdtr(freedom, -gap / sum(parts) ** 0.5))
+    return float(ttest_ind_from_stats(*sides[0], *sides[1], equal_var=False).pvalue)
 
 
 BINS = 15

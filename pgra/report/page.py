@@ -46,13 +46,14 @@ def plain_text() -> Iterator[None]:
         yield
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a picture of the kind that the file's name says, without a date."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.lower().removeprefix(".")
+def save_figure(figure: "Figure", *paths: Path) -> None:
+    """Write a picture, of the kinds that the files' names say, without a date."""
     undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    with plain_text(), write_aside(path) as aside:
-        figure.savefig(aside, format=kind, dpi=_DOTS_PER_INCH, metadata=undated[kind])
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = path.suffix.lower().removeprefix(".")
+        with plain_text(), write_aside(path) as aside:
+            figure.savefig(aside, format=kind, dpi=_DOTS_PER_INCH, metadata=undated[kind])
 
 
 def check_path(name: str, path: Path, suffixes: Sequence[str]) -> None:
@@ -173,7 +174,7 @@ def render_page(title: str, studies: Sequence[Study]) -> str:
     groups = [study.group for study in studies]
     runs = [run for group in groups for run in group.runs]
     for run in runs:
-        if run.is_of_texts:
+        if run.decisions is None:
             raise ConfigError(
                 f"--html shows which examples are right, and {run.task} of {run.folder} is a "
                 "measure of texts that are neither: leave --html out, or that run"

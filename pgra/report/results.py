@@ -38,12 +38,12 @@ from pgra.report.metrics import (
     WRONG,
     Decisions,
     Outcomes,
-    Values,
+    TextOutcomes,
     bootstrap,
     interval_95,
     measure,
 )
-from pgra.report.text_metrics import SUBSETS, bleu_of_counts
+from pgra.report.text_metrics import SUBSETS
 
 METRICS_FILE = "metrics.json"
 PREDICTIONS_FILE = "predictions.jsonl"
@@ -53,6 +53,7 @@ _ARGUMENTS_FILE = "arguments.json"
 _IDENTITY_FILE = "run.json"
 _SEED = 0
 _ROUNDING = 1e-6
+_TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
 
 
 @dataclass(frozen=True)
@@ -91,63 +92,34 @@ def add_attention(
     ]
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """What `metrics.json` says of a run beside its numbers.
-
-    Attributes:
-        task: Name of the task.
-        split: Which examples were decided.
-        metric: The task's headline metric.
-        labels: The task's labels, in order.
-        seed: Of the training run.
-        seconds: Wall-clock time by stage.
-        fingerprints: Of all inputs, by stage.
-        notes: What a reader of the numbers must know.
-        calibration: The temperature, and what it changed on this split; None without one.
-        method: What decided, as --method names it.
-        more: Further entries of `metrics.json`.
-    """
-
-    task: str
-    split: str
-    metric: str
-    labels: Sequence[str]
-    seed: int
-    seconds: Mapping[str, float]
-    fingerprints: Mapping[str, Json]
-    notes: Sequence[str] = ()
-    calibration: Mapping[str, Json] | None = None
-    method: str = "pgra"
-    more: Mapping[str, Json] = field(default_factory=dict)
-
-
 def write_results(
     folder: Path,
-    record: RunRecord,
+    about: Mapping[str, Json],
+    labels: Sequence[str],
     examples: Sequence[Example],
     predictions: Sequence[Prediction],
-    evidence: Sequence[Sequence[EvidenceLine]],
+    evidence: Sequence[Sequence[EvidenceLine]] = (),
     *,
-    more: Sequence[Mapping[str, Json]] | None = None,
+    more: Sequence[Mapping[str, Json]] = (),
     values: Mapping[str, float] | None = None,
     interval: Sequence[float] | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Write a run's predictions, then its metrics.
 
     Args:
         folder: The run.
-        record: What is said of it.
+        about: What `metrics.json` says beside its numbers: "method", "task", "split", "metric",
+            "seed", "uses_seed" (whether another seed could give another run), "seconds" by stage,
+            "fingerprints" of all inputs, "notes", and more.
+        labels: The task's, in order.
         examples: The queries, labelled.
         predictions: One for each, in the same order.
-        evidence: What the reader saw, for each; may be empty.
-        more: Further entries of each one's line.
+        evidence: What the reader saw, for each; empty where nothing was read.
+        more: Further entries of each one's line; empty for none.
         values: Metrics by name, where labels alone do not give them.
         interval: Of the headline metric among `values`.
-
-    Returns:
-        The content of `metrics.json`.
     """
+    nothing: list[Any] = [()] * len(examples)
     lines: list[Json] = [
         {
             "id": example.id,
@@ -157,38 +129,31 @@ def write_results(
             "prediction": prediction.label,
             "scores": dict(prediction.scores),
             "evidence": [line.as_json() for line in seen],
-            **own,
+            **dict(own),
         }
         for example, prediction, seen, own in zip(
-            examples, predictions, evidence, more or [{}] * len(examples), strict=True
+            examples, predictions, evidence or nothing, more or nothing, strict=True
         )
     ]
     write_lines(folder / PREDICTIONS_FILE, lines)
+    metric, predicted = str(about["metric"]), [p.label for p in predictions]
     if values is None:
-        labels = [example.label or "" for example in examples]
-        decided = Decisions(record.metric, labels, [p.label for p in predictions], record.labels)
-        values = measure(record.metric, labels, decided.predicted, record.labels)
+        names = [*labels, *({UNDECIDED} & set(predicted))]
+        decided = Decisions(metric, [e.label or "" for e in examples], predicted, names)
+        values = measure(metric, decided.labels, predicted, names)
         interval = interval_95(bootstrap([decided], seed=_SEED)[0])
     metrics = {
-        "method": record.method,
-        "task": record.task,
-        "split": record.split,
+        **{name: about[name] for name in ("method", "task", "split")},
         "n": len(examples),
-        "metric": record.metric,
-        "value": values[record.metric],
+        "metric": metric,
+        "value": values[metric],
         "interval_95": None if interval is None else list(interval),
         "metrics": dict(values),
-        "calibration": record.calibration,
-        "seed": record.seed,
-        "seconds": {name: round(value, 3) for name, value in record.seconds.items()},
-        "fingerprints": dict(record.fingerprints),
+        **about,
         "versions": package_versions(),
         "git_commit": git_commit(),
-        "notes": list(record.notes),
-        **record.more,
     }
     write_json(folder / METRICS_FILE, metrics)
-    return metrics
 
 
 def git_commit() -> str | None:
@@ -246,53 +211,6 @@ def damaged(path: Path, why: object) -> ArtifactError:
     )
 
 
-# What a run is measured on, as reports compare it: labels, or texts by BLEU and PARENT.
-#
-# BLEU (Papineni et al. 2002) is of all texts together and follows from the sum of each text's
-# counts; PARENT's F (Dhingra et al. 2019) is the mean of each text's. So both follow from a row of
-# numbers for each query, and a resample of the queries is a resample of rows: the paired bootstrap
-# of Koehn 2004, which sacrebleu has for BLEU.
-
-_TEXT_KEYS = {"bleu": "bleu_counts", "parent": "parent"}
-
-
-@dataclass(frozen=True, eq=False)
-class TextOutcomes:
-    """What was written for B queries; see `metrics.Outcomes`.
-
-    Attributes:
-        metric: "bleu" or "parent".
-        each: BLEU's counts (B, 10), or PARENT's F (B, 1).
-    """
-
-    metric: str
-    each: Values
-
-    @property
-    def value(self) -> float:
-        return float(self._of_sums(self.each.sum(axis=0)[None])[0])
-
-    @property
-    def kinds(self) -> Any:
-        return np.arange(len(self.each))
-
-    @property
-    def parts(self) -> Values | None:
-        return None if self.metric == "bleu" else self.each[:, 0]
-
-    @property
-    def traits(self) -> Values:
-        return self.each
-
-    def resample(self, kinds: Any, counts: Values) -> Values:
-        return self._of_sums(counts @ self.each[kinds])
-
-    def _of_sums(self, sums: Values) -> Values:
-        if self.metric == "bleu":
-            return np.array([bleu_of_counts(row) for row in np.rint(sums).astype(np.int64)])
-        return sums[:, 0] / len(self.each)
-
-
 @dataclass(frozen=True)
 class Run:
     """One finished run, or one measure of a run that wrote texts.
@@ -307,7 +225,6 @@ class Run:
         metrics: Content of `metrics.json`.
         outcomes: What its metric is made of, for each example.
         examples: Digest of ids, texts and true labels, in order: equal for one test set only.
-        point: Values by axis where it is of a grid; else empty.
     """
 
     method: str
@@ -319,7 +236,6 @@ class Run:
     metrics: Mapping[str, Any]
     outcomes: Outcomes = field(compare=False)
     examples: str
-    point: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -332,21 +248,14 @@ class Run:
         return float(self.metrics["value"])
 
     @property
-    def is_of_texts(self) -> bool:
-        """Whether texts are measured, of which none is right or wrong."""
-        return isinstance(self.outcomes, TextOutcomes)
-
-    @property
-    def decisions(self) -> Decisions:
-        """Decided labels, of a run that does not write texts."""
-        assert isinstance(self.outcomes, Decisions)
-        return self.outcomes
+    def decisions(self) -> Decisions | None:
+        """Decided labels; None where texts are measured, of which none is right or wrong."""
+        return self.outcomes if isinstance(self.outcomes, Decisions) else None
 
     @property
     def labels(self) -> set[str]:
         """The task's labels, as far as decisions name them."""
-        names = self.outcomes.names if isinstance(self.outcomes, Decisions) else ()
-        return set(names) - {UNDECIDED}
+        return set(self.decisions.names if self.decisions else ()) - {UNDECIDED}
 
     @cached_property
     def predictions(self) -> list[dict[str, Any]]:
@@ -359,47 +268,50 @@ class Run:
         values = self.arguments.get(section)
         return values.get(key) if isinstance(values, Mapping) else None
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether it learns from the task's train and dev set, not from a few shots of both."""
+        marks = self.metrics.get("fingerprints", {})
+        return "dev" in marks and "demonstrations" not in marks
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether another seed could give another run: something is trained or drawn."""
+        return bool(self.metrics.get("uses_seed", True))
+
     @cached_property
     def settings(self) -> dict[str, Json]:
         """What decides its predictions, but for data, task and seed, by "section.name"."""
-        unused = _UNUSED.get(self.method, ())
+        has_evidence = self.setting("rerank.num_evidence") != 0
+        unused = {"runtime", "data", "folder"}
+        unused |= set() if has_evidence else {"corpus", "rerank"}
+        unused |= set() if has_evidence or self.method in _OF_NEIGHBORS else {"retriever"}
+        unused |= {"rerank"} if self.setting("rerank.reranker") == "none" else set()
         return {
             f"{section}.{name}": value
             for section, values in self.arguments.items()
-            if section not in ("runtime", "data", "folder") and isinstance(values, Mapping)
-            for name, value in values.items()
-            if (section not in unused or name in _STILL_USED) and self._decides(section, name)
+            for name, value in (values.items() if isinstance(values, Mapping) else ())
+            if section not in unused or f"{section}.{name}" in _STILL_USED
+            if f"{section}.{name}" in _PATHS or name not in _FREE
+            if section != "training" or name not in _FREE_IN_TRAINING
         }
-
-    def _decides(self, section: str, name: str) -> bool:
-        if section == "training":
-            return name not in NOT_DECIDING | _SEEDS
-        # A model's name decides no fingerprint (its content does), but tells rows apart.
-        return f"{section}.{name}" in _PATHS or name not in _FREE
 
 
 def load_run(folder: Path, *, name: str | None = None) -> Run:
-    """Read a finished run; of one that wrote texts its first measure.
-
-    Raises:
-        ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
-            `predictions.jsonl`.
-    """
+    """Read a finished run; of one that wrote texts its first measure: see `load_measures`."""
     return load_measures(folder, name=name)[0]
 
 
-def load_measures(
-    folder: Path, *, name: str | None = None, point: Mapping[str, Json] | None = None
-) -> list[Run]:
+def load_measures(folder: Path, *, name: str | None = None) -> list[Run]:
     """Read a finished run: one, or one for each measure of the texts it wrote.
 
     Args:
         folder: The run.
         name: Instead of the folder's.
-        point: Values by axis, where it is of a grid.
 
     Raises:
-        ArtifactError: As `load_run`.
+        ArtifactError: If a file is missing or damaged, or `metrics.json` does not follow from
+            `predictions.jsonl`.
     """
     metrics = read_object(folder / METRICS_FILE)
     path = folder / _ARGUMENTS_FILE
@@ -437,7 +349,6 @@ def load_measures(
             metrics,
             Decisions(str(metrics["metric"]), labels, predicted, list(names)),
             digest(examples),
-            dict(point or {}),
         )
         if texts:
             return _measures_of_texts(run, texts)
@@ -452,17 +363,16 @@ def _measures_of_texts(run: Run, lines: Sequence[Mapping[str, Any]]) -> list[Run
     measures = []
     for name, value in run.metrics["metrics"].items():
         subset, _, metric = name.rpartition("/")
-        if metric not in _TEXT_KEYS:
-            continue
-        own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
-        each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
-        outcomes = TextOutcomes(metric, np.array(each, np.float64))
-        _check_value(name, float(value), outcomes)
-        interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
-        changes = {"metric": metric, "value": value, "interval_95": interval, "n": len(own)}
-        metrics = {**run.metrics, **changes}
-        task = f"{run.task} {name}"
-        measures.append(replace(run, task=task, metrics=metrics, outcomes=outcomes))
+        if metric in _TEXT_KEYS:
+            own = [line for line in lines if line.get("is_overlap") in wanted[subset]]
+            each = [np.atleast_1d(line[_TEXT_KEYS[metric]]) for line in own]
+            outcomes = TextOutcomes(metric, np.array(each, np.float64))
+            _check_value(name, float(value), outcomes)
+            interval = interval_95(bootstrap([outcomes], seed=_SEED)[0])
+            changes = {"metric": metric, "value": value, "interval_95": interval, "n": len(own)}
+            own_metrics = {**run.metrics, **changes}
+            task = f"{run.task} {name}"
+            measures.append(replace(run, task=task, metrics=own_metrics, outcomes=outcomes))
     return measures
 
 
@@ -536,29 +446,26 @@ def load_collection(paths: Sequence[Path]) -> Collection:
     Raises:
         ArtifactError: If a path is not there, a file is damaged, or there is no finished run.
     """
-    runs: dict[Path, list[Run]] = {}
-    grids: dict[Path, Group] = {}
-    unfinished: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
             raise ArtifactError(f"{path} is no folder: give a run, a folder of runs, or a grid")
         for folder in _find(path):
-            key = folder.resolve()
-            if key in runs or key in grids:
-                continue
-            if (folder / GRID_FILE).is_file():
-                grids[key] = load_grid(folder)
-            elif (folder / METRICS_FILE).is_file():
-                runs[key] = load_measures(folder)
-            else:
-                unfinished.setdefault(key, folder)
-    groups = list(grids.values())
+            folders.setdefault(folder.resolve(), folder)
+    groups, runs, unfinished = [], [], []
+    for folder in folders.values():
+        if (folder / GRID_FILE).is_file():
+            groups.append(load_grid(folder))
+        elif (folder / METRICS_FILE).is_file():
+            runs += load_measures(folder)
+        else:
+            unfinished.append(folder)
     if runs:
-        groups.append(Group("Results", [run for parts in runs.values() for run in parts]))
+        groups.append(Group("Results", runs))
     if not any(group.runs for group in groups):
         where = ", ".join(str(path) for path in paths)
         raise ArtifactError(f"no finished run (with {METRICS_FILE}) in {where}: train one first")
-    return Collection(groups, list(unfinished.values()))
+    return Collection(groups, unfinished)
 
 
 def _find(folder: Path) -> Iterator[Path]:
@@ -581,35 +488,30 @@ def load_grid(folder: Path) -> Group:
     """
     grid = read_object(folder / GRID_FILE)
     runs: list[Run] = []
-    missing: list[Missing] = []
-    measures: dict[str | None, list[str]] = {}
+    gone: list[Missing] = []
+    measures: dict[str | None, list[str]] = {}  # of a task: each is missing
     try:
+        points = {str(point["name"]): dict(point["values"]) for point in grid["points"]}
         for point in grid["points"]:
-            name, values = str(point["name"]), dict(point["values"])
-            task = point.get("task") or values.get(TASK_AXIS)
+            name = str(point["name"])
+            task = point.get("task") or points[name].get(TASK_AXIS)
             task = str(task).rpartition("/")[2].removesuffix(".yaml") if task else None
             for seed, inner in point["seeds"].items():
                 if (folder / inner / METRICS_FILE).is_file():
-                    found = load_measures(folder / inner, name=name, point=values)
+                    found = load_measures(folder / inner, name=name)
                     measures[task] = [run.task for run in found]
                     runs += found
                 else:
-                    missing.append(Missing(name, task, int(seed), folder / inner))
-        if any(run.is_of_texts for run in runs):  # each measure is missing
-            missing = [
-                replace(gone, task=task)
-                for gone in missing
-                for task in measures.get(gone.task, [gone.task])
-            ]
+                    gone.append(Missing(name, task, int(seed), folder / inner))
         return Group(
             str(grid.get("title") or grid["name"]),
             runs,
-            missing,
+            [replace(m, task=t) for m in gone for t in measures.get(m.task, [m.task])],
             tuple(grid["axes"]),
             dict(grid.get("labels") or {}),
             grid.get("reference"),
             grid.get("baseline"),
-            {str(point["name"]): dict(point["values"]) for point in grid["points"]},
+            points,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(folder / GRID_FILE, error) from None
@@ -625,41 +527,24 @@ METHOD_ORDER = (
 """In the order of the paper's Table 2, then our own; others come after, by name."""
 TASK_ORDER = ("sst2", "sst5", "cola", "trec", "cr", "mr", "mpqa", "subj")
 """In the paper's order; others come after, by name."""
-_UNSEEDED = (
-    *("icl", "knn", "icl-farthest", "icl-fixed", "icl-knn", "icl-knn-mmr"),
-    *("vote-farthest", "vote-knn", "vote-knn-mmr", "ralm"),
-)
-_ON_TRAINING_DATA = {
-    *("knn", "plain", "rag", "fid", "random", "pgra", "exhaustive", "ralm", "ralm-lora"),
-}
 _RULES = ("split_seed", "dev_fraction", "max_train_samples", "max_dev_samples")
-_EXEMPLARS = ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
+_EXEMPLARS = tuple(
+    f"rerank.{name}" for name in ("num_exemplars", "exemplars", "exemplar_seed", "num_prefixes")
+)
+_STILL_USED = (*_EXEMPLARS, "rerank.num_evidence")
+_OF_NEIGHBORS = ("knn", "lm-bff")  # which look at the first stage's encoder, and at no evidence
 _FREE = {
     name
     for cls in (KernelArguments, ReaderArguments, RerankArguments, RetrieverArguments)
     for name, rule in rules(cls).items()
     if not rule.decides
 }
-# Sections that a method does not look at, but for the names after them.
-_UNUSED = {
-    "plain": ("corpus", "retriever", "rerank"),
-    "icl": ("corpus", "retriever", "training"),
-    "knn": ("corpus", "rerank", "training"),
-    "fid": ("rerank",),
-    "random": ("rerank",),
-}
-_STILL_USED = (*_EXEMPLARS, "num_evidence")
+_FREE_IN_TRAINING = NOT_DECIDING | {"seed", "data_seed"}  # of one row's runs
 # Where content is, which may have been moved meanwhile; runs go on by content, not by name.
 _PATHS = {
     *("corpus.corpus", "retriever.encoder", "retriever.neighbor_encoder", "rerank.lm"),
     *("reader.model_name_or_path", "reader.reader_lm"),
 }
-_SEEDS = {"seed", "data_seed"}  # of one row's runs
-
-
-def is_unseeded(run: Run) -> bool:
-    """Whether any other seed would give the same run again: nothing is trained, nothing drawn."""
-    return run.method in _UNSEEDED and run.setting("selection.order") != "random"
 
 
 def check_comparable(group: Group) -> None:
@@ -677,7 +562,7 @@ def check_comparable(group: Group) -> None:
     for name, run in zip(row_names(group), group.runs, strict=True):
         before = first.setdefault(run.task, run)
         _refuse(before, run, _other_test(before, run))
-        if run.method in _ON_TRAINING_DATA:
+        if run.is_divided:
             before = trained.setdefault(run.task, run)
             _refuse(before, run, _other_rule(before, run, group.axes))
         before = seeds.setdefault((name, run.task, run.seed), run)
@@ -724,7 +609,7 @@ def _other_rule(a: Run, b: Run, axes: Sequence[str]) -> str | None:
         ours, theirs = a.setting(f"data.{name}"), b.setting(f"data.{name}")
         if ours != theirs:
             return f"another split rule ({name} {ours}, {theirs})"
-    same_prompt = all(a.setting(f"rerank.{n}") == b.setting(f"rerank.{n}") for n in _EXEMPLARS)
+    same_prompt = all(a.setting(name) == b.setting(name) for name in _EXEMPLARS)
     for split in ("dev", "train") if same_prompt else ("dev",):
         if marks := _other_fingerprint(a, b, split):
             return f"another split rule (other {split} examples: {marks})"
@@ -764,7 +649,7 @@ def row_names(group: Group) -> list[str]:
         varied.setdefault(method, set()).update(
             name
             for name in {name for values in settings for name in values}
-            if len({canonical_json(values.get(name)) for values in settings}) > 1
+            if len({canonical_json(own[name]) for own in settings if name in own}) > 1
         )
     rows = []
     for run in group.runs:

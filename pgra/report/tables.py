@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -35,6 +36,24 @@ class Cell:
     text: str
     is_bold: bool = False
     value: float | None = None
+
+    @classmethod
+    def of(cls, value: float | str | None, form: str = "", *, is_bold: bool = False) -> Self:
+        """Return a number's cell, formatted; a text stands as it is, and None as nothing."""
+        if value is None or isinstance(value, str):
+            return cls(value or "")
+        return cls(f"{value:{form}}", is_bold, value)
+
+    @classmethod
+    def interval(cls, ends: Sequence[float | str | None] | None, form: str) -> Self:
+        """Return the cell of an interval; of none it is empty."""
+        low, high = ends or (None, None)
+        return cls("" if low is None else f"{low:{form}} to {high:{form}}")
+
+    @classmethod
+    def of_p(cls, p: float | str | None) -> Self:
+        """Return a p-value's cell."""
+        return cls("< 0.001", value=p) if isinstance(p, float) and p < 0.001 else cls.of(p, ".3f")
 
 
 @dataclass(frozen=True)

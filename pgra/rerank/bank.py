@@ -11,13 +11,11 @@ In memory are keys and norms, 16 bytes a state; states are mapped a shard at a t
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +27,9 @@ from tqdm.auto import tqdm
 from pgra.artifacts import (
     MANIFEST,
     canonical_json,
-    check_files,
     digest,
     file_checksum,
+    find_damage,
     is_finished,
     lock_folder,
     read_array,
@@ -69,7 +67,6 @@ _FLOAT16_MAX = float(torch.finfo(torch.float16).max)
 _INT8_MAX = 127
 
 
-@dataclass
 class Shard:
     """States of some keys, which stay on disk.
 
@@ -79,24 +76,46 @@ class Shard:
     Attributes:
         record: Path of the record.
         files: Size and checksum of each file, by name.
-        rows: How many states.
         width: H.
-        is_checked: Whether this process has compared the states with their checksum.
+        keys: (n,) int64, rising; a bank lets go of them, as of the norms, when it has them.
+        norms: (n,) float32.
     """
 
-    record: Path
-    files: Mapping[str, Mapping[str, Any]]
-    rows: int
-    width: int
-    is_checked: bool = False
+    def __init__(self, record: Path, *, bank: str = "") -> None:
+        """Read a record, keys and norms; of the states, only the size is looked at.
+
+        Args:
+            record: Path of the record.
+            bank: What says which bank the shard must belong to.
+
+        Raises:
+            ArtifactError: If any of it is not what was written, or was written for another bank;
+                the file is named.
+        """
+        self.record, self._is_checked = record, False
+        try:
+            text = record.read_text(encoding="utf-8")
+            found = json.loads(text)
+            self.files: Mapping[str, Mapping[str, Any]] = found["files"]
+            self.width, made_for = int(found["width"]), found["bank"]
+            whole = text == _sealed(self.files, found["rows"], self.width, bank=made_for)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._error(f"is damaged ({error!r})") from None
+        if not whole:
+            raise self._error("is damaged (it is not what was written)")
+        if made_for != bank:
+            raise self._error("belongs to another bank")
+        self._check("keys", "norms")
+        self._check(*self._state_parts, verify=False)
+        self.keys: Rows = np.load(self.path("keys"), allow_pickle=False)
+        self.norms: Floats = np.load(self.path("norms"), allow_pickle=False)
 
     def path(self, part: str) -> Path:
         """Return the file of a part."""
         return self.record.with_name(f"{self.record.stem}.{part}.npy")
 
     @property
-    def state_parts(self) -> list[str]:
-        """Name the parts that states are read from."""
+    def _state_parts(self) -> list[str]:
         return [part for part in ("states", "scales") if self.path(part).name in self.files]
 
     def states(self, places: npt.NDArray[np.integer[Any]]) -> Floats:
@@ -105,50 +124,28 @@ class Shard:
         Raises:
             ArtifactError: If the states are not what was written.
         """
-        if not self.is_checked:
-            self.check(*self.state_parts)
-            self.is_checked = True
+        if not self._is_checked:
+            self._check(*self._state_parts)
+            self._is_checked = True
         taken = torch.from_numpy(np.asarray(read_array(self.path("states")))[places])
-        if taken.dtype != torch.int8:
-            return _as_floats(taken).numpy()
-        return _as_floats(
-            taken, torch.from_numpy(np.array(read_array(self.path("scales"))))
-        ).numpy()
+        scales = None
+        if taken.dtype == torch.int8:
+            scales = torch.from_numpy(np.array(read_array(self.path("scales"))))
+        return _as_floats(taken, scales).numpy()
 
-    def check(self, *parts: str, verify: bool = True) -> None:
-        """Compare files with the record: their sizes and, if `verify`, their checksums.
+    def _check(self, *parts: str, verify: bool = True) -> None:
+        """Compare files with the record: their sizes and, if `verify`, their checksums."""
+        files = {name: self.files[name] for name in (self.path(part).name for part in parts)}
+        for name, fault in find_damage(self.record.parent, files, verify=verify):
+            raise self._error(fault, self.record.with_name(name))
 
-        Raises:
-            ArtifactError: If one is missing or is not what was written; it is named.
-        """
-        names = [self.path(part).name for part in parts]
-        try:
-            check_files(
-                self.record.parent, {name: self.files[name] for name in names}, verify=verify
-            )
-        except ArtifactError as error:
-            cause = str(error).split(": delete")[0]
-            raise ArtifactError(f"{cause}: {_way_out(self.record)}") from None
+    def _error(self, fault: str, path: Path | None = None) -> ArtifactError:
+        name = self.record.stem
+        way_out = f"delete {self.record}, and only its {name}.* states are computed again"
+        return ArtifactError(f"{path or self.record} {fault}: {way_out}")
 
 
-@dataclass(frozen=True)
-class OpenShard:
-    """A shard with what is kept of it in memory.
-
-    Attributes:
-        shard: Where its states are.
-        keys: (n,) int64, rising.
-        norms: (n,) float32.
-    """
-
-    shard: Shard
-    keys: Rows
-    norms: Floats
-
-
-def write_shard(
-    folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = ""
-) -> OpenShard:
+def write_shard(folder: Path, keys: Rows, states: Tensor, *, dtype: str, bank: str = "") -> Path:
     """Write states with their keys; the record last, so that a shard with a record is whole.
 
     Args:
@@ -157,6 +154,9 @@ def write_shard(
         states: (n, H), on the CPU.
         dtype: "auto" (as they are), "float16" or "int8".
         bank: What says which bank the shard belongs to; kept in the record.
+
+    Returns:
+        The record.
 
     Raises:
         ConfigError: If a state is too large for float16.
@@ -170,34 +170,16 @@ def write_shard(
         )
     packed = _pack(keys, states, dtype)
     norms = torch.linalg.vector_norm(_as_floats(**packed), dim=1).numpy()
-    arrays = {
-        "keys": keys,
-        **{part: array.numpy() for part, array in packed.items()},
-        "norms": norms,
-    }
+    parts = {part: array.numpy() for part, array in packed.items()}
     name = digest(keys.tolist())[:16]
     files: dict[str, Mapping[str, Any]] = {}
-    for part, array in arrays.items():
+    for part, array in {"keys": keys, **parts, "norms": norms}.items():
         path = folder / f"{name}.{part}.npy"
         write_array(path, array)
         files[path.name] = {"bytes": path.stat().st_size, "checksum": file_checksum(path)}
     record = folder / f"{name}.json"
     write_text(record, _sealed(files, *states.shape, bank=bank))
-    return OpenShard(Shard(record, files, *states.shape), keys, norms)
-
-
-def read_shard(record: Path, *, bank: str = "") -> OpenShard:
-    """Read a shard's record, keys and norms; of its states, only the size is looked at.
-
-    Raises:
-        ArtifactError: If any of it is not what was written, or was written for another bank than
-            `bank`; the file is named.
-    """
-    shard = _read_record(record, bank)
-    shard.check("keys", "norms")
-    shard.check(*shard.state_parts, verify=False)
-    keys, norms = (np.load(shard.path(part), allow_pickle=False) for part in ("keys", "norms"))
-    return OpenShard(shard, keys, norms)
+    return record
 
 
 def _pack(keys: Rows, states: Tensor, dtype: str) -> dict[str, Tensor]:
@@ -230,28 +212,6 @@ def _as_floats(states: Tensor, scales: Tensor | None = None) -> Tensor:
     return torch.addcmul(middle, states.float(), step)
 
 
-def _read_record(record: Path, bank: str) -> Shard:
-    try:
-        text = record.read_text(encoding="utf-8")
-        found = json.loads(text)
-        shard = Shard(record, found["files"], found["rows"], found["width"])
-        made_for = found["bank"]
-        if any(not name.startswith(f"{record.stem}.") for name in shard.files):
-            raise ValueError("it tells of the files of another record")
-        whole = text == _sealed(shard.files, shard.rows, shard.width, bank=made_for)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{record} is damaged ({error!r}): {_way_out(record)}") from None
-    if not whole:
-        raise ArtifactError(f"{record} is damaged (it is not what was written): {_way_out(record)}")
-    if made_for != bank:
-        raise ArtifactError(f"{record} belongs to another bank: {_way_out(record)}")
-    return shard
-
-
-def _way_out(record: Path) -> str:
-    return f"delete {record}, and only its {record.stem}.* states are computed again"
-
-
 def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
     """Return a record's text. It ends with its own digest, so that no byte of it can change."""
     fields: dict[str, Json] = {"rows": rows, "width": width, "bank": bank, "files": files}
@@ -268,7 +228,6 @@ def _sealed(files: Json, rows: int, width: int, *, bank: str) -> str:
 U = TypeVar("U")
 T = TypeVar("T")
 V = TypeVar("V")
-R = TypeVar("R")
 
 
 def run_overlapped(
@@ -276,8 +235,8 @@ def run_overlapped(
     prepare: Callable[[U], T],
     compute: Callable[[T], V],
     *,
-    keep: Callable[[U, V], R],
-) -> list[R]:
+    keep: Callable[[U, V], object],
+) -> None:
     """Take units in order through three steps that run side by side.
 
     At most one unit is prepared ahead and one waits to be kept. An error in any step, or Ctrl-C,
@@ -290,13 +249,9 @@ def run_overlapped(
         prepare: Reads a unit, in a thread of its own; never two at once.
         compute: Runs in the caller's thread.
         keep: Writes a unit's result, in a thread of its own; in order, never two at once.
-
-    Returns:
-        What `keep` returned, in order.
     """
-    kept: list[R] = []
     ahead: Future[T] | None = None
-    behind: Future[R] | None = None
+    behind: Future[object] | None = None
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         for number, unit in enumerate(units):
             ready = prepare(unit) if ahead is None else ahead.result()
@@ -304,21 +259,17 @@ def run_overlapped(
                 ahead = reader.submit(prepare, units[number + 1])
             value = compute(ready)
             if behind is not None:
-                kept.append(behind.result())
+                behind.result()
             behind = writer.submit(keep, unit, value)
         if behind is not None:
-            kept.append(behind.result())
-    return kept
+            behind.result()
 
-
-logger = logging.getLogger(__name__)
 
 STAGE = "bank"
 Advance = Callable[[int], object]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Some of a bank's states.
 
     Attributes:
@@ -429,8 +380,8 @@ class Bank:
             shards = list(cut(missing))
         share = context.worker.share(shards)
 
-        def keep(keys: Rows, states: Tensor) -> OpenShard:
-            return write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
+        def keep(keys: Rows, states: Tensor) -> None:
+            write_shard(self.folder, keys, states, dtype=self._dtype, bank=self._name)
 
         # The main process holds the lock for all, and tidies before any of them writes.
         with lock_folder(self.folder) if context.is_main else nullcontext():
@@ -439,12 +390,9 @@ class Bank:
             context.barrier()
             total, hidden = sum(map(len, share)), not context.shows_progress
             with tqdm(total=total, unit="text", desc=title, disable=hidden) as bar:
-                done = run_overlapped(
-                    share, prepare, lambda ready: encode(ready, bar.update), keep=keep
-                )
-            self._take_up(done)
+                run_overlapped(share, prepare, lambda ready: encode(ready, bar.update), keep=keep)
             context.barrier()
-        self._look()  # at the other processes' shards
+        self._look()
         return len(missing)
 
     def _begin(self) -> None:
@@ -511,22 +459,23 @@ class Bank:
 
     def _look(self) -> None:
         """Take up the shards on disk that are not known yet."""
-        known = {shard.record for shard in self._shards}
-        records = set(self.folder.glob("[!.]*.json"))  # a killed job's parts are hidden
-        records -= {self.folder / MANIFEST, *known}
-        self._take_up([read_shard(record, bank=self._name) for record in sorted(records)])
-
-    def _take_up(self, found: Sequence[OpenShard]) -> None:
-        if not found:
+        known = {self.folder / MANIFEST, *(shard.record for shard in self._shards)}
+        records = set(self.folder.glob("[!.]*.json")) - known  # a killed job's parts are hidden
+        if not records:
             return
         # By first key: shards of one fill then lie in the order of their keys.
-        found = sorted(found, key=lambda shard: (int(shard.keys[0]), shard.shard.record))
-        self._shards += [shard.shard for shard in found]
+        found = sorted(
+            (Shard(record, bank=self._name) for record in records),
+            key=lambda shard: (int(shard.keys[0]), shard.record),
+        )
+        self._shards += found
         rows = np.cumsum([len(shard.keys) for shard in found])
         first = self._starts[-1]
         self._starts = np.concatenate([self._starts, first + rows])
         self._norms = np.concatenate([self._norms, *(shard.norms for shard in found)])
         keys = np.concatenate([self._keys, *(shard.keys for shard in found)])
+        for shard in found:
+            del shard.keys, shard.norms
         new = np.arange(first, self._starts[-1], dtype=np.int32)
         # Two jobs may have computed one key; the first of its states is the one that counts.
         self._keys, order = np.unique(keys, return_index=True)

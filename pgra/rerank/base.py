@@ -3,10 +3,7 @@
 A reranker of your own is one class and no line of ours:
 
     class Longest(Reranker):
-        def __init__(self, corpus): self.corpus = corpus
-
-        @classmethod
-        def open(cls, request): return cls(request.corpus)
+        def __init__(self, request): self.corpus = request.corpus
 
         @property
         def fingerprint(self): return {"reranker": "longest", **self.corpus.fingerprint}
@@ -24,9 +21,9 @@ What `Reranker` implements has sensible defaults and may be left out.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -37,7 +34,7 @@ from pgra.core import ALONE, Candidates, Context, Example, Json, Rows, Scores
 if TYPE_CHECKING:
     from pgra.data.corpus import Corpus
     from pgra.exemplars.prompt import NearestExemplars
-    from pgra.lm.cost import Reading, Speed
+    from pgra.lm.cost import Counter, Reading, Trial
     from pgra.prompts.fewshot import FewShotPrompt
     from pgra.retrieval.survey import FirstStage
 
@@ -123,7 +120,8 @@ class Cost:
         shards: Units of work that processes share.
         bank_bytes: On disk, that the bank grows by.
         reading: What reading them costs; None where nothing is known of the model.
-        trial: Reads for about so many seconds and says how fast that was.
+        trial: Times the model on such texts.
+        for_fit: Of `to_read`, what is no candidate: a similarity is fitted to it.
     """
 
     basis: str
@@ -135,7 +133,8 @@ class Cost:
     shards: int
     bank_bytes: int
     reading: "Reading"
-    trial: "Callable[[float], Speed]"
+    trial: "Trial"
+    for_fit: int = 0
 
     @property
     def is_exact(self) -> bool:
@@ -157,10 +156,13 @@ class Reranker(ABC):
     Arguments: ClassVar[type[_Arguments] | None] = None
     """Its own flags; an instance comes as `RerankRequest.options`."""
 
-    @classmethod
-    @abstractmethod
-    def open(cls, request: RerankRequest) -> "Reranker":
+    def __init__(self, request: RerankRequest) -> None:  # noqa: B027 (some keep nothing)
         """Open what is quick to open; what can be refused is refused here, by a `PgraError`."""
+
+    @classmethod
+    def open(cls, request: RerankRequest) -> "Reranker":
+        """Open the reranker, or another class that serves the request."""
+        return cls(request)
 
     @property
     @abstractmethod
@@ -212,11 +214,6 @@ def draw_texts(corpus: "Corpus", rows: Rows, count: int, seed: int) -> list[str]
 class FirstStageOrder(Reranker):
     """Keeps the first stage's order: FiD on its best hits, the paper's main baseline."""
 
-    @classmethod
-    def open(cls, request: RerankRequest) -> Self:  # noqa: ARG003
-        """Open nothing."""
-        return cls()
-
     @property
     def fingerprint(self) -> Mapping[str, Json]:
         """The name; nothing else matters."""
@@ -227,13 +224,6 @@ class FirstStageOrder(Reranker):
         return candidates
 
 
-class Counter(Protocol):
-    """A model that counts what it reads: tokens, and texts that were cut."""
-
-    num_tokens: int
-    num_cut: int
-
-
 class ScoringReranker(Reranker):
     """Orders candidates by scores of what a model reads once and keeps in banks.
 
@@ -241,7 +231,7 @@ class ScoringReranker(Reranker):
         counter: The model.
     """
 
-    counter: Counter
+    counter: "Counter"
 
     @abstractmethod
     def fill(self, examples: Sequence[Example], rows: Rows) -> tuple[int, int]:

@@ -6,11 +6,9 @@ several, the log-probability of the class named "relevant", or else of the last 
 """
 
 import math
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from pgra.config import RerankArguments, arg
 from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.batching import token_budget_batches
-from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, time_reading
+from pgra.lm.cost import Reading, Trial, estimate_reading, time_reading
 from pgra.lm.load import (
     batch_budget,
     choose_device,
@@ -34,13 +32,11 @@ from pgra.lm.load import (
     model_fields,
 )
 from pgra.rerank.bank import Advance
-from pgra.rerank.base import Reranker, RerankRequest
+from pgra.rerank.base import RerankRequest
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _SAMPLE = 2000  # pairs that are tokenised to foresee all
-_TRIAL_PAIRS = 64  # in a piece of a trial
 _RELEVANT = "relevant"
 _NO_WINDOW = 1 << 20  # a tokenizer that does not say it gives a huge number
 
@@ -59,8 +55,10 @@ class CrossEncoderArguments(_Arguments):
     )
 
 
-class CrossEncoder:
-    """A sequence classifier; its weights are loaded when they are first needed.
+class CrossEncoderReranker(PairReranker):
+    """Orders candidates by a cross-encoder's scores; each pair is scored once.
+
+    Its weights are loaded when they are first needed.
 
     Attributes:
         max_tokens: Longest pair; longer ones lose the end of their longer part.
@@ -68,53 +66,53 @@ class CrossEncoder:
         num_cut: How many pairs were cut so far.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        dtype: str = "auto",
-        device: str = "auto",
-        max_tokens: int | None = None,
-        batch_tokens: int = 512,
-    ) -> None:
-        """Read its configuration and tokenizer.
+    Arguments = CrossEncoderArguments
+    quantization = "none"
 
-        Args:
-            name: Hub id, folder or bundled:NAME.
-            dtype: "auto", "float32", "bfloat16" or "float16".
-            device: Where it runs.
-            max_tokens: Longest pair; None: the model's window.
-            batch_tokens: Padded tokens in one batch on a CPU; a GPU takes 16 times as many.
+    def __init__(self, request: RerankRequest) -> None:
+        """Read a cross-encoder's configuration and tokenizer, and open the bank of its scores.
 
         Raises:
             ConfigError: If it reads fewer tokens than asked for.
+            ArtifactError: If the bank is damaged.
             ModelError: If there is no such model, or it cannot be used.
         """
-        self.source, self.device = find_model(name), choose_device(device)
-        self.dtype = choose_dtype(dtype, self.device)
+        args, options = request.args, request.options
+        assert isinstance(options, CrossEncoderArguments)  # its own
+        name, most = options.cross_encoder, options.cross_encoder_tokens
+        self.source, self.device = find_model(name), choose_device(request.context.device)
+        self.dtype = choose_dtype(args.lm_dtype, self.device)
         self.config = load_config(self.source)
         self.tokenizer = load_tokenizer(self.source, self.config)
         window = int(min(self.tokenizer.model_max_length, _window(self.config)))
-        if max_tokens is None and window >= _NO_WINDOW:
+        if most is None and window >= _NO_WINDOW:
             raise ConfigError(
                 f"'{name}' does not say how many tokens it reads: give --cross_encoder_tokens"
             )
-        if max_tokens is not None and max_tokens > window:
+        if most is not None and most > window:
             raise ConfigError(
-                f"cross_encoder_tokens is {max_tokens}, but '{name}' reads at most {window} tokens"
+                f"cross_encoder_tokens is {most}, but '{name}' reads at most {window} tokens"
             )
         if self.tokenizer.pad_token is None:
             raise ModelError(
                 f"the tokenizer of '{name}' has no padding token: choose another model"
             )
-        self.max_tokens = max_tokens or window
-        self.batch_tokens, self.quantization = batch_tokens, "none"
-        self.num_tokens = self.num_cut = 0
+        self.max_tokens, self.batch_tokens = most or window, args.lm_batch_tokens
+        self.counter, self.num_tokens, self.num_cut = self, 0, 0
+        fields = {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        super().__init__(request, name, self.device, {**fields, "reranker": "cross-encoder"})
+
+    @classmethod
+    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
+        """Name the cross-encoder."""
+        options = options or CrossEncoderArguments()
+        assert isinstance(options, CrossEncoderArguments)
+        return [options.cross_encoder]
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
-        """All that a score depends on, besides the pair."""
-        return {**model_fields(self.source, self.dtype), "max_tokens": self.max_tokens}
+        """All that the order depends on: model, longest pair, dtype and corpus."""
+        return self.bank.fingerprint
 
     @cached_property
     def model(self) -> Any:
@@ -139,6 +137,16 @@ class CrossEncoder:
             )
         return model.to(self.device).eval()
 
+    def identify(self, example: Example) -> Mapping[str, Json]:
+        """Return the query as one text."""
+        return {"query": example.text}
+
+    def read(self, pairs: Pairs, keys: Any) -> list[dict[str, Any]]:
+        """Tokenise a shard's pairs."""
+        at = pairs.find(keys)
+        queries = [pairs.examples[query].text for query in pairs.queries[at]]
+        return self.tokenize(queries, self.corpus.texts(pairs.rows[at]))
+
     def tokenize(self, queries: Sequence[str], passages: Sequence[str]) -> list[dict[str, Any]]:
         """Tokenise pairs together, as the model's tokenizer joins two texts."""
         texts = [list(queries), list(passages)]
@@ -157,15 +165,15 @@ class CrossEncoder:
         lines = zip(*encoded.values(), strict=True)
         return [dict(zip(encoded, line, strict=True)) for line in lines]
 
-    def score(self, pairs: Sequence[Mapping[str, Any]], *, advance: Advance = int) -> Tensor:
-        """Score tokenised pairs, in batches of like length: (n,) float32, in their order."""
-        lengths = [len(pair["input_ids"]) for pair in pairs]
-        scores, budget = torch.empty(len(pairs)), batch_budget(self.batch_tokens, self.device)
+    def compute(self, shard: Sequence[Mapping[str, Any]], advance: Advance) -> Tensor:
+        """Score tokenised pairs, in batches of like length: (n, 1) float32, in their order."""
+        lengths = [len(pair["input_ids"]) for pair in shard]
+        scores, budget = torch.empty(len(shard), 1), batch_budget(self.batch_tokens, self.device)
         for batch in token_budget_batches(lengths, budget):
-            padded = self.tokenizer.pad([pairs[i] for i in batch], return_tensors="pt")
+            padded = self.tokenizer.pad([shard[i] for i in batch], return_tensors="pt")
             with torch.inference_mode():
                 logits = self.model(**padded.to(self.device)).logits.float()
-            scores[batch] = self._relevance(logits).cpu()
+            scores[batch, 0] = self._relevance(logits).cpu()
             self.num_tokens += sum(lengths[i] for i in batch)
             advance(len(batch))
         if not torch.isfinite(scores).all():
@@ -180,105 +188,34 @@ class CrossEncoder:
         names = {str(name).lower(): i for i, name in self.config.id2label.items()}
         return logits.log_softmax(dim=1)[:, names.get(_RELEVANT, logits.shape[1] - 1)]
 
-
-class CrossEncoderReranker(PairReranker):
-    """Orders candidates by a cross-encoder's scores; each pair is scored once.
-
-    Attributes:
-        model: The cross-encoder.
-    """
-
-    Arguments = CrossEncoderArguments
-
-    def __init__(self, model: CrossEncoder, request: RerankRequest) -> None:
-        super().__init__(
-            request.corpus,
-            request.context,
-            name=bank_name(model.source.name),
-            fields={**model.fingerprint, "reranker": "cross-encoder"},
-            shard_rows=batch_budget(request.args.bank_shard_rows, model.device),
-        )
-        self.model = self.counter = model
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> Reranker:
-        """Open a cross-encoder and the bank of its scores.
-
-        Raises:
-            ConfigError: If it reads fewer tokens than asked for.
-            ArtifactError: If the bank is damaged.
-            ModelError: If there is no such model, or it cannot be used.
-        """
-        args, options = request.args, request.options
-        assert isinstance(options, CrossEncoderArguments)  # its own
-        model = CrossEncoder(
-            options.cross_encoder,
-            dtype=args.lm_dtype,
-            device=request.context.device,
-            max_tokens=options.cross_encoder_tokens,
-            batch_tokens=args.lm_batch_tokens,
-        )
-        return cls(model, request)
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
-        """Name the cross-encoder."""
-        options = options or CrossEncoderArguments()
-        assert isinstance(options, CrossEncoderArguments)
-        return [options.cross_encoder]
-
-    @property
-    def fingerprint(self) -> Mapping[str, Json]:
-        """All that the order depends on: model, longest pair, dtype and corpus."""
-        return self.bank.fingerprint
-
-    def identify(self, example: Example) -> Mapping[str, Json]:
-        """Return the query as one text."""
-        return {"query": example.text}
-
-    def read(self, pairs: Pairs, keys: Any) -> list[dict[str, Any]]:
-        """Tokenise a shard's pairs."""
-        at = pairs.find(keys)
-        queries = [pairs.examples[query].text for query in pairs.queries[at]]
-        return self.model.tokenize(queries, self.corpus.texts(pairs.rows[at]))
-
-    def compute(self, shard: list[dict[str, Any]], advance: Advance) -> Tensor:
-        """Score a shard's pairs, (n, 1)."""
-        return self.model.score(shard, advance=advance)[:, None]
-
     def estimate(
         self,
         examples: Sequence[Example],
         first: FirstStage,
         new_pairs: int,
         new_queries: int,  # noqa: ARG002 (it reads pairs only)
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Tokenise some pairs by chance."""
-        model, rng = self.model, np.random.default_rng(0)
-        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
-        size, cut = min(_SAMPLE, new_pairs), model.num_cut
+        rng, size, cut = np.random.default_rng(0), min(_SAMPLE, new_pairs), self.num_cut
         asked = [examples[i].text for i in rng.integers(len(examples), size=size)]
-        pairs = model.tokenize(asked, self.corpus.texts(rng.choice(rows, size))) if size else []
+        texts = self.corpus.texts(rng.choice(first.rows, size))
+        pairs = self.tokenize(asked, texts) if size else []
         lengths = [len(pair["input_ids"]) for pair in pairs]
         reading = estimate_reading(
-            model,
-            [TextSample(new_pairs, lengths, lengths)],
-            num_cut=model.num_cut - cut,
-            batch_tokens=model.batch_tokens,
+            self,
+            [(new_pairs, lengths, lengths)],
+            num_cut=self.num_cut - cut,
+            batch_tokens=self.batch_tokens,
             is_causal=False,
         )
-        model.num_cut = cut
-        pairs.sort(key=lambda pair: -len(pair["input_ids"]))  # as in a shard
-        pieces = [pairs[i : i + _TRIAL_PAIRS] for i in range(0, size, _TRIAL_PAIRS)]
-        random.Random(0).shuffle(pieces)
-
-        def read(piece: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
-            start, tokens = time.perf_counter(), model.num_tokens
-            model.score(piece)
-            return len(piece), model.num_tokens - tokens, time.perf_counter() - start
-
-        return reading, lambda seconds: time_reading(
-            lambda: model.score(pairs[:1]), iter(pieces), read, seconds=seconds
+        self.num_cut = cut
+        return reading, partial(
+            time_reading,
+            self,
+            iter([(pairs, lengths)]),
+            self.compute,
+            batch_tokens=self.batch_tokens,
+            is_cpu=self.device.type == "cpu",
         )
 
 

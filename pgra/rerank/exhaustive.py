@@ -6,6 +6,7 @@ they stop at 150 and see the metric still rising.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,7 +21,6 @@ from pgra.lm.cost import LmShape
 from pgra.rerank.bank import query_key
 from pgra.rerank.base import Reranker, Work
 from pgra.rerank.prompted import PromptedReranker
-from pgra.rerank.similarity import Similarity
 from pgra.retrieval.faiss import (
     AUTO,
     DEPTHS,
@@ -51,9 +51,6 @@ _SPARE = 32  # hits beyond those asked for, so that rounding does not decide who
 _ROUNDING = 1e-6  # of float32 products, as a share of the largest
 _QUERY_BATCH = 1024
 
-Find = Callable[[Sequence[Example], int, int], Candidates]
-"""Gives queries their best `depth`, having looked at so many more."""
-
 
 class ExhaustiveSearch:
     """Finds each query's evidence among all passages of a corpus.
@@ -62,10 +59,31 @@ class ExhaustiveSearch:
         reranker: Gives the states, and the scores of what is found.
         factory: "Flat" compares with every state; any other FAISS factory string builds an index
             of the states, which is faster in a large corpus and may miss some.
+        num_rows: Passages of the corpus.
+        is_exact: Whether every passage is compared.
     """
 
-    def __init__(self, reranker: PromptedReranker, *, factory: str = EXACT) -> None:
-        self.reranker, self.factory = reranker, factory
+    def __init__(
+        self, reranker: Reranker, *, factory: str = EXACT, memory_gb: float | None = None
+    ) -> None:
+        """Open the search without a first stage.
+
+        Args:
+            reranker: The second stage.
+            factory: FAISS factory string for the states, or auto; "Flat" compares them all.
+            memory_gb: Memory that an index may take, for auto; None: half of the machine's.
+
+        Raises:
+            ConfigError: If the reranker has no states to search by.
+        """
+        if not isinstance(reranker, PromptedReranker):
+            raise ConfigError(
+                "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
+            )
+        self.reranker, self.factory, self.num_rows = reranker, factory, len(reranker.corpus)
+        if factory == AUTO:
+            self.factory = choose_factory(factory, self.num_rows, self._num_columns, memory_gb)
+        self.is_exact = self.factory == EXACT
         self._device = str(reranker.encoder.lm.device)
 
     @property
@@ -117,11 +135,6 @@ class ExhaustiveSearch:
             ConfigError: If the factory cannot work, or not so deep on a GPU.
             ArtifactError: If the index or a state on disk is damaged.
         """
-        if depth > self.num_rows or len(self.reranker.bank) < self.num_rows:
-            raise ValueError(
-                f"depth is {depth}, the corpus has {self.num_rows} passages, the bank "
-                f"{len(self.reranker.bank)} states"
-            )
         return self._in_chunks(examples, depth, self._best_of_all if self.is_exact else self._ask)
 
     def measure_recall(self, examples: Sequence[Example], found: Candidates) -> dict[str, float]:
@@ -139,23 +152,12 @@ class ExhaustiveSearch:
         sample = np.linspace(0, len(examples) - 1, size).astype(int).tolist()
         true = self._in_chunks([examples[i] for i in sample], depth, self._best_of_all).rows
         pairs = list(zip(found.rows[sample], true, strict=True))
-        return {
-            str(d): round(float(np.mean([_share(*pair, d) for pair in pairs])), 4) for d in depths
-        }
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether every passage is compared."""
-        return self.factory == EXACT
-
-    @property
-    def num_rows(self) -> int:
-        """Count the passages."""
-        return len(self.reranker.corpus)
+        shared = {d: [len(np.intersect1d(a[:d], b[:d])) / d for a, b in pairs] for d in depths}
+        return {str(d): round(float(np.mean(shares)), 4) for d, shares in shared.items()}
 
     @cached_property
     def _width(self) -> int:
-        return _state_width(self.reranker)
+        return self.reranker.bank.width or LmShape.of(self.reranker.encoder.lm.config).state
 
     @property
     def _num_columns(self) -> int:
@@ -163,9 +165,21 @@ class ExhaustiveSearch:
         return self.reranker.fitting.num_columns(self._width)
 
     def _in_chunks(
-        self, examples: Sequence[Example], depth: int, find: Find, *, spare: int = _SPARE
+        self,
+        examples: Sequence[Example],
+        depth: int,
+        find: Callable[[Sequence[Example], int, int], Candidates],
+        *,
+        spare: int = _SPARE,
     ) -> Candidates:
-        """Search for so many queries at a time as memory holds; the bank is read for each."""
+        """Search for so many queries at a time as memory holds; the bank is read for each.
+
+        Args:
+            examples: The queries.
+            depth: Hits a query.
+            find: Finds queries their best `depth`, having looked at `spare` more.
+            spare: How many more.
+        """
         rows = np.empty((len(examples), depth), dtype=np.int64)
         scores = np.empty((len(examples), depth), dtype=np.float32)
         step = max(1, _CHUNK_BYTES // (4 * self._width + 24 * (depth + spare)))
@@ -182,7 +196,13 @@ class ExhaustiveSearch:
         score to rounding: it is searched again, deeper.
         """
         fetched = min(depth + spare, self.num_rows)
-        hits = self._nearest(self._queries(examples), fetched)
+        queries = self._queries(examples)
+        try:
+            hits = nearest_in_blocks(queries, self._blocks(), fetched, device=self._device)
+        except torch.OutOfMemoryError:
+            logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
+            self._device = "cpu"
+            hits = nearest_in_blocks(queries, self._blocks(), fetched)
         best = self.reranker.rerank(examples, hits)
         kept = best.top(depth)
         if fetched == self.num_rows:
@@ -194,14 +214,6 @@ class ExhaustiveSearch:
             deeper = self._in_chunks(again, depth, self._best_of_all, spare=4 * spare)
             kept.rows[unsure], kept.scores[unsure] = deeper.rows, deeper.scores
         return kept
-
-    def _nearest(self, queries: Vectors, depth: int) -> Candidates:
-        try:
-            return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
-        except torch.OutOfMemoryError:
-            logger.warning("out of memory: states are compared on the CPU, not on %s", self._device)
-        self._device = "cpu"
-        return nearest_in_blocks(queries, self._blocks(), depth, device=self._device)
 
     def _ask(self, examples: Sequence[Example], depth: int, spare: int) -> Candidates:
         """Ask the FAISS index, then let the reranker score what it gives."""
@@ -243,11 +255,11 @@ class ExhaustiveSearch:
         """Return queries so that their inner products with what is indexed are the scores."""
         bank = self.reranker.query_bank
         keys = np.array([query_key(example) for example in examples], np.int64)
-        return self._similarity.of_queries(bank.states(keys), bank.norms(keys))
+        return self.reranker.fitting.similarity.of_queries(bank.states(keys), bank.norms(keys))
 
     def _states(self, rows: Rows) -> Vectors:
         bank = self.reranker.bank
-        return self._similarity.of_passages(bank.states(rows), bank.norms(rows))
+        return self.reranker.fitting.similarity.of_passages(bank.states(rows), bank.norms(rows))
 
     def _in_order(self) -> Iterator[Vectors]:
         """Return all states by row: an index must not depend on how the bank was filled."""
@@ -257,38 +269,14 @@ class ExhaustiveSearch:
     def _blocks(self) -> Iterator[tuple[Rows, Vectors]]:
         """Return all states as they lie on disk."""
         for block in self.reranker.bank.blocks(rows=self._block_rows):
-            yield block.keys, self._similarity.of_passages(block.states, block.norms)
+            yield (
+                block.keys,
+                self.reranker.fitting.similarity.of_passages(block.states, block.norms),
+            )
 
     @property
     def _block_rows(self) -> int:
         return min(_BLOCK_ROWS, max(1, _BLOCK_BYTES // (4 * self._width)))
-
-    @property
-    def _similarity(self) -> Similarity:
-        return self.reranker.fitting.similarity
-
-
-def open_exhaustive(
-    reranker: Reranker, *, factory: str, memory_gb: float | None = None
-) -> ExhaustiveSearch:
-    """Open the search without a first stage.
-
-    Args:
-        reranker: The second stage.
-        factory: FAISS factory string for the states, or auto; "Flat" compares them all.
-        memory_gb: Memory that an index may take, for auto; None: half of the machine's.
-
-    Raises:
-        ConfigError: If the reranker has no states to search by.
-    """
-    if not isinstance(reranker, PromptedReranker):
-        raise ConfigError(
-            "retriever 'exhaustive' searches by the LM's states: use --reranker prompted"
-        )
-    if factory == AUTO:
-        width = reranker.fitting.num_columns(_state_width(reranker))
-        factory = choose_factory(factory, len(reranker.corpus), width, memory_gb)
-    return ExhaustiveSearch(reranker, factory=factory)
 
 
 def num_kept(num_evidence: int, num_passages: int) -> int:
@@ -296,12 +284,4 @@ def num_kept(num_evidence: int, num_passages: int) -> int:
 
     So all settings of d up to the paper's k share one product.
     """
-    return min(-(-num_evidence // _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)
-
-
-def _state_width(reranker: PromptedReranker) -> int:
-    return reranker.bank.width or LmShape.of(reranker.encoder.lm.config).state
-
-
-def _share(ours: Rows, true: Rows, depth: int) -> float:
-    return len(np.intersect1d(ours[:depth], true[:depth])) / depth
+    return min(math.ceil(num_evidence / _EVIDENCE_STEP) * _EVIDENCE_STEP, num_passages)

@@ -8,27 +8,21 @@ each pair's dot product and cosine (`pgra.rerank.pairs`): the other similarity c
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.config import Arguments as _Arguments
-from pgra.config import RerankArguments
-from pgra.core import Context, Example, Json, Rows
-from pgra.data.corpus import Corpus
+from pgra.core import Example, Json, Rows
 from pgra.errors import ConfigError
-from pgra.exemplars.prompt import NearestExemplars
-from pgra.lm.cost import Reading, Speed, TextSample, estimate_reading, measure_speed
-from pgra.lm.load import batch_budget
+from pgra.lm.cost import Reading, Trial, foresee_prompts
 from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, query_key
-from pgra.rerank.base import Reranker, RerankRequest, draw_texts
+from pgra.rerank.base import RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.rerank.states import bank_name, open_prompted_encoder
+from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.survey import FirstStage
 
 KEPT = ("dot", "cosine")
@@ -38,13 +32,8 @@ _TEXTS = 1000  # passages, and queries, likewise
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A query with candidates, tokenised; the query's prompt comes first."""
-
-    encoder: PromptedEncoder
-    prompts: Prompts
-    indices: npt.NDArray[np.intp]  # of the candidates in the shard
+Unit = tuple[PromptedEncoder, Prompts, npt.NDArray[np.intp]]
+"""A query's encoder, its prompt and its candidates', and their indices in the shard."""
 
 
 class NeighborReranker(PairReranker):
@@ -59,40 +48,8 @@ class NeighborReranker(PairReranker):
     reads_queries = True
     columns = len(KEPT)
 
-    def __init__(
-        self,
-        encoder: PromptedEncoder,
-        exemplars: NearestExemplars,
-        corpus: Corpus,
-        context: Context,
-        *,
-        similarity: str = "dot",
-        shard_rows: int = 512,
-        name: str = "bank",
-    ) -> None:
-        """Open the bank of an LM, a template and a corpus, whatever the exemplars.
-
-        Args:
-            encoder: The LM, without exemplars.
-            exemplars: Chooses each query's.
-            corpus: What rows stand for.
-            context: Where the bank is kept, and who shares the work.
-            similarity: "dot" or "cosine".
-            shard_rows: Pairs in one shard of the bank.
-            name: How the bank's folder begins.
-
-        Raises:
-            ArtifactError: If the bank is damaged.
-        """
-        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
-        super().__init__(corpus, context, name=name, fields=fields, shard_rows=shard_rows)
-        self.encoder = self.counter = encoder
-        self.exemplars, self.similarity = exemplars, similarity
-        self.column = KEPT.index(similarity)
-
-    @classmethod
-    def open(cls, request: RerankRequest) -> Reranker:
-        """Open an LM under each query's own prompt.
+    def __init__(self, request: RerankRequest) -> None:
+        """Open an LM, and the bank of an LM, a template and a corpus, whatever the exemplars.
 
         Raises:
             ConfigError: If the exemplars are not given, or leave no room for a text.
@@ -106,20 +63,11 @@ class NeighborReranker(PairReranker):
                 "a NearestExemplars, or use other exemplars"
             )
         encoder = open_prompted_encoder(args, exemplars.prompt(()), request.context)
-        return cls(
-            encoder,
-            exemplars,
-            request.corpus,
-            request.context,
-            similarity=args.similarity,
-            shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
-            name=bank_name(args.lm),
-        )
-
-    @classmethod
-    def models(cls, args: RerankArguments, options: _Arguments | None = None) -> list[str]:  # noqa: ARG003
-        """Name the LM."""
-        return [args.lm]
+        fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
+        super().__init__(request, args.lm, encoder.lm.device, fields)
+        self.encoder = self.counter = encoder
+        self.exemplars, self.similarity = exemplars, args.similarity
+        self.column = KEPT.index(args.similarity)
 
     @property
     def fingerprint(self) -> Mapping[str, Json]:
@@ -157,11 +105,11 @@ class NeighborReranker(PairReranker):
         self.exemplars.warn_shortened()
         return counts
 
-    def read(self, pairs: Pairs, keys: Rows) -> deque[_Unit]:
+    def read(self, pairs: Pairs, keys: Rows) -> deque[Unit]:
         """Write and tokenise a shard's prompts, query by query."""
         at = pairs.find(keys)
         queries = pairs.queries[at]
-        units: deque[_Unit] = deque()
+        units: deque[Unit] = deque()
         for query in np.unique(queries):
             example, mine = pairs.examples[query], np.flatnonzero(queries == query)
             encoder = self.exemplars.encoder_for(self.encoder, example)
@@ -169,27 +117,27 @@ class NeighborReranker(PairReranker):
             texts = self.corpus.texts(pairs.rows[at[mine]])
             fields = [example.fields, *(template.passage_fields(text) for text in texts)]
             _ = encoder.shared_ids  # here, not while the next shard is with the tokeniser
-            units.append(_Unit(encoder, encoder.tokenize(fields), mine))
+            units.append((encoder, encoder.tokenize(fields), mine))
         return units
 
-    def compute(self, shard: deque[_Unit], advance: Advance) -> Tensor:
+    def compute(self, shard: deque[Unit], advance: Advance) -> Tensor:
         """Read a shard's queries, each under its own prefix: (n, 2) float32, as `KEPT` says."""
-        found = torch.empty(sum(len(unit.indices) for unit in shard), len(KEPT))
+        found = torch.empty(sum(len(indices) for _, _, indices in shard), len(KEPT))
         while shard:  # a prefix's keys and values are gone with its query
-            unit = shard.popleft()
-            states = unit.encoder.encode_prompts(unit.prompts).float()  # (1 + n, H)
+            encoder, prompts, indices = shard.popleft()
+            states = encoder.encode_prompts(prompts).float()  # (1 + n, H)
             query, passages = states[0], states[1:]
             dot = (passages * query).sum(1)
             lengths = torch.linalg.vector_norm(states, dim=1)
-            found[unit.indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
-            self.encoder.num_tokens += unit.encoder.num_tokens
-            self.encoder.num_cut += unit.encoder.num_cut
+            found[indices] = torch.stack([dot, dot / (lengths[1:] * lengths[0])], dim=1)
+            self.encoder.num_tokens += encoder.num_tokens
+            self.encoder.num_cut += encoder.num_cut
             advance(len(passages))
         return found
 
     def estimate(
         self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Foresee with exemplars by chance, as long as others on average.
 
         Which are the nearest is not looked up for that, nor does the LM run.
@@ -200,30 +148,18 @@ class NeighborReranker(PairReranker):
             self.exemplars.encoder_for(self.encoder, query, rng.sample(pool, self.exemplars.count))
             for query in rng.sample(queries, min(_PREFIXES, len(queries)))
         ]
-        encoder = encoders[0]
-        prefix = round(float(np.mean([len(one.shared_ids) for one in encoders])))
         asked = rng.sample(queries, min(_TEXTS, len(queries)))
-        rows = first.rows if len(first.rows) else np.arange(len(self.corpus), dtype=np.int64)
-        texts = draw_texts(self.corpus, rows, _TEXTS, _SEED)
-        template, cut, skip = encoder.prompt.template, encoder.num_cut, len(encoder.shared_ids)
-        is_shared, kinds = self.encoder.sharing != "none", []
-        for number, fields in (
-            (new_queries, [query.fields for query in asked]),
-            (new_pairs, [template.passage_fields(text) for text in texts]),
-        ):
-            own = [max(1, len(ids) - skip) for ids in encoder.tokenize(fields).ids]
-            whole = [prefix + length for length in own]
-            kinds.append(TextSample(number, own if is_shared else whole, whole))
-        reading = estimate_reading(
-            self.encoder.lm,
-            kinds,
-            prefix=prefix,
-            num_prefixes=new_queries,
-            is_shared=is_shared,
-            num_cut=encoder.num_cut - cut,
-            batch_tokens=encoder.batch_tokens,
-        )
+        template = self.encoder.prompt.template
+        texts = draw_texts(self.corpus, first.rows, _TEXTS, _SEED)
         # As a query meets them: k passages behind one prefix.
         k, seeds = first.num_candidates, range(1, len(queries) + 1)
-        shards = (draw_texts(self.corpus, rows, k, seed) for seed in seeds)
-        return reading, lambda seconds: measure_speed(encoder, shards, seconds=seconds)
+        return foresee_prompts(
+            encoders[0],
+            [
+                (new_queries, [query.fields for query in asked]),
+                (new_pairs, [template.passage_fields(text) for text in texts]),
+            ],
+            (draw_texts(self.corpus, first.rows, k, seed) for seed in seeds),
+            prefix=round(float(np.mean([len(encoder.shared_ids) for encoder in encoders]))),
+            num_prefixes=new_queries,
+        )

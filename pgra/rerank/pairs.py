@@ -5,22 +5,24 @@ stopped job goes on with the queries that are missing, and fewer candidates cost
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import xxhash
 from torch import Tensor
 
 from pgra.artifacts import artifact_dir, canonical_json
-from pgra.core import MISSING_ROW, Context, Example, Json, Rows, Scores
-from pgra.data.corpus import Corpus
-from pgra.lm.cost import Reading, Speed
-from pgra.rerank.bank import Advance, Bank
-from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, ScoringReranker
+from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
+from pgra.lm.cost import Reading, Trial
+from pgra.lm.load import batch_budget
+from pgra.rerank.bank import Advance, Bank, query_key
+from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
+from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _KEY_BYTES = 12  # a key and a norm
@@ -41,20 +43,6 @@ class Pairs:
     keys: Rows
     queries: Rows
     rows: Rows
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], keys: Rows, rows: Rows) -> Self:
-        """Gather pairs.
-
-        Args:
-            examples: B queries.
-            keys: (B, K).
-            rows: Candidates, (B, K), `MISSING_ROW` where missing.
-        """
-        present = rows != MISSING_ROW
-        distinct, first = np.unique(keys[present], return_index=True)
-        queries = np.nonzero(present)[0].astype(np.int64)
-        return cls(examples, distinct, queries[first], rows[present][first])
 
     def find(self, keys: Rows) -> npt.NDArray[np.intp]:
         """Return the indices of keys that are there, (n,)."""
@@ -89,29 +77,24 @@ class PairReranker(ScoringReranker):
     column = 0
 
     def __init__(
-        self,
-        corpus: Corpus,
-        context: Context,
-        *,
-        name: str,
-        fields: Mapping[str, Json],
-        shard_rows: int,
+        self, request: RerankRequest, model: str, device: torch.device, fields: Mapping[str, Json]
     ) -> None:
         """Open the bank.
 
         Args:
-            corpus: What rows stand for.
-            context: Where banks are kept, and who shares the work.
-            name: How the bank's folder begins.
+            request: Corpus, context and arguments.
+            model: What reads, as the user wrote it.
+            device: Where it runs.
             fields: What scores depend on, besides corpus, query and passage.
-            shard_rows: Pairs in one shard of the bank.
 
         Raises:
             ArtifactError: If the bank is damaged.
         """
-        self.corpus, self.context, self.shard_rows = corpus, context, shard_rows
-        fields = {**fields, **corpus.fingerprint}
-        self.bank = Bank(artifact_dir(context.artifacts / "banks", f"{name}-pairs", fields), fields)
+        self.corpus, self.context = request.corpus, request.context
+        self.shard_rows = batch_budget(request.args.bank_shard_rows, device)
+        fields = {**fields, **self.corpus.fingerprint}
+        root = self.context.artifacts / "banks"
+        self.bank = Bank(artifact_dir(root, f"{bank_name(model)}-pairs", fields), fields)
 
     @abstractmethod
     def identify(self, example: Example) -> Mapping[str, Json]:
@@ -132,7 +115,10 @@ class PairReranker(ScoringReranker):
 
     def pairs(self, examples: Sequence[Example], rows: Rows) -> Pairs:
         """Name the pairs of queries and candidates, (B, K)."""
-        return Pairs.of(examples, self._keys(examples, rows), rows)
+        present = rows != MISSING_ROW
+        keys, first = np.unique(self._keys(examples, rows)[present], return_index=True)
+        queries = np.nonzero(present)[0].astype(np.int64)
+        return Pairs(examples, keys, queries[first], rows[present][first])
 
     def _keys(self, examples: Sequence[Example], rows: Rows) -> Rows:
         """Return the keys of pairs, (B, K): hashes of query and passage."""
@@ -171,7 +157,7 @@ class PairReranker(ScoringReranker):
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Count the pairs that are yet to be read; those on disk are looked up."""
-        queries = new_queries = len({canonical_json(dict(e.fields)) for e in examples})
+        queries = new_queries = len({query_key(example) for example in examples})
         pairs = new_pairs = queries * first.num_candidates
         # The bank may hold some of them, and words may find fewer than k.
         basis = PAIRS if first.is_full and not len(self.bank) else MOST_PAIRS
@@ -180,9 +166,9 @@ class PairReranker(ScoringReranker):
             basis, pairs = PAIRS, len(known.keys)
             new_pairs = len(self.bank.missing(known.keys))
             new_queries = self._count_queries(known)
-        if not self.reads_queries:
-            new_queries = 0
-        to_read = new_pairs + new_queries
+        if not len(first.rows):  # no query has a word of the corpus
+            first = replace(first, rows=np.arange(len(self.corpus)))
+        to_read = new_pairs + new_queries * self.reads_queries
         every = pairs + queries * self.reads_queries
         reading, trial = self.estimate(examples, first, new_pairs, new_queries)
         return Cost(
@@ -201,5 +187,5 @@ class PairReranker(ScoringReranker):
     @abstractmethod
     def estimate(
         self, examples: Sequence[Example], first: FirstStage, new_pairs: int, new_queries: int
-    ) -> tuple[Reading, Callable[[float], Speed]]:
+    ) -> tuple[Reading, Trial]:
         """Return what reading so many texts costs, and what times the model; see `Cost`."""

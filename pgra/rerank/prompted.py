@@ -6,10 +6,10 @@ a query is in `pgra.rerank.neighbors`.
 """
 
 import logging
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,7 @@ from pgra.config import Arguments as _Arguments
 from pgra.config import RerankArguments
 from pgra.core import MISSING_ROW, Candidates, Context, Example, Json, Rows, Scores
 from pgra.data.corpus import Corpus
-from pgra.lm.cost import (
-    LmShape,
-    Speed,
-    TextSample,
-    estimate_reading,
-    measure_speed,
-    own_lengths,
-)
+from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
 from pgra.rerank.bank import Bank, query_key
@@ -41,10 +34,12 @@ from pgra.rerank.base import (
 )
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
-from pgra.rerank.states import bank_name, fill_queries, open_prompted_encoder, open_query_bank
+from pgra.rerank.states import bank_name, open_prompted_encoder
 from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
+
+Fields = Sequence[Mapping[str, str]]
 
 _SAMPLE = 2000  # passages, and queries, that are tokenised to foresee all
 _SEED = 0
@@ -69,12 +64,8 @@ class PromptedReranker(ScoringReranker):
         encoder: PromptedEncoder,
         corpus: Corpus,
         context: Context,
+        args: RerankArguments | None = None,
         *,
-        similarity: str = "dot",
-        shard_rows: int = 512,
-        name: str = "bank",
-        full: bool = False,
-        bank_dtype: str = "auto",
         reference: Reference = Reference(),  # noqa: B008 (frozen)
     ) -> None:
         """Open the banks of an LM, a prompt and a corpus.
@@ -83,29 +74,27 @@ class PromptedReranker(ScoringReranker):
             encoder: Gives the states.
             corpus: What rows stand for.
             context: Where banks are kept, and who shares the work.
-            similarity: A name of `pgra.rerank.similarity.SIMILARITIES`, or `module:Class`.
-            shard_rows: Texts in one shard of a bank.
-            name: How the banks' folders begin.
-            full: Whether `prepare` reads the whole corpus, not only the candidates.
-            bank_dtype: How passages' states are kept: "auto" (as they come), "float16" or "int8".
-                Queries' always stay as they come: they are few.
+            args: Similarity, and what banks hold; None has their defaults. Queries' states always
+                stay as they come: they are few.
             reference: What the task gives a similarity that is fitted.
 
         Raises:
             ArtifactError: If a bank is damaged.
             ConfigError: If the similarity cannot be fitted.
         """
+        args, name = args or RerankArguments(), bank_name(encoder.lm.source.name)
         self.encoder = self.counter = encoder
-        self.corpus, self.context = corpus, context
-        self.shard_rows, self._full = shard_rows, full
-        as_they_come = bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
-        self._dtype = "auto" if as_they_come else bank_dtype
+        self.corpus, self.context, self._full = corpus, context, args.bank == "full"
+        self.shard_rows = batch_budget(args.bank_shard_rows, encoder.lm.device)
+        as_they_come = args.bank_dtype in ("auto", dtype_name(encoder.lm.dtype))
+        self._dtype = "auto" if as_they_come else args.bank_dtype
         fields = {**encoder.fingerprint, **corpus.fingerprint, "bank_dtype": self._dtype}
-        folder = artifact_dir(context.artifacts / "banks", name, fields)
-        self.bank = Bank(folder, fields, dtype=self._dtype)
-        self.query_bank = open_query_bank(encoder, context, name)
+        home = context.artifacts / "banks"
+        self.bank = Bank(artifact_dir(home, name, fields), fields, dtype=self._dtype)
+        fields = {**encoder.fingerprint, "bank_dtype": "auto"}  # whatever the corpus
+        self.query_bank = Bank(artifact_dir(home, f"{name}-queries", fields), fields)
         self.fitting = Fitting(
-            similarity,
+            args.similarity,
             encoder,
             reference,
             num_rows=len(corpus),
@@ -125,8 +114,7 @@ class PromptedReranker(ScoringReranker):
         """
         args, corpus, context = request.args, request.corpus, request.context
         if args.per_query:
-            return NeighborReranker.open(request)
-        name = bank_name(args.lm)
+            return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
         first = open_prompted_encoder(args, request.prompt, context, with_head=with_head)
         encoders = [first, *(first.under(other) for other in request.prompt.others)]
@@ -135,11 +123,7 @@ class PromptedReranker(ScoringReranker):
                 encoder,
                 corpus,
                 context,
-                similarity=args.similarity,
-                shard_rows=batch_budget(args.bank_shard_rows, encoder.lm.device),
-                name=name,
-                full=args.bank == "full",
-                bank_dtype=args.bank_dtype,
+                args,
                 reference=request.reference.of_prefix(index, len(encoders)),
             )
             for index, encoder in enumerate(encoders)
@@ -192,25 +176,28 @@ class PromptedReranker(ScoringReranker):
             len(self.bank.missing(wanted)),
         )
         template = self.encoder.prompt.template
-        new = fill_queries(
-            self.query_bank,
-            self.encoder,
-            [*examples, *self.fitting.queries()],
-            self.context,
-            shard_rows=self.shard_rows,
-        )
-        new += self.bank.fill(
-            wanted,
-            lambda keys: self.encoder.tokenize(
-                [template.passage_fields(text) for text in self.corpus.texts(keys)]
-            ),
+        by_key = {query_key(query): query for query in [*examples, *self.fitting.queries()]}
+
+        def of_queries(keys: Rows) -> Fields:
+            return [by_key[key].fields for key in keys.tolist()]
+
+        def of_passages(keys: Rows) -> Fields:
+            return [template.passage_fields(text) for text in self.corpus.texts(keys)]
+
+        new = self._fill(self.query_bank, np.array(list(by_key), np.int64), of_queries, "queries")
+        new += self._fill(self.bank, wanted, of_passages, "passages")
+        self.fitting.fit(self.bank, self.query_bank)
+        return len(wanted), new
+
+    def _fill(self, bank: Bank, keys: Rows, fields: Callable[[Rows], Fields], title: str) -> int:
+        return bank.fill(
+            keys,
+            lambda keys: self.encoder.tokenize(fields(keys)),
             lambda prompts, advance: self.encoder.encode_prompts(prompts, advance=advance),
             shard_rows=self.shard_rows,
             context=self.context,
-            title="LM reads passages",
+            title=f"LM reads {title}",
         )
-        self.fitting.fit(self.bank, self.query_bank)
-        return len(wanted), new
 
     def score(self, examples: Sequence[Example], rows: Rows) -> Scores:
         """Return the similarity's scores of candidates (eq. 3), (B, K), -inf where missing."""
@@ -224,70 +211,53 @@ class PromptedReranker(ScoringReranker):
 
     def cost(self, examples: Sequence[Example], first: FirstStage) -> Cost:
         """Count what the LM has yet to read, and tokenise a sample of it."""
-        encoder, lm, num_rows = self.encoder, self.encoder.lm, len(self.corpus)
+        encoder, num_rows, size = self.encoder, len(self.corpus), self.shard_rows
         queries = {query_key(example): example for example in examples}
         new = [queries[key] for key in self.query_bank.missing(list(queries)).tolist()]
         if self._full:
             first = replace(first, rows=np.arange(num_rows), num_texts=num_rows, basis=WHOLE)
         drawn = self.fitting.rows()  # read beside the candidates
         most = min(num_rows, len(examples) * first.num_candidates + len(drawn))
+        beside, share = drawn, 1 - first.num_texts / num_rows
         if first.is_exact:
-            rows = np.union1d(first.rows, drawn)
-            missing = self.bank.missing(rows)
-            count, to_read = len(rows), len(missing)
-        else:  # where nothing was searched, any passage may be a candidate
-            rows = first.rows if len(first.rows) else np.arange(num_rows)
-            missing, more = self.bank.missing(rows), self.bank.missing(drawn)
-            others = 1 - first.num_texts / num_rows  # of those drawn, the share that is none
-            count = first.num_texts + round(others * len(drawn))
-            to_read = round(first.num_texts * len(missing) / len(rows) + others * len(more))
-            missing = np.union1d(missing, more)
-        width, cut = LmShape.of(lm.config).state, encoder.num_cut
+            beside, share = np.setdiff1d(drawn, first.rows), 1.0
+        missing, more = self.bank.missing(first.rows), self.bank.missing(beside)
+        for_fit = round(share * len(more))
+        passages = for_fit + round(first.num_texts * len(missing) / max(1, len(first.rows)))
+        count = first.num_texts + round(share * len(beside))
+        missing = np.union1d(missing, more)
+
         texts = draw_texts(self.corpus, missing, _SAMPLE, _SEED)
-        passages = [encoder.prompt.template.passage_fields(text) for text in texts]
-        asked = random.Random(_SEED).sample(new, min(_SAMPLE, len(new)))
-        kinds = []
-        for number, fields in (
-            (to_read, passages),
-            (len(new), [query.fields for query in asked]),
-        ):
-            ids = encoder.tokenize(fields).ids
-            kinds.append(TextSample(number, own_lengths(encoder, ids), [len(i) for i in ids]))
-        kept = to_read * width * _STATE_BYTES.get(self._dtype, lm.dtype.itemsize)
+        asked = [query.fields for query in new]
+        reading, trial = foresee_prompts(
+            encoder,
+            [
+                (passages, [encoder.prompt.template.passage_fields(text) for text in texts]),
+                (len(new), random.Random(_SEED).sample(asked, min(_SAMPLE, len(new)))),
+            ],
+            (  # as the fill will meet them, a shard at a time
+                draw_texts(self.corpus, missing, size, seed) or [query.text for query in new[:size]]
+                for seed in range(1, 2 + len(missing) // size)
+            ),
+        )
+        width, item = LmShape.of(encoder.lm.config).state, encoder.lm.dtype.itemsize
+        kept = passages * width * _STATE_BYTES.get(self._dtype, item)
         if self._dtype == "int8":
-            kept += -(-to_read // self.shard_rows) * width * _SCALE_BYTES
-        total = to_read + len(new)
+            kept += math.ceil(passages / size) * width * _SCALE_BYTES
+        to_read = passages + len(new)
         return Cost(
             basis=first.basis,
             queries=len(queries),
             passages=count,
             most_passages=most if first.basis != WHOLE else num_rows,
-            banked=count - to_read + len(queries) - len(new),
-            to_read=total,
-            shards=max(1, -(-total // self.shard_rows)),
-            bank_bytes=kept + len(new) * width * lm.dtype.itemsize + total * _ROW_BYTES,
-            reading=estimate_reading(
-                lm,
-                kinds,
-                prefix=len(encoder.shared_ids),
-                num_prefixes=1,
-                is_shared=encoder.sharing != "none",
-                num_cut=encoder.num_cut - cut,
-                batch_tokens=encoder.batch_tokens,
-            ),
-            trial=partial(self._measure, missing, new),
+            banked=count + len(queries) - to_read,
+            to_read=to_read,
+            shards=max(1, math.ceil(to_read / size)),
+            bank_bytes=kept + len(new) * width * item + to_read * _ROW_BYTES,
+            reading=reading,
+            trial=trial,
+            for_fit=for_fit,
         )
-
-    def _measure(self, rows: Rows, queries: Sequence[Example], seconds: float) -> Speed:
-        """Time the LM on texts as the fill will meet them, a shard at a time."""
-
-        def shards() -> Iterator[list[str]]:
-            size = self.shard_rows
-            for seed in range(max(1, -(-len(rows) // size))):
-                texts = draw_texts(self.corpus, rows, size, seed + 1)
-                yield texts or [query.text for query in queries][:size]
-
-        return measure_speed(self.encoder, shards(), seconds=seconds)
 
 
 class AveragedReranker(Reranker):
@@ -300,9 +270,6 @@ class AveragedReranker(Reranker):
     Attributes:
         members: One reranker a prefix.
     """
-
-    open = PromptedReranker.open
-    models = PromptedReranker.models
 
     def __init__(self, members: Sequence[PromptedReranker]) -> None:
         self.members = list(members)
@@ -345,7 +312,7 @@ class AveragedReranker(Reranker):
         readings = [cost.reading for cost in costs]
         return replace(
             most,
-            **_sums(costs, "banked", "to_read", "shards", "bank_bytes"),
+            **_sums(costs, "banked", "to_read", "shards", "bank_bytes", "for_fit"),
             reading=replace(
                 most.reading,
                 num_prefixes=len(costs),

@@ -19,14 +19,15 @@ A similarity of your own (`--similarity module:Class`) derives from `Similarity`
 `change`, or `of_passages` and `of_queries`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pgra.artifacts import (
     artifact_dir,
@@ -47,51 +48,30 @@ from pgra.rerank.base import Reference
 _ROUNDING = 1e-6  # of a column's largest value: less spread than this is float32's own
 
 
-@dataclass(frozen=True)
-class ColumnStats:
-    """Mean and standard deviation of values, by column.
+def column_stats(values: Floats) -> Floats:
+    """Measure values (n, D): mean and standard deviation by column, (2, D).
 
-    Attributes:
-        mean: (D,) float32.
-        spread: (D,) float32; 1 where a column does not vary.
+    The deviation is 1 where a column does not vary.
     """
-
-    mean: Floats
-    spread: Floats
-
-    @classmethod
-    def of(cls, values: Floats) -> Self:
-        """Measure values (n, D)."""
-        mean = values.mean(axis=0, dtype=np.float64)
-        spread = values.std(axis=0, dtype=np.float64)
-        varies = spread > _ROUNDING * np.abs(values).max(axis=0)
-        return cls(mean.astype(np.float32), np.where(varies, spread, 1).astype(np.float32))
-
-    def standardize(self, values: Floats) -> Floats:
-        """Return values (n, D) less the mean, over the spread."""
-        standard: Floats = (values - self.mean) / self.spread
-        return standard
+    mean = values.mean(axis=0, dtype=np.float64)
+    spread = values.std(axis=0, dtype=np.float64)
+    varies = spread > _ROUNDING * np.abs(values).max(axis=0)
+    return np.stack([mean, np.where(varies, spread, 1)]).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class WordRows:
-    """What an LM's head has of the label words.
+def log_chances(states: Floats, words: Floats) -> Floats:
+    """Return the log-probability of each word among these words, (n, C), behind states (n, H).
 
-    Attributes:
-        weight: (C, H) float32, a row for the token that each word begins with.
-        bias: (C,) float32.
+    Args:
+        states: Of an LM.
+        words: (C, H + 1): what its head has for the token that each word begins with; the bias is
+            the last column.
     """
-
-    weight: Floats
-    bias: Floats
-
-    def log_chances(self, states: Floats) -> Floats:
-        """Return the log-probability of each word among these words, (n, C), behind (n, H)."""
-        # A matrix product's last digits depend on how many states there are; these do not.
-        logits: Floats = np.stack([np.vecdot(states, row) for row in self.weight], 1) + self.bias
-        logits -= logits.max(axis=1, keepdims=True)
-        chances: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        return chances
+    # A matrix product's last digits depend on how many states there are; these do not.
+    logits: Floats = np.stack([np.vecdot(states, row) for row in words[:, :-1]], 1) + words[:, -1]
+    logits -= logits.max(axis=1, keepdims=True)
+    chances: Floats = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return chances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,17 +82,17 @@ class Similarity:
         is_fitted: Whether it gets `passages` and `queries`, measured on a draw of both.
         reads_words: Whether states become log-chances of the label words; it is fitted then.
         is_unit: Whether each is divided by its length.
-        words: The LM head's rows of the label words.
-        passages: Mean and spread of passages' values.
+        words: The LM head's rows of the label words, as `log_chances` takes them.
+        passages: Mean and spread of passages' values, (2, D).
         queries: Of queries' values.
     """
 
     is_fitted: ClassVar[bool] = False
     reads_words: ClassVar[bool] = False
     is_unit: ClassVar[bool] = False
-    words: WordRows | None = None
-    passages: ColumnStats | None = None
-    queries: ColumnStats | None = None
+    words: Floats | None = None
+    passages: Floats | None = None
+    queries: Floats | None = None
 
     def of_passages(self, states: Floats, norms: Floats) -> Floats:
         """Return what is compared with a query.
@@ -132,13 +112,13 @@ class Similarity:
 
     def values(self, states: Floats) -> Floats:
         """Return what mean and spread are taken of: the states, or log-chances of words."""
-        return states if self.words is None else self.words.log_chances(states)
+        return states if self.words is None else log_chances(states, self.words)
 
-    def change(self, states: Floats, norms: Floats, stats: ColumnStats | None) -> Floats:
+    def change(self, states: Floats, norms: Floats, stats: Floats | None) -> Floats:
         """Change states of one kind, whose mean and spread are `stats`; see `of_passages`."""
         values = self.values(states)
         if stats is not None:
-            values = stats.standardize(values)
+            values = (values - stats[0]) / stats[1]
         if not self.is_unit:
             return values
         lengths = norms if values is states else np.linalg.norm(values, axis=1)
@@ -245,7 +225,9 @@ class Fitting:
         self.name, self._class, self._encoder = name, find_similarity(name), encoder
         self._num_rows, self._is_known = num_rows, reference.made is not None
         is_fitted = self._class.is_fitted
-        self._queries = _draw_queries(reference.queries) if is_fitted else {}
+        by_key = {query_key(example): example for example in reference.queries}
+        keys = _draw(np.array(sorted(by_key), np.int64)).tolist() if is_fitted else []
+        self._queries = {key: by_key[key] for key in keys}  # different ones, whatever their order
         fields = self._fields(reference) if is_fitted else {}
         self._tokens = fields.get("label_tokens")
         self.fingerprint: Mapping[str, Json] = {**made_of, "similarity": name, **fields}
@@ -292,10 +274,7 @@ class Fitting:
         """Return the passages whose states it has yet to measure, sorted."""
         if self.is_ready:
             return np.empty(0, dtype=np.int64)
-        if self._num_rows <= SAMPLE:
-            return np.arange(self._num_rows)
-        drawn = np.random.default_rng(_SEED).choice(self._num_rows, SAMPLE, replace=False)
-        return np.sort(drawn)
+        return _draw(np.arange(self._num_rows))
 
     def queries(self) -> list[Example]:
         """Return the queries whose states it has yet to measure."""
@@ -335,13 +314,12 @@ class Fitting:
             head = self._encoder.lm.head
             weight = head.weight[self._tokens].float()
             bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias[self._tokens]
-            words = WordRows(weight.cpu().numpy(), bias.float().cpu().numpy())
-            write_array(aside / "words.npy", np.column_stack([words.weight, words.bias]))
+            words = torch.column_stack([weight, bias.float()]).cpu().numpy()
+            write_array(aside / "words.npy", words)
         values = self._class(words=words).values
         rows, keys = self.rows(), np.array(list(self._queries), np.int64)
         for part, states in (("passages", bank.states(rows)), ("queries", query_bank.states(keys))):
-            stats = ColumnStats.of(values(states))
-            write_array(aside / f"{part}.npy", np.stack([stats.mean, stats.spread]))
+            write_array(aside / f"{part}.npy", column_stats(values(states)))
         return {"passages": len(rows), "queries": len(keys)}
 
     @cached_property
@@ -354,21 +332,17 @@ class Fitting:
         if not self._class.is_fitted:
             return self._class()
         read_manifest(self.folder, stage=STAGE, fingerprint=self.fingerprint)
-        words = np.array(read_array(self.folder / "words.npy")) if self._tokens else None
+        parts = ["passages", "queries", *(["words"] if self._tokens else [])]
         return self._class(
-            words=None if words is None else WordRows(words[:, :-1], words[:, -1]),
-            passages=ColumnStats(*np.array(read_array(self.folder / "passages.npy"))),
-            queries=ColumnStats(*np.array(read_array(self.folder / "queries.npy"))),
+            **{part: np.array(read_array(self.folder / f"{part}.npy")) for part in parts}
         )
 
 
-def _draw_queries(examples: Sequence[Example]) -> dict[int, Example]:
-    """Draw different queries, by key: whatever their order, and however often one stands there."""
-    by_key = {query_key(example): example for example in examples}
-    keys = np.array(sorted(by_key), np.int64)
+def _draw(keys: Rows) -> Rows:
+    """Draw as many of these as a similarity is fitted to, sorted."""
     if len(keys) > SAMPLE:
         keys = np.sort(np.random.default_rng(_SEED).choice(keys, SAMPLE, replace=False))
-    return {key: by_key[key] for key in keys.tolist()}
+    return keys
 
 
 # Scores of candidates from their states (Guo et al. 2023, eq. 3), going once through the bank.

@@ -1,17 +1,10 @@
-"""An LM under a task's prompt, and the bank of its states of queries."""
+"""An LM under a task's prompt, and what the folders of its banks are called."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-
-import numpy as np
-
-from pgra.artifacts import artifact_dir
 from pgra.config import RerankArguments
-from pgra.core import Context, Example, Json, Rows
+from pgra.core import Context
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.prefix import PromptedEncoder, Prompts
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
-from pgra.rerank.bank import Bank, query_key
 
 
 def open_prompted_encoder(
@@ -42,64 +35,3 @@ def open_prompted_encoder(
 def bank_name(model: str) -> str:
     """Return how the folders of a model's banks begin."""
     return model.removeprefix("bundled:").rstrip("/").split("/")[-1]
-
-
-def open_query_bank(
-    encoder: PromptedEncoder,
-    context: Context,
-    name: str,
-    made_of: Mapping[str, Json] = MappingProxyType({}),
-) -> Bank:
-    """Open the bank of an LM's states of queries, whatever the corpus.
-
-    Args:
-        encoder: Gives the states.
-        context: Where banks are kept.
-        name: How the folders of the LM's banks begin.
-        made_of: What else a query's prompt depends on, besides its fields.
-
-    Raises:
-        ArtifactError: If it is damaged.
-    """
-    fields = {**encoder.fingerprint, **made_of, "bank_dtype": "auto"}
-    return Bank(artifact_dir(context.artifacts / "banks", f"{name}-queries", fields), fields)
-
-
-def fill_queries(
-    bank: Bank,
-    encoder: PromptedEncoder,
-    examples: Sequence[Example],
-    context: Context,
-    *,
-    shard_rows: int,
-    tokenize: Callable[[Sequence[Example]], Prompts] | None = None,
-) -> int:
-    """Let the LM read the queries that it has not read yet.
-
-    Args:
-        bank: As `open_query_bank` returns it.
-        encoder: Gives the states.
-        examples: The queries; equal ones are read once.
-        context: Who shares the work.
-        shard_rows: Texts in one shard.
-        tokenize: Writes the queries' prompts; None has the encoder's prefix before each.
-
-    Returns:
-        How many were read.
-    """
-    by_key = {query_key(example): example for example in examples}
-
-    def read(keys: Rows) -> Prompts:
-        requested = [by_key[int(key)] for key in keys]
-        if tokenize is None:
-            return encoder.tokenize([example.fields for example in requested])
-        return tokenize(requested)
-
-    return bank.fill(
-        np.array(list(by_key), np.int64),
-        read,
-        lambda prompts, advance: encoder.encode_prompts(prompts, advance=advance),
-        shard_rows=shard_rows,
-        context=context,
-        title="LM reads queries",
-    )

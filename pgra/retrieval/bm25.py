@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,7 +68,9 @@ class BM25Retriever(Retriever):
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> Self:
         """Search texts that are in memory, such as a task's training examples; nothing is kept."""
-        return cls(_weigh_words([texts], int), {**_SETTINGS, "texts": digest(list(texts))})
+        return cls(
+            index_words(map(split_words, texts)), {**_SETTINGS, "texts": digest(list(texts))}
+        )
 
     @classmethod
     def open(cls, request: IndexRequest) -> Self:
@@ -144,8 +146,9 @@ def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     corpus, began = request.corpus, time.monotonic()
     is_quiet = not request.context.shows_progress
-    with tqdm(total=len(corpus), desc="bm25", unit="text", disable=is_quiet) as bar:
-        index = _weigh_words(corpus.batched(_CHUNK), bar.update)
+    texts = (text for batch in corpus.batched(_CHUNK) for text in batch)
+    bar = tqdm(texts, total=len(corpus), desc="bm25", unit="text", disable=is_quiet)
+    index = index_words(map(split_words, bar))
     index.save(folder, show_progress=False)
     seconds = time.monotonic() - began
     return {
@@ -157,18 +160,14 @@ def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:
     }
 
 
-def _weigh_words(batches: Iterable[Sequence[str]], advance: Callable[[int], object]) -> Any:
+def index_words(
+    texts: Iterable[Sequence[str]], *, tf: Any = _SETTINGS["tf"], idf: Any = _SETTINGS["idf"]
+) -> Any:
+    """Build the index of texts that are cut into words; `tf` and `idf` are `bm25s`'s names."""
     vocabulary: dict[str, int] = {}
-    ids: list[list[int]] = []
-    for texts in batches:
-        ids += [
-            [vocabulary.setdefault(word, len(vocabulary)) for word in split_words(text)]
-            for text in texts
-        ]
-        advance(len(texts))
+    ids = [[vocabulary.setdefault(word, len(vocabulary)) for word in words] for words in texts]
     vocabulary.setdefault("", len(vocabulary))  # bm25s wants a word even of a corpus without any
-    k1, b, tf, idf = (_SETTINGS[name] for name in ("k1", "b", "tf", "idf"))
-    index = _quiet_bm25s().BM25(k1=k1, b=b, method=tf, idf_method=idf)
+    index = _quiet_bm25s().BM25(k1=_SETTINGS["k1"], b=_SETTINGS["b"], method=tf, idf_method=idf)
     index.index((ids, vocabulary), show_progress=False)
     return index
 

@@ -9,9 +9,10 @@ that candidates made before are not taken for its own.
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,6 +25,7 @@ from pgra.artifacts import (
     lock_folder,
     read_array,
     read_manifest,
+    record_file,
     write_manifest,
 )
 from pgra.config import RetrieverArguments
@@ -59,7 +61,6 @@ from pgra.retrieval.faiss import (
 )
 from pgra.retrieval.ray_engine import encode_by_ray
 from pgra.retrieval.shards import (
-    Shard,
     encode_shards,
     find_shards,
     plan_shards,
@@ -77,7 +78,7 @@ logger = logging.getLogger(__name__)
 STAGE = "dense_index"
 HISTORY = ("removed", "trained_rows")
 """Fields of a fingerprint that an index has from its past; nobody asks for them."""
-_GROWN = ("index-*.faiss", "removed-*.npy")  # what `pgra index add` and `remove` leave
+_FILES = ("vectors-*.npy", "vectors-*.json", "index*.faiss", "removed-*.npy")
 _QUERY_BATCH = 4096  # all vectors are read once for each, where they are searched on disk
 _NONE: Rows = np.empty(0, dtype=np.int64)
 
@@ -109,11 +110,7 @@ class DenseRetriever(Retriever):
             ConfigError: If the factory cannot work.
         """
         args, encoder = request.args, load_encoder(request.args, request.context.device)
-        fields, folder = _identify(request, encoder)
-        if args.index_dir is not None or is_finished(folder):
-            fields = with_history(folder, fields)
-        else:  # refused as when it is built
-            empty_index(str(fields["factory"]), encoder.width, len(request.corpus))
+        fields, folder = _locate(request, encoder)
         if args.index_dir is not None:
             read_manifest(folder, stage=STAGE, fingerprint=fields)
         return IndexIdentity(_with_search(fields, encoder, args), [folder])
@@ -216,7 +213,7 @@ def dense_fingerprint(corpus: "Corpus", encoder: Encoder, factory: str) -> dict[
     return {**corpus.fingerprint, **encoder.fingerprint, "factory": factory, "metric": "ip"}
 
 
-def with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
+def _with_history(folder: Path, fields: Mapping[str, Json]) -> dict[str, Json]:
     """Add to the fields asked for what an index in this folder has from its past."""
     try:
         made = load_manifest(folder, stage=STAGE).fingerprint
@@ -239,8 +236,8 @@ def _with_search(
     fields: Mapping[str, Json], encoder: Encoder, args: RetrieverArguments
 ) -> dict[str, Json]:
     """Add to an index's fields what else decides candidates: query prompt, hits scored again."""
-    plan = IndexPlan(factory=str(fields["factory"]), rescore_factor=args.rescore_factor)
-    rescored = {"rescore_factor": args.rescore_factor} if plan.is_rescored else {}
+    is_rescored = _plan(args, fields).is_rescored
+    rescored = {"rescore_factor": args.rescore_factor} if is_rescored else {}
     return {**fields, **encoder.query_fields, **rescored}
 
 
@@ -262,15 +259,18 @@ def settle_factory(args: RetrieverArguments, num_rows: int, width: int) -> str:
     return choose_factory(args.index_factory, num_rows, width, args.index_memory_gb)
 
 
-def _plan(args: RetrieverArguments, factory: str) -> IndexPlan:
-    memory = memory_limit(args.index_memory_gb)
-    return IndexPlan(factory=factory, memory=memory, rescore_factor=args.rescore_factor)
+def _plan(args: RetrieverArguments, fields: Mapping[str, Json]) -> IndexPlan:
+    return IndexPlan(
+        factory=str(fields["factory"]),
+        memory=memory_limit(args.index_memory_gb),
+        rescore_factor=args.rescore_factor,
+    )
 
 
 def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any:
     """Open an index: by FAISS in memory, or searched from the shards where it is too big."""
     source = vector_source(find_shards(built.folder), built.manifest.counts["dim"])
-    plan = _plan(args, str(built.manifest.fingerprint["factory"]))
+    plan = _plan(args, built.manifest.fingerprint)
     fits = plan.fits(source.num_rows, source.width)
     if plan.factory == EXACT and (not fits or find_faiss(built.folder) is None):
         return BlockSearch(source, str(choose_device(device)))
@@ -278,15 +278,22 @@ def _open_index(built: BuiltIndex, args: RetrieverArguments, device: str) -> Any
     return Rescored(index, source.read, factor=plan.rescore_factor) if plan.is_rescored else index
 
 
-def _identify(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
-    """Return an index's fingerprint, and where it stands, or will."""
+def _locate(request: IndexRequest, encoder: Encoder) -> tuple[dict[str, Json], Path]:
+    """Return an index's fingerprint, and where it stands, or will.
+
+    Raises:
+        ConfigError: If there is none yet, and the factory cannot work: before a folder is made.
+    """
     args, corpus = request.args, request.corpus
     factory = settle_factory(args, len(corpus), encoder.width)
     fields = dense_fingerprint(corpus, encoder, factory)
-    if args.index_dir is not None:
-        return fields, Path(args.index_dir)
     name = Path(args.encoder.removeprefix("bundled:").partition("@")[0]).name
-    return fields, request.output_dir or artifact_dir(request.home, name, fields)
+    folder = request.output_dir or artifact_dir(request.home, name, fields)
+    if args.index_dir is not None:
+        folder = Path(args.index_dir)
+    elif not is_finished(folder):
+        empty_index(factory, encoder.width, len(corpus))
+    return _with_history(folder, fields), folder
 
 
 def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
@@ -308,31 +315,54 @@ def find_or_build(request: IndexRequest, encoder: Encoder) -> BuiltIndex:
         OSError: If the folder cannot be written, before anything is encoded, or the disk is full.
     """
     args, corpus, context = request.args, request.corpus, request.context
-    fields, folder = _identify(request, encoder)
+    fields, folder = _locate(request, encoder)
     is_there = args.index_dir is not None or is_finished(folder)
-    if not is_there:  # refused before a folder is made
-        empty_index(str(fields["factory"]), encoder.width, len(corpus))
     with nullcontext() if is_there or not context.is_main else lock_folder(folder, wait=True):
         context.barrier()  # the main process has the folder: what all see now is the same
         if args.index_dir is not None or is_finished(folder):
-            wanted = with_history(folder, fields)
+            wanted = _with_history(folder, fields)
             manifest = read_manifest(folder, stage=STAGE, fingerprint=wanted)
             refuse_cut(corpus, manifest.counts["cut"])
             return BuiltIndex(folder, manifest, len(corpus))
-        return _build(request, encoder, folder, fields)
+        return build_index(request, encoder, folder, fields)
 
 
-def _build(
-    request: IndexRequest, encoder: Encoder, folder: Path, fields: Mapping[str, Json]
+def build_index(
+    request: IndexRequest,
+    encoder: Encoder,
+    folder: Path,
+    fields: Mapping[str, Json],
+    *,
+    old: Manifest | None = None,
+    counts: Mapping[str, Json] = MappingProxyType({}),
 ) -> BuiltIndex:
-    corpus, context, began = request.corpus, request.context, time.monotonic()
-    shards = plan_shards(folder, len(corpus), request.args.shard_rows)
+    """Encode what is missing, write the FAISS index, and the manifest last.
+
+    Args:
+        request: Which index; its processes share the shards, the main one makes the FAISS index.
+        encoder: The encoder that its arguments name.
+        folder: Where; this job holds it.
+        fields: The fingerprint.
+        old: Of an index there that grows: its shards stay, a trained FAISS index is not trained
+            again, and all that is new has a name that the old manifest does not have.
+        counts: What else the manifest says.
+
+    Raises:
+        ConfigError: If the corpus is too small for the factory.
+        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
+        OSError: If the disk is full.
+    """
+    args, corpus, context, began = request.args, request.corpus, request.context, time.monotonic()
+    had = [] if old is None else find_shards(folder)
+    shards = plan_shards(folder, len(corpus), args.shard_rows, after=had)
+    parts = [part for shard in shards for part in (shard.path, shard.record_path)]
     made_of = vectors_digest(corpus.fingerprint, encoder)
     own = context.worker.share(shards)
     if context.is_main:
-        refuse_strangers(folder, ("vectors-*.npy", "vectors-*.json", INDEX_FILE, *_GROWN))
-        remove_strays(folder, shards)
-        take_over_shards(shards, made_of, request.home)
+        if old is None:
+            refuse_strangers(folder, _FILES)
+            remove_strays(folder, parts)
+            take_over_shards(shards, made_of, request.home)
         missing = {shard for shard in shards if not shard.is_done(made_of)}
         if len(missing) < len(shards):
             logger.info("%s of %s shards already there", len(shards) - len(missing), len(shards))
@@ -343,65 +373,45 @@ def _build(
     mine = [shard for shard in own if shard in missing]
     if request.engine == "ray":
         encode_by_ray(mine, request, encoder, made_of)
-        remove_strays(folder, shards)  # what lost workers left
+        remove_strays(folder, parts)  # what lost workers left
     else:
         encode_shards(mine, corpus, encoder, made_of=made_of, progress=context.shows_progress)
     context.barrier()  # all encoded
     num_missing, seconds = sum(map(len, missing)), time.monotonic() - began
     if context.is_main:
-        path, queries = folder / INDEX_FILE, request.recall_queries
-        counts = index_vectors(
-            shards,
-            request,
-            encoder,
-            str(fields["factory"]),
+        every, queries = [*had, *shards], request.recall_queries
+        cut = sum(shard.read_record()["cut"] for shard in every)
+        refuse_cut(corpus, cut)
+        path = folder / (INDEX_FILE if old is None else f"index-{len(corpus)}.faiss")
+        path.unlink(missing_ok=True)  # of a job stopped before its manifest
+        about = build_faiss(
+            vector_source(every, encoder.width),
+            _plan(args, fields),
             path,
             queries=None if queries is None else encoder.encode(queries),
+            begun=None if old is None else find_faiss(folder),
         )
         speed = round(num_missing / max(seconds, 1e-6), 1) if num_missing else None
-        counts |= {"texts_per_second": speed, **write_recipe(request.args, corpus)}
-        counts["bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        seconds = time.monotonic() - began
-        write_manifest(folder, stage=STAGE, fingerprint=fields, counts=counts, seconds=seconds)
+        files = {} if old is None else dict(old.files)
+        files = {name: record for name, record in files.items() if not name.endswith(".faiss")}
+        files |= {part.name: record_file(part) for part in [*parts, path] if part.exists()}
+        about |= {"cut": cut, "texts_per_second": speed, **write_recipe(args, corpus), **counts}
+        about["bytes"] = sum(int(record["bytes"]) for record in files.values())
+        write_manifest(
+            folder,
+            stage=STAGE,
+            fingerprint=fields,
+            counts=about,
+            seconds=time.monotonic() - began,
+            files=dict(sorted(files.items())),
+        )
     context.barrier()  # finished
     return BuiltIndex(folder, load_manifest(folder, stage=STAGE), len(corpus) - num_missing)
 
 
-def index_vectors(
-    shards: Sequence[Shard],
-    request: IndexRequest,
-    encoder: Encoder,
-    factory: str,
-    path: Path,
-    *,
-    queries: Vectors | None = None,
-    begun: Path | None = None,
-) -> dict[str, Json]:
-    """Write the FAISS index of a corpus' shards; return the counts for the manifest.
-
-    Args:
-        shards: All of them, in the order of rows.
-        request: Which index.
-        encoder: What encoded them.
-        factory: The FAISS factory string, settled.
-        path: The index's file.
-        queries: See `build_faiss`.
-        begun: See `build_faiss`.
-
-    Raises:
-        DataError: If the corpus is strict, and a passage is longer than the encoder reads.
-        OSError: If the disk is full.
-    """
-    cut = sum(shard.read_record()["cut"] for shard in shards)
-    refuse_cut(request.corpus, cut)
-    source, plan = vector_source(shards, encoder.width), _plan(request.args, factory)
-    return {**build_faiss(source, plan, path, queries=queries, begun=begun), "cut": cut}
-
-
-def remove_strays(folder: Path, shards: Sequence[Shard]) -> None:
-    """Remove what a killed job left half-written, shards of another plan, and what grew on them."""
-    expected = {path for shard in shards for path in (shard.path, shard.record_path)}
-    for pattern in (".*.partial*", "vectors-*", *_GROWN):
+def remove_strays(folder: Path, kept: Collection[Path]) -> None:
+    """Remove what killed jobs left: half-written files, shards of another plan, what grew there."""
+    for pattern in (".*.partial*", *_FILES):
         for path in folder.glob(pattern):
-            if path not in expected:
+            if path not in kept:
                 path.unlink(missing_ok=True)

@@ -291,39 +291,21 @@ def numbered(blocks: Iterable[Vectors]) -> Iterator[tuple[Rows, Vectors]]:
         start += len(block)
 
 
-_ROWS_AT = 8  # of the number of rows: behind the kind and the width, 4 bytes each
-_NUMBER = struct.Struct("<q")
-
-
 def write_flat(source: VectorSource, path: Path) -> None:
     """Write FAISS' file of an exact index, holding one block at a time.
 
     Before the vectors stand FAISS' own bytes of an empty index with both its counts set: of rows,
-    and of numbers. Whether that still is the form of the file is tried on one row; where it is not,
-    FAISS writes the file from its memory.
+    8 bytes from the start, and of numbers, at the end.
 
     Raises:
         OSError: If the disk is full.
     """
-    faiss, width = import_faiss(), source.width
-    index = faiss.IndexFlatIP(width)
-    empty = faiss.serialize_index(index).tobytes()
-
-    def header(num_rows: int) -> bytes:
-        data = bytearray(empty)
-        _NUMBER.pack_into(data, _ROWS_AT, num_rows)
-        _NUMBER.pack_into(data, len(data) - _NUMBER.size, num_rows * width)
-        return bytes(data)
-
-    index.add(np.zeros((1, width), np.float32))
-    if header(1) + bytes(4 * width) != faiss.serialize_index(index).tobytes():
-        index.reset()
-        for vectors in source.blocks():
-            index.add(vectors)
-        write_faiss(index, path)
-        return
+    faiss = import_faiss()
+    header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(source.width)).tobytes())
+    struct.pack_into("<q", header, 8, source.num_rows)
+    struct.pack_into("<q", header, len(header) - 8, source.num_rows * source.width)
     with write_aside(path) as aside, aside.open("wb") as file:
-        file.write(header(source.num_rows))
+        file.write(header)
         for vectors in source.blocks():
             file.write(np.ascontiguousarray(vectors, np.float32).data)
 
@@ -339,38 +321,20 @@ _FIRST_VALUES = {"nprobe": 1, "efSearch": 16}
 _LAST_VALUE = 1024
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Queries with their true neighbours: passages of the corpus, or texts from elsewhere.
+def measure_recall(index: Any, queries: Vectors, own: Rows, neighbours: Rows) -> float:
+    """Return the share of the true neighbours that an index finds among as many.
 
-    Attributes:
-        rows: (n,) which passages they are; -1 for a text that is none.
-        vectors: (n, D) their vectors.
-        neighbours: (n, K) the rows nearest to each, best first, itself left out.
+    Args:
+        index: What `ask` asks.
+        queries: (n, D).
+        own: (n,) the rows that the queries are, which do not count; -1 for a text that is none.
+        neighbours: (n, K) the rows nearest to each, itself left out.
     """
-
-    rows: Rows
-    vectors: Vectors
-    neighbours: Rows
-
-    def part(self, lines: slice) -> "Sample":
-        """Return some of the queries."""
-        return Sample(self.rows[lines], self.vectors[lines], self.neighbours[lines])
-
-    @classmethod
-    def search(
-        cls, rows: Rows, vectors: Vectors, blocks: Iterable[Vectors], depth: int
-    ) -> "Sample":
-        """Find the true neighbours by comparing with every vector, in the order of rows."""
-        best = nearest_in_blocks(vectors, numbered(blocks), depth + 1)
-        return cls(rows, vectors, without_own(best.rows, rows)[:, :depth])
-
-    def recall(self, index: Any, depth: int) -> float:
-        """Return the share of the true `depth` neighbours that an index finds among as many."""
-        found = without_own(ask(index, self.vectors, depth + 1).rows, self.rows)
-        pairs = zip(found, self.neighbours[:, :depth], strict=True)
-        hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
-        return round(float(np.mean(hits)) / depth, 4)
+    depth: int = neighbours.shape[1]
+    found = without_own(ask(index, queries, depth + 1).rows, own)
+    pairs = zip(found, neighbours, strict=True)
+    hits = [len(np.intersect1d(ours[ours != MISSING_ROW], true)) for ours, true in pairs]
+    return round(float(np.mean(hits)) / depth, 4)
 
 
 def without_own(found: Rows, own: Rows) -> Rows:
@@ -400,7 +364,7 @@ def _measure_speed(index: Any, queries: Vectors, depth: int) -> float:
     return round(len(queries) / (time.perf_counter() - start), 1)
 
 
-def tune_search(index: Any, searched: Any, sample: Sample, *, depth: int) -> dict[str, int]:
+def tune_search(index: Any, recall: Callable[[], float]) -> dict[str, int]:
     """Widen an approximate index's search until it finds 95 % of the true neighbours.
 
     Doubles `nprobe` (IVF) or `efSearch` (HNSW), and stops early where that no longer helps, as a
@@ -408,9 +372,7 @@ def tune_search(index: Any, searched: Any, sample: Sample, *, depth: int) -> dic
 
     Args:
         index: The FAISS index, which is set.
-        searched: What is asked: the index, or what scores its hits again.
-        sample: Queries.
-        depth: Neighbours that count.
+        recall: Measures what is found with the setting.
 
     Returns:
         The setting by name; empty where there is nothing to set.
@@ -422,12 +384,12 @@ def tune_search(index: Any, searched: Any, sample: Sample, *, depth: int) -> dic
             break
     else:
         return {}
-    last, recall = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE), 0.0
+    last, found = min(_count_lists(index) or _LAST_VALUE, _LAST_VALUE), 0.0
     while True:
         space.set_index_parameter(index, name, value)
-        before, recall = recall, sample.recall(searched, depth)
-        is_stuck = recall - before < _WORTH_IT and before > 0
-        if recall >= GOOD_RECALL or is_stuck or value >= last:
+        before, found = found, recall()
+        is_stuck = found - before < _WORTH_IT and before > 0
+        if found >= GOOD_RECALL or is_stuck or value >= last:
             return {name: value}
         value = min(2 * value, last)
 
@@ -644,26 +606,28 @@ def _measure(
     if plan.is_rescored:
         searched = Rescored(index, source.read, factor=plan.rescore_factor)
     rows = _draw_rows(source.num_rows, 2 * SAMPLE)
-    vectors, own, kind = source.read(rows), rows[1::2], "passages not tuned on"
-    held = vectors[1::2]
+    vectors, seen, kind = source.read(rows), len(rows[::2]), "passages not tuned on"
+    held, own = vectors[1::2], rows[1::2]
     if queries is not None:
         held, own, kind = queries, np.full(len(queries), MISSING_ROW), "queries"
-    both = Sample.search(  # the true neighbours of both, in one pass
-        np.concatenate([rows[::2], own]),
-        np.concatenate([vectors[::2], held]),
-        source.blocks(),
-        depths[-1],
+    asked, rows = np.concatenate([vectors[::2], held]), np.concatenate([rows[::2], own])
+    # The true neighbours of both, in one pass.
+    every = nearest_in_blocks(asked, numbered(source.blocks()), depths[-1] + 1)
+    true = without_own(every.rows, rows)
+
+    def recall(searched: Any, depth: int) -> float:
+        return measure_recall(searched, held, own, true[seen:, :depth])
+
+    setting = tune_search(
+        index, lambda: measure_recall(searched, asked[:seen], rows[:seen], true[:seen])
     )
-    seen, held_out = both.part(slice(len(rows[::2]))), both.part(slice(len(rows[::2]), None))
-    setting = tune_search(index, searched, seen, depth=depths[-1])
     counts: dict[str, Json] = {"is_exact": False, "search": setting}
-    counts["recall"] = {str(depth): held_out.recall(searched, depth) for depth in depths}
+    counts["recall"] = {str(depth): recall(searched, depth) for depth in depths}
     counts["recall_of"] = f"{len(own)} {kind}"
     if plan.is_rescored:
         counts["rescore_factor"] = plan.rescore_factor
-        without = {str(depth): held_out.recall(index, depth) for depth in depths}
-        counts["recall_without_rescoring"] = without
-    counts["queries_per_second"] = _measure_speed(searched, held_out.vectors, depths[-1])
+        counts["recall_without_rescoring"] = {str(depth): recall(index, depth) for depth in depths}
+    counts["queries_per_second"] = _measure_speed(searched, held, depths[-1])
     return counts
 
 
@@ -675,23 +639,8 @@ def write_faiss(index: Any, path: Path) -> None:
     """
     faiss = import_faiss()
     # By Python's own write: FAISS' misses a disk that fills up when the file is closed.
-    failures: list[OSError] = []
     with write_aside(path) as aside, aside.open("wb") as file:
-
-        def write(block: bytes) -> int:
-            try:
-                return file.write(block)
-            except OSError as error:
-                failures.append(error)
-                return 0
-
-        try:
-            faiss.write_index(index, faiss.PyCallbackIOWriter(write, _WRITE_BYTES))
-        except RuntimeError:
-            if not failures:
-                raise
-        if failures:
-            raise failures[0]
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, _WRITE_BYTES))
 
 
 def find_faiss(folder: Path) -> Path | None:

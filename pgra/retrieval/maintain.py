@@ -7,7 +7,6 @@ index whole, and the same command encodes only what is missing.
 
 import hashlib
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,16 +30,24 @@ from pgra.config import CorpusArguments
 from pgra.core import Context, Json
 from pgra.data.corpus import STAGE as CORPUS_STAGE
 from pgra.data.corpus import Corpus, changed_sources, load_corpus, open_corpus
-from pgra.encoders.encoder import Encoder, load_encoder
+from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError, DataError
-from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, whole_path, write_recipe
-from pgra.retrieval.dense import HISTORY, STAGE, dense_fingerprint, index_vectors, read_removed
+from pgra.retrieval.base import BuiltIndex, IndexRequest, Recipe, whole_path
+from pgra.retrieval.dense import (
+    HISTORY,
+    STAGE,
+    build_index,
+    dense_fingerprint,
+    read_removed,
+    remove_strays,
+)
 from pgra.retrieval.faiss import empty_index, find_faiss, map_faiss
-from pgra.retrieval.shards import encode_shards, find_shards, plan_shards, vectors_digest
+from pgra.retrieval.shards import find_shards
 
 logger = logging.getLogger(__name__)
 
 _HASHED_ROWS = 1 << 14
+_KEPT = ("removed", "trained_on", "training_seconds")  # counts of an index that grows
 
 
 def remove_rows(folder: Path, rows: Sequence[int]) -> Manifest:
@@ -130,19 +137,25 @@ def add_passages(folder: Path, more: Sequence[str], context: Context) -> BuiltIn
         corpus = open_corpus(_grown_corpus(folder, recipe.corpus, more), context.artifacts)
         _check_beginning(folder, manifest, recipe, corpus)
         encoder = load_encoder(recipe.retriever, context.device)
-        made = manifest.fingerprint
+        made, was = manifest.fingerprint, manifest.counts
         built_of = {name: value for name, value in made.items() if name not in HISTORY}
-        fields = dense_fingerprint(corpus, encoder, str(made["factory"]))
+        factory = str(made["factory"])
+        fields = dense_fingerprint(corpus, encoder, factory)
         check_fingerprint(folder, made={**built_of, **corpus.fingerprint}, asked=fields)
         home = _find_home(folder, manifest, built_of, fields)
         built = BuiltIndex(folder, manifest, num_rows)
         if len(corpus) > num_rows:
+            history = {name: value for name, value in made.items() if name in HISTORY}
+            counts = {name: was[name] for name in _KEPT if name in was}
+            if not empty_index(factory, encoder.width, len(corpus)).is_trained:
+                counts["trained_rows"] = was.get("trained_rows", num_rows)
+                history["trained_rows"] = counts["trained_rows"]
+            if home != folder:
+                counts["renamed"] = [folder.name, home.name]
             request = IndexRequest(args=recipe.retriever, corpus=corpus, context=context)
-            built = _grow(built, request, encoder, fields, home)
-        for pattern in (".*.partial*", "index*.faiss", "vectors-*"):  # the old one's, and strays
-            for path in folder.glob(pattern):
-                if path.name not in built.manifest.files:
-                    path.unlink(missing_ok=True)
+            fields |= history
+            built = build_index(request, encoder, folder, fields, old=manifest, counts=counts)
+        remove_strays(folder, [folder / name for name in built.manifest.files])
         if home != folder:
             folder.rename(home)
         return replace(built, folder=home)
@@ -188,53 +201,6 @@ def _find_home(
     if home != folder and home.exists():
         raise ConfigError(f"{home} is an index of the grown corpus already: use that one")
     return home
-
-
-def _grow(
-    old: BuiltIndex, request: IndexRequest, encoder: Encoder, fields: Mapping[str, Json], home: Path
-) -> BuiltIndex:
-    """Encode what is new, extend the FAISS index, and replace the manifest."""
-    began, folder, corpus = time.monotonic(), old.folder, request.corpus
-    had = find_shards(folder)
-    new = plan_shards(folder, len(corpus), request.args.shard_rows, after=had)
-    made_of = vectors_digest(corpus.fingerprint, encoder)
-    missing = [shard for shard in new if not shard.is_done(made_of)]
-    if len(missing) < len(new):
-        logger.info("%s of %s new shards already there", len(new) - len(missing), len(new))
-    progress, num_missing = request.context.shows_progress, sum(map(len, missing))
-    encode_shards(missing, corpus, encoder, made_of=made_of, progress=progress)
-    speed = round(num_missing / max(time.monotonic() - began, 1e-6), 1) if num_missing else None
-    path, factory = folder / f"index-{len(corpus)}.faiss", str(fields["factory"])
-    path.unlink(missing_ok=True)  # of a job stopped before its manifest
-    was = old.manifest.counts
-    history = {name: value for name, value in old.manifest.fingerprint.items() if name in HISTORY}
-    if not empty_index(factory, encoder.width, len(corpus)).is_trained:
-        history["trained_rows"] = was.get("trained_rows", was["rows"])
-    kept = ("removed", "trained_on", "training_seconds")
-    begun = find_faiss(folder)
-    counts = {
-        **index_vectors([*had, *new], request, encoder, factory, path, begun=begun),
-        **{name: history[name] for name in ("trained_rows",) if name in history},
-        **{name: was[name] for name in kept if name in was},
-        **({"renamed": [folder.name, home.name]} if home != folder else {}),
-        **write_recipe(request.args, corpus),
-        "texts_per_second": speed,
-    }
-    made = old.manifest.files
-    files = {name: record for name, record in made.items() if not name.endswith(".faiss")}
-    parts = [part for shard in new for part in (shard.path, shard.record_path)]
-    for part in [*parts, path] if path.exists() else parts:  # a large exact index has no file
-        files[part.name] = record_file(part)
-    counts["bytes"] = sum(int(record["bytes"]) for record in files.values())
-    manifest = write_manifest(
-        folder,
-        stage=STAGE,
-        fingerprint={**fields, **history},
-        counts=counts,
-        seconds=time.monotonic() - began,
-        files=dict(sorted(files.items())),
-    )
-    return BuiltIndex(folder, manifest, len(corpus) - num_missing)
 
 
 # Whether an index on disk is what was written, down to its corpus: `pgra index verify`.

@@ -21,7 +21,7 @@ from rapidfuzz.distance import OSA
 from pgra.artifacts import artifact_dir, build_once, digest, read_array, write_array
 from pgra.config import LEAK_JACCARD, RetrieverArguments
 from pgra.core import ALONE, MISSING_ROW, Candidates, Context, Example, Json, Rows
-from pgra.encoders.encoder import DEFAULT_MAX_TOKENS, Encoder, load_encoder, load_t5_encoder
+from pgra.encoders.encoder import Encoder, load_encoder, load_t5_encoder
 from pgra.errors import ConfigError
 from pgra.retrieval.base import examples_digest
 from pgra.retrieval.faiss import Vectors, nearest
@@ -269,13 +269,7 @@ def open_neighbor_encoder(args: RetrieverArguments, reader: str, device: str) ->
     """
     if args.neighbor_encoder == "encoder":
         return load_encoder(args, device)
-    return load_t5_encoder(
-        reader,
-        normalize=args.normalize,
-        max_tokens=args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
-        device=device,
-        batch_tokens=args.encoder_batch_tokens,
-    )
+    return load_t5_encoder(args, reader, device)
 
 
 class Neighbors:

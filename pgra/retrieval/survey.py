@@ -45,7 +45,7 @@ class FirstStage:
 
     Attributes:
         rows: Distinct passages among the candidates: all of them where `is_exact`, else some that
-            stand for them; empty where nothing was searched.
+            stand for them; the whole corpus where nothing was searched.
         num_texts: How many there are, or are expected.
         basis: How that was found: "stored", "searched", "whole corpus", "sampled", "trial" or
             "guessed".
@@ -112,7 +112,7 @@ class Survey:
         is_built = len(finished) == len(folders)
         is_encoded = encoder is None or any(map(is_finished, folders[:1]))
         base = FirstStage(
-            rows=np.empty(0, np.int64),
+            rows=np.arange(len(corpus)),
             num_texts=self._guess(),
             basis=GUESSED,
             num_candidates=args.num_candidates,
@@ -159,22 +159,21 @@ class Survey:
         texts = [example.text for split in self.splits.values() for example in split]
         queries = random.Random(_SEED).sample(texts, len(texts))  # any first part is a fair sample
         found = [np.empty((0, k), np.int64)]
-        start, done, step = time.perf_counter(), 0, 32
+        start, done = time.perf_counter(), 0
         while done < len(queries):
-            found.append(retriever.retrieve(queries[done : done + step], k).rows)
-            done = min(done + step, len(queries))
-            spent = time.perf_counter() - start
-            left = _PATIENCE * self.seconds - spent
-            if left <= 0:
+            end = min(max(32, 2 * done), len(queries))
+            found.append(retriever.retrieve(queries[done:end], k).rows)
+            done = end
+            if time.perf_counter() - start > _PATIENCE / 2 * self.seconds:  # half: steps double
                 break
-            step = max(1, min(done, int(done * left / max(spent, 1e-9))))
         rows = np.concatenate(found)
-        every = _distinct(rows)
-        seconds = (time.perf_counter() - start) * len(queries) / max(1, done)
-        if done == len(queries):
-            return replace(base, rows=every, num_texts=len(every), basis=SEARCHED, seconds=seconds)
-        count = expect_distinct(rows, len(queries), most=num_rows)
-        return replace(base, rows=every, num_texts=count, basis=SAMPLED, seconds=seconds)
+        return replace(
+            base,
+            rows=_distinct(rows),
+            num_texts=expect_distinct(rows, len(queries), most=num_rows),
+            basis=SEARCHED if done == len(queries) else SAMPLED,
+            seconds=(time.perf_counter() - start) * len(queries) / max(1, done),
+        )
 
     def _try(self, base: FirstStage, request: IndexRequest, encoder: Encoder | None) -> FirstStage:
         """Build a small index aside and search it, if it would not be too small to tell."""

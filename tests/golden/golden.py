@@ -43,8 +43,11 @@ _VOLATILE = [  # what a clock, a disk, a processor or an installation says
     (re.compile(r"\b\d+\.\d+\.\d+(\+cpu)?(?![\d.])"), "<version>"),
     (re.compile(r"(?<=  bytes) +[\d,]+|(?<=  index) +[\d.]+ KB(?=  on disk)"), " <size>"),
 ]
-_DROPPED = {"git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"}
-"""Of metrics: what differs each time, and notes, which are shown too."""
+_DROPPED = {
+    *("git_commit", "versions", "notes", "seconds", "time", "when", "calibration_seconds"),
+    "uses_seed",
+}
+"""Of metrics: what differs each time, notes, which are shown too, and what a class declares."""
 _MANIFESTS = ("first.index_bytes", "index_bytes")
 """Of a plan: files that hold how long something took."""
 _NAME_ONLY = (

@@ -1,7 +1,6 @@
 """The paper's own run, from its YAML: what it says, and every stage built from it, small."""
 
 import json
-import math
 
 import pytest
 import yaml
@@ -48,28 +47,27 @@ def small(encoder_dirs, lm_dirs, t5_dirs, review_files, tmp_path):
 def test_the_yaml_gives_the_papers_constants():
     args, training = paper_arguments()
     assert args.corpus.corpus.endswith("datasets-for-simcse/wiki1m_for_simcse.txt")
-    assert args.retriever.retriever == "dense"
-    assert args.retriever.encoder == "google-bert/bert-base-uncased"
-    assert args.retriever.num_candidates == 150
-    assert not args.retriever.normalize
-    assert args.rerank.reranker == "prompted"
-    assert args.rerank.lm == "facebook/opt-13b"
-    assert args.rerank.lm_dtype == "bfloat16"
-    assert args.rerank.similarity == "dot"
-    assert args.rerank.exemplars == "random"
-    assert args.rerank.num_exemplars == 8
-    assert args.rerank.num_evidence == 16
-    assert args.reader.model_name_or_path == "google-t5/t5-base"
-    assert training.learning_rate == 8e-5
-    assert training.per_device_train_batch_size == 8
-    assert training.max_steps == 5000
-    assert args.method == "pgra"
-
-
-def test_the_command_line_wins_over_it():
-    args, training = paper_arguments("--num_evidence", "8", "--learning_rate", "2e-5")
-    assert args.rerank.num_evidence == 8
-    assert training.learning_rate == 2e-5
+    constants = {
+        "method": "pgra",
+        "retriever": "dense",
+        "encoder": "google-bert/bert-base-uncased",
+        "num_candidates": 150,
+        "normalize": False,
+        "reranker": "prompted",
+        "lm": "facebook/opt-13b",
+        "lm_dtype": "bfloat16",
+        "similarity": "dot",
+        "exemplars": "random",
+        "num_exemplars": 8,
+        "num_evidence": 16,
+        "model_name_or_path": "google-t5/t5-base",
+        "learning_rate": 8e-5,
+        "per_device_train_batch_size": 8,
+        "max_steps": 5000,
+    }
+    parts = (args.retriever, args.rerank, args.reader, training)
+    given = {name: value for part in parts for name, value in vars(part).items()}
+    assert {**given, "method": args.method}.items() >= constants.items()
 
 
 def test_it_names_every_value_once_and_nothing_unknown():
@@ -85,53 +83,16 @@ def test_every_stage_is_built_from_it(small, tmp_path, capsys):
     assert "13 passages" in capsys.readouterr().out  # drop_duplicates: false
     assert train_main([*stages, *training, "--output_dir", str(run)]) == 0
 
-    metrics = json.loads((run / "metrics.json").read_text())
-    assert (metrics["task"], metrics["split"], metrics["n"]) == ("sst2", "test", 12)
-    assert metrics["metric"] == "accuracy"
-    assert 0 <= metrics["value"] <= 1
+    assert json.loads((run / "metrics.json").read_text())["n"] == 12
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
-    assert len(lines) == 12
-    for line in lines:
-        assert len(line["evidence"]) == 3
-        assert {"row", "text", "stage1_rank", "stage1_score", "score"} <= set(line["evidence"][0])
-        scores = [evidence["score"] for evidence in line["evidence"]]
-        assert scores == sorted(scores, reverse=True)
-        assert all(math.isfinite(score) for score in scores)
+    assert [len(line["evidence"]) for line in lines] == [3] * 12
     # One index served both programs, and the states are a bfloat16 LM's.
     assert len(list((tmp_path / "artifacts" / "indexes").iterdir())) == 1
     for folder in (tmp_path / "artifacts" / "banks").iterdir():
-        made = json.loads((folder / "manifest.json").read_text())["fingerprint"]
-        assert "bfloat16" in json.dumps(made)
-    resolved = json.loads((run / "arguments.json").read_text())
-    assert resolved["training"]["learning_rate"] == 8e-5
-    assert resolved["rerank"]["exemplars"] == "random"
+        assert "bfloat16" in (folder / "manifest.json").read_text()
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_baselines_are_the_same_file_and_one_flag(method):
     args, _ = paper_arguments(*METHODS[method])
     assert args.method == method
-
-
-def test_the_same_command_again_is_reused(small, tmp_path, capsys):
-    stages, training = small
-    flags = [*stages, *training, "--output_dir", str(tmp_path / "run"), "--num_evidence", "0"]
-    assert train_main(flags) == 0
-    assert "(reused)" not in capsys.readouterr().out
-    assert train_main(flags) == 0
-    assert "(reused)" in capsys.readouterr().out
-
-
-def test_a_task_of_ones_own_runs_under_the_papers_settings(small, tmp_path):
-    """A new task is one YAML and nothing else, under the paper's settings too."""
-    stages, training = small
-    task = tmp_path / "tone.yaml"
-    task.write_text(
-        "labels: [negative, positive]\n"
-        'prompt: "Is the tone of this good?\\n{text}"\n'
-        'reader_template: "{text} It was <extra_id_0> ."\n'
-        "verbalizer: {negative: terrible, positive: great}\n"
-    )
-    flags = [*stages, *training, "--task", str(task), "--output_dir", str(tmp_path / "tone")]
-    assert train_main(flags) == 0
-    assert json.loads((tmp_path / "tone" / "metrics.json").read_text())["task"] == "tone"

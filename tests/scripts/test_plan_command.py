@@ -11,11 +11,6 @@ from pgra.commands.plan import main as plan_main
 _SKIPPED = ("model_name_or_path", "max_steps", "per_device_train_batch_size", "seed")
 
 
-@pytest.fixture(autouse=True)
-def no_budget_is_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PGRA_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def bench(tmp_path, lm_dirs, encoder_dirs, t5_dirs):
     return Bench(tmp_path, lm_dirs["opt"], encoder_dirs["bert"], t5_dirs["t5"])
@@ -67,37 +62,21 @@ def test_a_prefix_that_is_not_shared_is_said_to_be_read_with_every_text(bench):
     shared, whole = (
         plan(bench, prefix_sharing=way, calibration_seconds=0).out for way in ("auto", "none")
     )
-    for words in ("read once", "with the prefix shared", "without sharing"):
-        assert words in shared
-        assert words not in whole
+    assert "read once" in shared
     assert "read with every text" in whole
-    assert float(value_of(whole, "tokens of a prompt")) > float(
-        value_of(shared, "tokens of a text")
-    )
+    lengths = value_of(whole, "tokens of a prompt"), value_of(shared, "tokens of a text")
+    assert float(lengths[0]) > float(lengths[1])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"calibration_seconds": -1}, r"calibration_seconds is -1\.0: it must be at least 0"),
-        ({"calibration_seconds": "nan"}, "calibration_seconds is nan: it must be at least 0"),
-        (
-            {"calibration_seconds": "inf"},
-            "calibration_seconds is inf: it must be at least 0",
-        ),
+        ({"calibration_seconds": "inf"}, "calibration_seconds is inf: it must be at least 0"),
         ({"num_evidence": 0}, "the LM has nothing to read with --num_evidence 0"),
         ({"num_candidates": 99}, r"num_candidates \(99\) exceeds the corpus"),
-        ({"index_factory": "Flaat"}, "index_factory 'Flaat' does not work for 16-wide vectors"),
-        ({"lm": "nope/nope"}, "cannot find model 'nope/nope'"),
-        ({"learning_rate": 1}, "unknown argument '--learning_rate'"),
-        ({"task": "nope"}, "unknown task 'nope'"),
-        ({"max_prompt_tokens": 20}, r"the prompt has \d+ tokens before any text"),
+        ({"json": "."}, "is a folder: name a file in it"),
     ],
 )
 def test_a_mistake_is_one_line(bench, change, message):
     assert re.search(message, plan(bench, **change).error)
-
-
-def test_a_json_that_is_a_folder_is_refused_before_anything_runs(bench):
-    assert "is a folder: name a file in it" in plan(bench, "--json", bench.root).error
-    assert not bench.artifacts.exists()
+    assert not (bench.artifacts / "indexes").exists()

@@ -2,9 +2,9 @@
 
 import pytest
 from huggingface_hub import ModelCard, constants
+from loopback import READ_TOKEN, TOKEN, LoopbackHub
 from scripted import Bench, call, contents
 from transformers import AutoModelForSeq2SeqLM
-from writable_hub import READ_TOKEN, TOKEN, WritableHub
 
 from pgra.commands.push import main as push_main
 
@@ -28,7 +28,7 @@ def run(bench):
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """Serve a hub to this process's client, which reads the environment when it is imported."""
-    hub = WritableHub()
+    hub = LoopbackHub()
     with hub.serve() as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", endpoint)

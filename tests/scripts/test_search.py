@@ -108,7 +108,7 @@ def test_optuna_chooses_points_and_the_winner_is_measured(bench):
     assert points(bench.run("study-short")) == sorted(one["folder"] for one in found["tried"])
     assert called.out.count("sst2 test accuracy") == 1
     told = bench.train("study-short", **{**words, "search_batch_sizes": "2"}).error
-    assert "is a study with search_batch_sizes [2,4], this search asks for [2]" in told
+    assert "was made with search_batch_sizes [2,4], this run asks for [2]: choose" in told
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 
 from pgra.artifacts import write_json
 from pgra.core import Example, Prediction
-from pgra.report.results import EvidenceLine, RunRecord, write_results
+from pgra.report.results import EvidenceLine, write_results
 
 NAMES = ("bad", "good")
 
@@ -38,29 +38,25 @@ def plant(
     """Write a run that decides n examples, half of each label, wrongly at some places."""
     folder.mkdir(parents=True, exist_ok=True)
     labels = labels_of(n)
-    record = RunRecord(
-        task=task,
-        split=split,
-        metric=metric,
-        labels=NAMES,
-        seed=seed,
-        seconds={"training": 1.0},
-        fingerprints=fingerprints or {"train": "a" * 64, "dev": "b" * 64, "test": "c" * 64},
-        notes=notes,
-    )
+    marks = {"train": "a" * 64, "test": "c" * 64, **({} if method == "icl" else {"dev": "b" * 64})}
+    about = {
+        **{"method": method, "task": task, "split": split, "metric": metric, "seed": seed},
+        **{"uses_seed": method not in ("icl", "knn"), "seconds": {"training": 1.0}},
+        **{"fingerprints": fingerprints or marks, "notes": list(notes)},
+    }
     examples = [Example(f"test-{i}", {"text": f"{text} {i}"}, x) for i, x in enumerate(labels)]
     predictions = [
         Prediction(e.id, x, {name: float(name == x) for name in NAMES})
         for e, x in zip(examples, decided(labels, wrong), strict=True)
     ]
     evidence = [[EvidenceLine(i, f"evidence {i}", 1, 0.5, 0.25)] for i in range(n)]
-    metrics = write_results(folder, record, examples, predictions, evidence)
-    write_json(folder / "metrics.json", {**metrics, "method": method})
+    write_results(folder, about, NAMES, examples, predictions, evidence)
+    depth, reranker = 0 if method == "plain" else 16, "none" if method == "fid" else "prompted"
     values = {
         "runtime": {"method": method, "device": "cpu"},
         "data": {"task": task, "split_seed": 0, "dev_fraction": 0.1},
         "retriever": {"num_candidates": 150},
-        "rerank": {"num_evidence": 16, "num_exemplars": 8},
+        "rerank": {"num_evidence": depth, "num_exemplars": 8, "reranker": reranker},
         "training": {"seed": seed, "learning_rate": 1e-4, "output_dir": str(folder)},
     }
     for section, changes in (arguments or {}).items():

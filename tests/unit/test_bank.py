@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pgra.artifacts import lock_folder
 from pgra.core import Context, Example, Worker
 from pgra.errors import ArtifactError, ConfigError, ModelError
-from pgra.rerank.bank import Bank, query_key, read_shard, run_overlapped, write_shard
+from pgra.rerank.bank import Bank, Shard, query_key, run_overlapped, write_shard
 
 FIELDS = {"model": "m", "dtype": "float32"}
 QUIET = Context(progress=False)
@@ -149,8 +149,8 @@ class FilledKilledDamaged(RuleBasedStateMachine):
 
 
 FilledKilledDamaged.TestCase.settings = settings(
-    max_examples=20,
-    stateful_step_count=12,
+    max_examples=12,
+    stateful_step_count=10,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -199,14 +199,7 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     np.testing.assert_array_equal(late.states(range(6))[:, 0], np.arange(6))
 
 
-def test_states_written_by_this_process_are_checked_too(tmp_path):
-    bank = fill(tmp_path, [1, 2], shard_rows=2)
-    flip(next(tmp_path.glob("*.states.npy")))
-    with pytest.raises(ArtifactError, match="states.npy is damaged"):
-        bank.states([1])
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4, 100])
+@pytest.mark.parametrize("rows", [1, 3, 100])
 def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path, rows):
     fill(tmp_path, [20, 21, 30, 40, 5], shard_rows=2)  # (5, 20), (21, 30), (40)
     bank = fill(tmp_path, range(3), shard_rows=2)
@@ -221,26 +214,20 @@ def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path, rows
     assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
 
 
-@pytest.mark.parametrize(
-    ("step", "match"),
-    [("prepare", "cannot read"), ("encode", "no memory"), ("write", "is not finite")],
-)
-def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_path, step, match):
+@pytest.mark.parametrize(("step", "error"), [("prepare", OSError), ("write", ModelError)])
+def test_a_fill_that_fails_keeps_whole_shards_and_goes_on_to_the_same_bytes(tmp_path, step, error):
     def prepare(keys):
         if step == "prepare" and 8 in keys:
-            raise OSError("cannot read")
+            raise OSError
         return keys
 
     def encode(keys, advance):
-        if step == "encode" and 8 in keys:
-            raise MemoryError("no memory")
-        states = slopes(keys, advance)
-        return states * torch.nan if step == "write" and 8 in keys else states
+        return slopes(keys, advance) * (torch.nan if 8 in keys else 1)
 
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fill(whole, range(20), shard_rows=2)
     bank = Bank(broken, FIELDS)
-    with pytest.raises((OSError, MemoryError, ModelError), match=match):
+    with pytest.raises(error):
         bank.fill(range(20), prepare, encode, shard_rows=2)
     assert len(Bank(broken, FIELDS)) == 8
     assert not list(broken.glob(".*partial*"))
@@ -315,19 +302,23 @@ def states_of(seed=0, dtype=torch.float32):
     return torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def write(folder, states, dtype="auto"):
+    return Shard(write_shard(folder, ROWS, states, dtype=dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_states_come_back_bit_for_bit(tmp_path, dtype):
     states = states_of(dtype=dtype)
-    found = read_shard(write_shard(tmp_path, ROWS, states, dtype="auto").shard.record)
+    found = write(tmp_path, states)
     np.testing.assert_array_equal(found.keys, ROWS)
     for at in (ALL, np.array([2, 0])):
-        np.testing.assert_array_equal(found.shard.states(at), states.float().numpy()[at])
+        np.testing.assert_array_equal(found.states(at), states.float().numpy()[at])
 
 
 def test_int8_by_hand(tmp_path):
     """Steps of the columns are 254 / 254, none, and 254 / 254 from the middle 1127."""
     states = torch.tensor([[0.0, 7.0, 1000.0], [127.0, 7.0, 1254.0], [254.0, 7.0, 1100.3]])
-    shard = write_shard(tmp_path, ROWS, states, dtype="int8").shard
+    shard = write(tmp_path, states, "int8")
     expected = [[0, 7, 1000], [127, 7, 1254], [254, 7, 1100]]
     np.testing.assert_array_equal(shard.states(ALL), expected)
     counts = np.load(shard.path("states"))
@@ -335,116 +326,67 @@ def test_int8_by_hand(tmp_path):
     assert counts.dtype == np.int8
 
 
-def test_int8_keeps_small_columns_beside_large_ones(tmp_path):
-    states = states_of()
-    states[:, 0] += 1000
-    kept = write_shard(tmp_path, ROWS, states, dtype="int8").shard.states(ALL)
-    off = np.abs(kept - states.numpy())
-    width = (states.amax(0) - states.amin(0)).numpy()
-    assert (off <= width / 254 / 2 * 1.01 + 1e-4).all()
-    assert off.max() > 0
-
-
 @pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
 def test_norms_are_those_of_the_states_as_kept(tmp_path, dtype):
     states = states_of()
-    found = write_shard(tmp_path, ROWS, states, dtype=dtype)
-    kept = np.linalg.norm(found.shard.states(ALL), axis=1)
+    found = write(tmp_path, states, dtype)
+    kept = np.linalg.norm(found.states(ALL), axis=1)
     np.testing.assert_allclose(found.norms, kept, rtol=1e-6)
     given = torch.linalg.vector_norm(states, dim=1).numpy()
     assert np.allclose(found.norms, given, rtol=1e-6) == (dtype == "auto")  # control
 
 
-def test_a_state_too_large_for_float16_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("value", "dtype", "error", "message"),
+    [
+        (-70000, "float16", ConfigError, "key 5 reaches 70000, and float16 holds at most 65504: "),
+        (float("nan"), "int8", ModelError, "state of key 5 .* is not finite"),
+        (float("inf"), "auto", ModelError, "state of key 5 .* is not finite"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused(tmp_path, value, dtype, error, message):
     states = states_of()
-    states[1, 3] = -70000
-    message = "state of key 5 reaches 70000, and float16 holds at most 65504: use --bank_dtype auto"
-    with pytest.raises(ConfigError, match=message):
-        write_shard(tmp_path, ROWS, states, dtype="float16")
+    states[1, 3] = value
+    with pytest.raises(error, match=message):
+        write(tmp_path, states, dtype)
     assert not list(tmp_path.iterdir())
     states[1, 3] = -65504
-    shard = write_shard(tmp_path, ROWS, states, dtype="float16").shard
-    assert shard.states(ALL)[1, 3] == -65504
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float16", "int8"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_state_that_is_not_finite_is_refused(tmp_path, dtype, value):
-    states = states_of()
-    states[2, 0] = value
-    with pytest.raises(ModelError, match="state of key 9 .* is not finite"):
-        write_shard(tmp_path, ROWS, states, dtype=dtype)
-    assert not list(tmp_path.iterdir())
-
-
-def test_equal_states_leave_equal_bytes_and_others_do_not(tmp_path):
-    left = []
-    for number, seed in enumerate([0, 0, 1]):
-        write_shard(tmp_path / str(number), ROWS, states_of(seed), dtype="int8")
-        left.append({p.name: p.read_bytes() for p in (tmp_path / str(number)).iterdir()})
-    assert left[0] == left[1] != left[2]
+    assert write(tmp_path, states, "float16").states(ALL)[1, 3] == -65504
 
 
 @pytest.mark.parametrize("part", ["keys", "norms", "states", "scales"])
 def test_a_file_changed_cut_short_or_gone_is_refused_by_name(tmp_path, part):
-    record = write_shard(tmp_path, ROWS, states_of(), dtype="int8").shard.record
-    read_shard(record).shard.states(ALL)  # control: whole
+    record = write(tmp_path, states_of(), "int8").record
     path = record.with_suffix(f".{part}.npy")
+
+    def refused(fault):
+        return pytest.raises(ArtifactError, match=rf"{part}.npy is {fault}.*delete .*\.json")
+
     flip(path)
-    refused = pytest.raises(ArtifactError, match=rf"{part}.npy is damaged.*delete .*\.json")
-    if part in ("keys", "norms"):
-        with refused:
-            read_shard(record)
-    else:  # looked at when they are first read
-        shard = read_shard(record).shard
-        with refused:
-            shard.states(ALL[:1])
+    with refused("damaged"):  # states and scales are looked at when they are first read
+        Shard(record).states(ALL[:1])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ArtifactError, match=rf"{part}.npy is damaged.*delete .*\.json"):
-        read_shard(record)
+    with refused("damaged"):
+        Shard(record)
     path.unlink()
-    with pytest.raises(ArtifactError, match=rf"{part}.npy is missing.*delete .*\.json"):
-        read_shard(record)
+    with refused("missing"):
+        Shard(record)
 
 
 def test_no_byte_of_a_record_can_change(tmp_path):
-    record = write_shard(tmp_path, ROWS, states_of(), dtype="auto").shard.record
+    record = write(tmp_path, states_of()).record
     whole = record.read_bytes()
     for at in range(len(whole)):
         flip(record, at)
         with pytest.raises(ArtifactError, match=r"\.json is damaged .* delete .*\.json, and only"):
-            read_shard(record)
+            Shard(record)
         flip(record, at)
     record.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ArtifactError, match=r"\.json is damaged"):
-        read_shard(record)
-    record.write_bytes(whole)
-    read_shard(record)  # control
+        Shard(record)
 
 
-# Three steps side by side: what overlaps, what stays in order, and what an error ends.
-
-
-def test_results_come_in_order_and_each_step_sees_every_unit_once():
-    seen = {"prepare": [], "compute": [], "keep": []}
-
-    def prepare(unit):
-        seen["prepare"].append(unit)
-        return unit * 10
-
-    def compute(ready):
-        seen["compute"].append(ready)
-        return ready + 1
-
-    def keep(unit, value):
-        seen["keep"].append((unit, value))
-        return value
-
-    assert run_overlapped([3, 1, 2], prepare, compute, keep=keep) == [31, 11, 21]
-    assert seen["prepare"] == [3, 1, 2]
-    assert seen["compute"] == [30, 10, 20]
-    assert seen["keep"] == [(3, 31), (1, 11), (2, 21)]
-    assert run_overlapped([], prepare, compute, keep=keep) == []
+# Three steps side by side: what overlaps, and what stays in order.
 
 
 def test_the_next_is_read_and_the_last_is_kept_while_this_one_runs():
@@ -493,23 +435,3 @@ def test_the_first_unit_runs_before_the_second_is_read_and_two_values_live_at_mo
     assert events[:3] == [("prepare", 0), ("compute", 0), ("prepare", 1)]
     assert events.index(("prepare", 2)) < events.index(("compute", 1))  # from then on ahead
     assert max(most) == 2
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("step", ["prepare", "compute", "keep"])
-def test_an_error_in_any_step_ends_all(step, error):
-    kept = []
-
-    def broken(name):
-        def run(unit, value=None):
-            if name == step and unit == 3:
-                raise error("broken")
-            if name == "keep":
-                kept.append(unit)
-            return unit
-
-        return run
-
-    with pytest.raises(error, match="broken"):
-        run_overlapped(range(9), broken("prepare"), broken("compute"), keep=broken("keep"))
-    assert kept == [0, 1, 2]  # whole, and none after it

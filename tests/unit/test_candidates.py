@@ -1,4 +1,4 @@
-"""What is true of any rows and scores (sorting, keeping, fusing), and of examples and workers."""
+"""What is true of any rows and scores (sorting, keeping, fusing), and of workers."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pgra.core import MISSING_ROW, Candidates, Example, Worker
+from pgra.core import MISSING_ROW, Candidates, Worker
 from pgra.retrieval.hybrid import fuse_by_rank
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
@@ -73,14 +73,6 @@ def test_fusion_is_a_plain_sum_in_whatever_order_the_rankings_come(rankings, k):
     np.testing.assert_array_equal(fuse_by_rank(padded[:1], 8).rows, padded[0].rows)
 
 
-def test_a_hand_worked_fusion():
-    fused = fuse_by_rank([ranking([5, 2, 9]), ranking([2, 7, -1])], 4)
-    # 2: 1/62 + 1/61; 5: 1/61; 7: 1/62; 9: 1/63.
-    assert fused.rows.tolist() == [[2, 5, 7, 9]]
-    expected = [1 / 62 + 1 / 61, 1 / 61, 1 / 62, 1 / 63]
-    np.testing.assert_allclose(fused.scores[0], expected, rtol=1e-6)
-
-
 def test_a_score_that_is_no_number_is_refused_unless_its_row_is_missing():
     with pytest.raises(ValueError, match="a score is NaN"):
         Candidates.best(np.array([[1]]), np.array([[np.nan]]), 1)
@@ -97,7 +89,3 @@ def test_workers_share_all_units_once(world):
     assert sorted(unit for share in shares for unit in share) == list("abcde")
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert [Worker(rank, world).is_main for rank in range(world)] == [True] + [False] * (world - 1)
-
-
-def test_an_examples_text_joins_its_fields_in_order():
-    assert Example("test-0", {"premise": "It rains.", "claim": "Wet."}).text == "It rains. Wet."

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 
 from pgra.errors import ConfigError, DataError
-from pgra.report.consistency import (
-    count_table,
-    measure_consistency,
-    merge_seeds,
-    score_table,
-)
+from pgra.experiments.consistency import count_table, measure_consistency, score_table
 from pgra.report.metrics import compare_means
 
-LABELS = ["neg", "pos"]
 PSEUDO = {"p1": "pos", "p2": "pos", "p3": "pos", "n1": "neg", "n2": "neg", "unused": "neg"}
 
 
@@ -29,136 +23,103 @@ RUN = [
 ]
 
 
-def measure(lines=RUN, name="pgra", **how):
-    return measure_consistency(name, "sst2", lines, PSEUDO, labels=LABELS, **how)
+def measure(*seeds, name="pgra", **how):
+    return measure_consistency(name, "sst2", seeds or [RUN], PSEUDO, labels=["neg", "pos"], **how)
 
 
 def differ(one, other):
     return compare_means(one.shares, other.shares, seed=0)
 
 
+def texts_of(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
 def test_the_papers_example_five_of_eight_is_62_5_percent():
     """Section 4.3: a positive input, 5 consistent and 3 inconsistent pieces of evidence."""
     texts = ["p1", "p2", "p3", "p1", "p2", "n1", "n2", "n1"]
-    found = measure([line(0, "pos", "pos", *texts)])
-    assert found.score == 0.625
+    assert measure([line(0, "pos", "pos", *texts)]).score == 0.625
     assert measure([line(0, "neg", "pos", *texts)]).score == 0.375  # the control: the other label
 
 
-def test_score_and_lines_by_hand():
+def test_score_lines_and_counts_by_hand():
     found = measure()
     assert found.shares.tolist() == [0.75, 0.25, 0.25, 1.0]
-    assert found.score == 2.25 / 4
-    assert found.majority == 3 / 4
+    assert (found.score, found.majority) == (2.25 / 4, 3 / 4)
     # 11 of the 16 pieces are pos, 3 of the 4 queries: 3/4 * 11/16 + 1/4 * 5/16
     assert found.pseudo_labels == {"neg": 5 / 16, "pos": 11 / 16}
     assert found.chance == pytest.approx(38 / 64)
-
-
-def test_queries_and_accuracy_by_number_of_consistent_evidence():
-    found = measure()
-    assert found.queries.tolist() == [0, 2, 0, 1, 1]
-    assert found.right.tolist() == [0, 1, 0, 1, 1]
+    assert (found.queries.tolist(), found.right.tolist()) == ([0, 2, 0, 1, 1], [0, 1, 0, 1, 1])
     assert [found.accuracy(number) for number in range(5)] == [None, 0.5, None, 1.0, 1.0]
+    # The paper's CoLA: every Wikipedia sentence is acceptable, and 69 % of the queries are.
+    all_pos = measure([{**one, "evidence": [{"text": "p1"}] * 4} for one in RUN])
+    assert all_pos.score == all_pos.majority == all_pos.chance == 0.75
 
 
-def test_one_label_for_all_evidence_scores_the_majority_rate():
-    """The paper's CoLA: every Wikipedia sentence is acceptable, and 69 % of the queries are."""
-    all_pos = [{**one, "evidence": [{"text": "p1"}] * 4} for one in RUN]
-    found = measure(all_pos)
-    assert found.score == found.majority == found.chance == 0.75
-    assert measure().score != measure().majority
-
-
-def test_the_depth_looks_at_the_best_only():
+def test_the_depth_looks_at_the_best_only_and_their_order_does_not_matter():
     found = measure(depth=1)
-    assert found.shares.tolist() == [1.0, 0.0, 1.0, 1.0]
-    assert found.depth == 1
-    assert measure(depth=4).score == measure().score
+    assert (found.shares.tolist(), found.depth) == ([1.0, 0.0, 1.0, 1.0], 1)
     with pytest.raises(ConfigError, match="depth is 5, and pgra has at most 4 evidence a query"):
         measure(depth=5)
-
-
-def test_the_order_of_evidence_and_of_queries_does_not_matter():
     turned = [{**one, "evidence": one["evidence"][::-1]} for one in RUN[::-1]]
-    assert measure(turned).score == measure().score
-    assert measure(turned).as_json() == measure().as_json()
-    assert measure(turned, depth=1).score != measure(depth=1).score  # the best is another
+    assert measure(turned).as_json() == measure(depth=4).as_json()
+    assert measure(turned, depth=1).score != found.score  # the best is another
 
 
 def test_fewer_evidence_than_others_counts_by_its_own_number():
-    lines = [*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")]
-    found = measure(lines)
+    found = measure([*RUN, line(4, "neg", "pos", "n1", "n2"), line(5, "neg", "pos")])
     assert found.shares.tolist()[4:] == [1.0]
     assert (found.queries[2], found.right[2]) == (1, 0)
-    assert found.without_evidence == 1
-    assert found.majority == 3 / 5
+    assert (found.without_evidence, found.majority) == (1, 3 / 5)
 
 
-def test_the_interval_holds_the_score_and_narrows_with_queries():
-    found = measure()
-    assert 0 <= found.interval[0] <= found.score <= found.interval[1] <= 1
+def test_the_interval_holds_the_score_and_is_that_of_a_mean():
     many = measure([{**one, "id": f"{i}-{one['id']}"} for i in range(50) for one in RUN])
-    width = many.interval[1] - many.interval[0]
-    assert width < (found.interval[1] - found.interval[0]) / 4
+    low, high = many.interval
+    assert low <= many.score <= high
     # by hand: the shares' sd is sqrt(mean((x - 0.5625)^2)) = 0.3248, over sqrt(200) queries
-    assert width == pytest.approx(2 * 1.96 * 0.3248 / np.sqrt(200), rel=0.1)
+    assert high - low == pytest.approx(2 * 1.96 * 0.3248 / np.sqrt(200), rel=0.1)
 
 
-def test_equal_runs_differ_by_nothing_and_a_planted_gap_is_found():
-    same = differ(measure(), measure(name="fid"))
-    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+def test_equal_evidence_differs_by_nothing_and_a_planted_gap_is_found():
+    """A mean of three equal shares is not always the share, by a last digit: no difference."""
+    texts = ["p1", "n1", "n2", "n1", "n2", "n1", "n2", "n1", "n2", "n1"]  # 1 of 10: 0.1
+    lines = [line(i, "pos", "pos", *texts) for i in range(20)]
+    one, three = measure(lines), measure(lines, lines, lines)
+    assert three.shares.tolist() != one.shares.tolist()  # what is to be seen through
+    found = differ(three, one)
+    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
     rng = np.random.default_rng(0)
-    texts = [["p1" if chance < 0.5 else "n1" for chance in row] for row in rng.random((500, 8))]
-    base = [line(i, "pos", "pos", *row) for i, row in enumerate(texts)]
+    drawn = [["p1" if chance < 0.5 else "n1" for chance in row] for row in rng.random((500, 8))]
     better = [
         line(i, "pos", "pos", *row[:-1], "p1" if rng.random() < 0.4 else row[-1])
-        for i, row in enumerate(texts)
+        for i, row in enumerate(drawn)
     ]
-    gap = differ(measure(better), measure(base))
+    gap = differ(measure(better), measure([line(i, "pos", "pos", *r) for i, r in enumerate(drawn)]))
     assert gap.difference == pytest.approx(0.2 / 8, abs=0.01)
     assert gap.low > 0
     assert gap.p < 0.01
 
 
-def test_equal_evidence_differs_by_nothing_however_many_seeds_have_it():
-    """A mean of three equal shares is not always the share, by a last digit: no difference."""
-    texts = ["p1", "n1", "n2", "n1", "n2", "n1", "n2", "n1", "n2", "n1"]  # 1 of 10: 0.1
-    one = measure([line(i, "pos", "pos", *texts) for i in range(20)])
-    three = merge_seeds([one] * 3)
-    assert three.shares.tolist() != one.shares.tolist()  # what is to be seen through
-    found = differ(three, one)
-    assert (found.difference, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
-    better = measure([line(i, "pos", "pos", "p1", *texts[1:4]) for i in range(20)])
-    assert differ(better, three).p < 0.01  # the control
-
-
-def test_tables_show_what_is_missing_as_missing():
+def test_tables_show_both_lines_the_paper_the_baseline_and_what_is_missing():
     table = count_table([measure(), measure(name="fid", depth=2)])
     assert table.columns[1:] == ["pgra: queries", "pgra: accuracy", "fid: queries", "fid: accuracy"]
-    rows = [[cell.text for cell in row] for row in table.rows]
+    rows = texts_of(table)
     assert rows[0] == ["0", "0", "-", "1", "0.0"]  # nobody has none; who has none of 2 is wrong
-    assert rows[1] == ["1", "2", "50.0", "1", "100.0"]
     assert rows[4] == ["4", "1", "100.0", "", ""]  # of two there cannot be four
-
-
-def test_scores_stand_beside_both_lines_the_paper_and_the_baseline():
     runs = [measure(name="fid", depth=1), measure(), measure(RUN[:3], name="few")]
     table = score_table(runs, baseline="fid", paper={("sst2", "pgra"): 75.2}, notes=["A note."])
-    fid, pgra, few = ([cell.text for cell in row] for row in table.rows)
+    fid, pgra, few = texts_of(table)
     assert [*pgra[5:6], *pgra[7:-2]] == ["56.2", "75.2", "75.0", "59.4", "-18.8"]
     assert (fid[7], fid[-3:], few[-3]) == ("", ["", "", ""], "other queries")
 
 
 def test_seeds_are_put_together_by_query():
     wrong = [{**one, "prediction": "pos"} for one in RUN]
-    both = merge_seeds([measure(), measure(wrong)])
-    assert both.score == measure().score
-    assert both.seeds == 2
+    both = measure(RUN, wrong)
+    assert (both.score, both.seeds) == (measure().score, 2)
     # with one consistent piece: two queries a seed, of four one is right, then one more
     assert (both.queries[1], both.right[1]) == (4, 2)
-    assert [cell.text for cell in count_table([both]).rows[1]] == ["1", "2", "50.0"]
-    assert [cell.text for cell in count_table([both]).rows[3]] == ["3", "1", "100.0"]
-    assert merge_seeds([measure()]).as_json() == measure().as_json()
+    assert texts_of(count_table([both]))[1] == ["1", "2", "50.0"]
     with pytest.raises(DataError, match="the seeds of pgra have evidence for different queries"):
-        merge_seeds([measure(), measure(RUN[:3])])
+        measure(RUN, RUN[:3])

@@ -1,17 +1,24 @@
+"""Encoders: poolings, invariances, and sentence-transformers folders as that library reads them."""
+
 import json
 import shutil
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
+from safetensors.torch import save_file
 from tiny_models import build_encoder
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from pgra.encoders.encoder import POOLINGS, Encoder, resolve_pooling
+from pgra.config import POOLINGS
+from pgra.data.bundled import bundled_model_dir
+from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError, ModelError
-from pgra.lm.load import find_model
+
+close = partial(np.testing.assert_allclose, atol=1e-5)
 
 
 def make(folder, **kwargs):
@@ -24,93 +31,71 @@ def by_hand(folder, text, pooling):
     with torch.no_grad():
         output = model.eval()(**tokenizer(text, return_tensors="pt"))
     hidden = output.last_hidden_state[0]
-    vector = {
-        "cls": hidden[0],
-        "cls_before_pooler": hidden[0],
-        "last": hidden[-1],
-        "max": hidden.max(0).values,
-        "mean": hidden.mean(0),
-        "pooler": output.pooler_output[0],
-    }[pooling]
-    return vector.numpy()
+    poolings = {"last": hidden[-1], "max": hidden.max(0).values, "mean": hidden.mean(0)}
+    poolings["pooler"] = output.pooler_output[0]
+    return poolings.get(pooling, hidden[0]).numpy()  # "cls" by its two names
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", POOLINGS[1:])
 def test_each_pooling_is_what_its_name_says(encoder_dir, pooling):
     encoder = make(encoder_dir, pooling=pooling, normalize=False)
     expected = np.stack([by_hand(encoder_dir, text, pooling) for text in SENTENCES[:3]])
-    np.testing.assert_allclose(encoder.encode(SENTENCES[:3]), expected, atol=1e-5)
+    close(encoder.encode(SENTENCES[:3]), expected)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_neither_order_nor_batch_size_nor_padding_matters(encoder_dirs, kind):
+def test_neither_order_nor_batch_size_nor_padding_nor_number_matters(encoder_dirs, kind):
     texts = [*SENTENCES, "sea", SENTENCES[0] * 3]
-    whole = make(encoder_dirs[kind]).encode(texts)
-    singly = make(encoder_dirs[kind], batch_tokens=1).encode(texts)
-    np.testing.assert_allclose(whole, singly, atol=1e-5)
-    backwards = make(encoder_dirs[kind]).encode(texts[::-1])[::-1]
-    np.testing.assert_allclose(whole, backwards, atol=1e-5)
+    encoder = make(encoder_dirs[kind])
+    whole = encoder.encode(texts)
+    close(whole, make(encoder_dirs[kind], encoder_batch_tokens=1).encode(texts))
+    close(whole, encoder.encode(texts[::-1])[::-1])
     assert np.abs(whole[0] - whole[1]).max() > 1e-2  # other words, another vector
+    many = encoder.encode(texts * 28)  # of many the weights are laid out anew
+    close(many, np.tile(whole, (28, 1)))
+    assert not np.array_equal(many[: len(whole)], whole)  # the last digits tell
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-def test_many_texts_get_the_vectors_of_few(encoder_dirs, kind):
-    """Of many the weights are laid out anew."""
-    encoder, texts = make(encoder_dirs[kind]), [*SENTENCES, "sea"] * 30
-    many = encoder.encode(texts)
-    few = np.concatenate([encoder.encode(texts[i : i + 50]) for i in range(0, len(texts), 50)])
-    np.testing.assert_allclose(many, few, atol=1e-5)
-    assert not np.array_equal(many, few)  # the last digits tell that it was another way
-
-
-def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir):
-    encoder = make(encoder_dir, max_tokens=8)
-    vectors = encoder.encode([SENTENCES[0], SENTENCES[0] + " And more words.", "sea"])
-    assert encoder.num_cut == 2
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
-    assert make(encoder_dir, max_tokens=16).encode(["sea"]).shape == (1, 16)
+def test_cut_texts_are_counted_and_only_their_beginning_is_read(encoder_dir, tmp_path):
+    texts = [SENTENCES[0], SENTENCES[0] + " And more words.", "sea"]
+    own = sentence_dir(encoder_dir, tmp_path / "s", limits={"max_seq_length": 8})
+    for encoder in (make(encoder_dir, max_encoder_tokens=8), make(own)):
+        vectors = encoder.encode(texts)
+        assert encoder.num_cut == 2
+        close(vectors[0], vectors[1], atol=1e-6)
+    assert make(own, max_encoder_tokens=32).fingerprint["max_tokens"] == 32
+    for n, limits in enumerate(({}, {"max_seq_length": 4096})):  # as many as it has positions for
+        folder = sentence_dir(encoder_dir, tmp_path / str(n), limits=limits)
+        assert make(folder).fingerprint["max_tokens"] == 160
 
 
 def test_the_fingerprint_tells_encoders_apart(encoder_dirs):
     base = make(encoder_dirs["bert"]).fingerprint
-    assert base == make(encoder_dirs["bert"], batch_tokens=7).fingerprint
-    for other in (
-        make(encoder_dirs["roberta"]),
-        make(encoder_dirs["bert"], pooling="cls"),
-        make(encoder_dirs["bert"], normalize=False),
-        make(encoder_dirs["bert"], max_tokens=64),
-        make(encoder_dirs["bert"], dtype="bfloat16"),
-    ):
-        assert other.fingerprint != base
+    assert base == make(encoder_dirs["bert"], encoder_batch_tokens=7).fingerprint
+    changes = {"pooling": "cls", "normalize": False, "max_encoder_tokens": 64}
+    for name, value in {**changes, "encoder_dtype": "bfloat16"}.items():
+        assert make(encoder_dirs["bert"], **{name: value}).fingerprint != base
+    assert make(encoder_dirs["roberta"]).fingerprint != base
 
 
-def test_positions_are_limited_to_what_the_model_has(encoder_dirs):
-    with pytest.raises(ConfigError, match=r"max_encoder_tokens is 161, .* at most 160: lower it"):
-        make(encoder_dirs["bert"], max_tokens=161)
-    with pytest.raises(ConfigError, match=r"max_encoder_tokens is 160, .* at most 159"):
-        make(encoder_dirs["roberta"], max_tokens=160)
-    full = make(encoder_dirs["roberta"], max_tokens=159)
+@pytest.mark.parametrize(("kind", "window"), [("bert", 160), ("roberta", 159)])
+def test_positions_are_limited_to_what_the_model_has(encoder_dirs, kind, window):
+    message = f"max_encoder_tokens is {window + 1}, .* at most {window}: lower it"
+    with pytest.raises(ConfigError, match=message):
+        make(encoder_dirs[kind], max_encoder_tokens=window + 1)
+    full = make(encoder_dirs[kind], max_encoder_tokens=window)
     assert np.isfinite(full.encode(["red apples " * 300])).all()
 
 
-def test_a_pooler_without_weights_is_refused(encoder_dir, tmp_path):
-    folder = tmp_path / "no-pooler"
+def test_what_is_no_encoder_is_refused(encoder_dir, t5_dir, tmp_path):
     bare = BertModel(BertConfig.from_pretrained(encoder_dir), add_pooling_layer=False)
-    bare.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(encoder_dir).save_pretrained(folder)
+    bare.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(encoder_dir).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="has no pooler weights.*use cls or mean"):
-        make(folder, pooling="pooler")
-    assert make(folder, pooling="mean").encode(["sea"]).shape == (1, 16)
-
-
-def test_an_encoder_decoder_is_refused(t5_dir):
+        make(tmp_path, pooling="pooler")
+    assert make(tmp_path, pooling="mean").encode(["sea"]).shape == (1, 16)
     with pytest.raises(ModelError, match=r"encoder-decoder \(t5\)"):
         make(t5_dir)
-
-
-def write_pooling(folder, values):
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +107,7 @@ def write_pooling(folder, values):
 )
 def test_auto_refuses_what_it_would_do_wrong(encoder_dir, tmp_path, values, message):
     folder = shutil.copytree(encoder_dir, tmp_path / "odd")
-    write_pooling(folder, values)
+    write_json(folder / "1_Pooling" / "config.json", values)
     with pytest.raises(ModelError, match=message):
         make(folder)
     assert make(folder, pooling="mean").encode(["sea"]).shape == (1, 16)  # what the user names
@@ -134,14 +119,12 @@ def test_auto_refuses_what_it_would_do_wrong(encoder_dir, tmp_path, values, mess
 )
 def test_auto_knows_simcse_by_name(encoder_dir, tmp_path, name, pooling):
     folder = shutil.copytree(encoder_dir, tmp_path / name)
-    assert resolve_pooling(find_model(str(folder))) == pooling
+    assert make(folder).fingerprint["pooling"] == pooling
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, monkeypatch):
-    expected = make(encoder_dir).encode(SENTENCES)
-    encoder = make(encoder_dir)
-
-    attempts, alive = [], []
+    expected, encoder = make(encoder_dir).encode(SENTENCES), make(encoder_dir)
+    attempts, alive, done = [], [], []
 
     def refuse_large(module, args, kwargs):
         if len(kwargs["input_ids"]) > 2:
@@ -150,10 +133,8 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(encoder_dir, caplog, m
             raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(attempts[-1]() is not None))
-
     encoder.model.register_forward_pre_hook(refuse_large, with_kwargs=True)
-    done = []
-    np.testing.assert_allclose(encoder.encode(SENTENCES, advance=done.append), expected, atol=1e-5)
+    close(encoder.encode(SENTENCES, advance=done.append), expected)
     assert sum(done) == len(SENTENCES)
     assert "out of memory" in caplog.text
     assert len(alive) == len(attempts) > 0
@@ -171,5 +152,167 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_text(tmp_path):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_vectors(encoder_dir):
-    on_gpu = Encoder.from_name(str(encoder_dir), device="cuda", dtype="float32").encode(SENTENCES)
-    np.testing.assert_allclose(on_gpu, make(encoder_dir).encode(SENTENCES), atol=1e-4)
+    on_gpu = Encoder.from_name(str(encoder_dir), device="cuda", encoder_dtype="float32")
+    close(on_gpu.encode(SENTENCES), make(encoder_dir).encode(SENTENCES), atol=1e-4)
+
+
+# Folders of sentence-transformers: their own parts, limits and prompts.
+
+PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
+PROMPTS = {"query": "the town: ", "document": "a film: "}
+MODELS, WIDE = "sentence_transformers.models", 6
+
+
+def write_json(path, value):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def sentence_dir(source, folder, *parts, modules=None, **files):
+    """Make a plain encoder's folder one of sentence-transformers."""
+    shutil.copytree(source, folder)
+    named = [
+        {"idx": n, "name": str(n), "path": PARTS[part], "type": f"{MODELS}.{part}"}
+        for n, part in enumerate(("Transformer", "Pooling", *parts))
+    ]
+    write_json(folder / "modules.json", named if modules is None else modules(named))
+    write_json(folder / "sentence_bert_config.json", files.get("limits", {"max_seq_length": 64}))
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+    write_json(folder / "1_Pooling" / "config.json", {**pooling, **files.get("pooling", {})})
+    if "prompts" in files:
+        write_json(folder / "config_sentence_transformers.json", {"prompts": files["prompts"]})
+    if "Dense" in parts:
+        shape = {"in_features": 16, "out_features": WIDE, "bias": True}
+        tanh = {"activation_function": "torch.nn.modules.activation.Tanh"}
+        write_json(folder / "2_Dense" / "config.json", {**shape, **tanh, **files.get("dense", {})})
+        draw = torch.Generator().manual_seed(files.get("seed", 3))
+        weights = {
+            "linear.weight": torch.randn(WIDE, 16, generator=draw),
+            "linear.bias": torch.randn(WIDE, generator=draw),
+        }
+        save_file(weights, folder / "2_Dense" / "model.safetensors")
+    return folder
+
+
+def test_dense_and_normalize_come_behind_the_pooling(encoder_dir, tmp_path):
+    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
+    encoder = make(folder, normalize=False)
+    plain = make(encoder_dir, normalize=False, max_encoder_tokens=64).encode(SENTENCES)
+    layer = encoder.sentence.layers[0]
+    by_hand = np.tanh(plain @ layer.weight.numpy().T + layer.bias.numpy())
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    close(encoder.encode(SENTENCES), by_hand)
+    assert encoder.width == WIDE
+    assert encoder.fingerprint["normalize"] is True  # its own part, whatever is asked for
+    weights = [sentence_dir(encoder_dir, tmp_path / str(n), "Dense", seed=n) for n in (3, 4)]
+    assert len({str(make(other).fingerprint["layers"]) for other in weights}) == 2
+    assert make(weights[0]).fingerprint["layers"] == encoder.fingerprint["layers"][:1]
+
+
+@pytest.mark.parametrize("pooling", ["cls", "max", "pooler"])
+def test_parts_behind_a_pooling_are_left_out_under_another(encoder_dir, tmp_path, pooling):
+    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize")
+    asked = {"pooling": pooling, "normalize": False}
+    other, plain = make(folder, **asked), make(encoder_dir, **asked, max_encoder_tokens=64)
+    vectors = other.encode(SENTENCES)
+    close(vectors, plain.encode(SENTENCES), atol=1e-6)
+    assert other.width == 16
+    assert not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-2)
+    # What was made with them must not be taken for this.
+    assert (other.fingerprint["normalize"], "layers" in other.fingerprint) == (False, False)
+    unit = make(folder, pooling=pooling)  # unit length, where it is asked for
+    close(np.linalg.norm(unit.encode(SENTENCES), axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [("mean_tokens", "mean"), ("cls_token", "cls"), ("cls_token", "cls_before_pooler")],
+)
+def test_a_models_own_pooling_by_name_keeps_its_parts(encoder_dir, tmp_path, own, asked):
+    modes = {"pooling_mode_mean_tokens": False, f"pooling_mode_{own}": True}
+    folder = sentence_dir(encoder_dir, tmp_path / "d", "Dense", "Normalize", pooling=modes)
+    silent, told = make(folder, normalize=False), make(folder, normalize=False, pooling=asked)
+    np.testing.assert_array_equal(told.encode(SENTENCES), silent.encode(SENTENCES))
+    assert told.width == WIDE
+
+
+def test_prompts_stand_before_queries_and_passages(encoder_dir, tmp_path):
+    folder = sentence_dir(encoder_dir, tmp_path / "e5", prompts=PROMPTS)
+    told, plain = make(folder), make(folder, query_prompt="", passage_prompt="")
+    for is_query, prompt in ((True, PROMPTS["query"]), (False, PROMPTS["document"])):
+        vectors = told.encode(SENTENCES, is_query=is_query)
+        close(vectors, plain.encode([prompt + text for text in SENTENCES], is_query=is_query))
+        assert not np.allclose(vectors, plain.encode(SENTENCES), atol=1e-2)
+    assert told.fingerprint == {**plain.fingerprint, "passage_prompt": PROMPTS["document"]}
+    assert told.query_fingerprint == {**told.fingerprint, "query_prompt": PROMPTS["query"]}
+    asked = make(encoder_dir, query_prompt=PROMPTS["query"], max_encoder_tokens=64)
+    close(asked.encode(SENTENCES, is_query=True), told.encode(SENTENCES, is_query=True))
+
+
+def more(kind):
+    return {"modules": lambda named: [*named, {"idx": 9, "name": "9", "path": "", "type": kind}]}
+
+
+BAD = {
+    "has a part 'LSTM'.*only Dense": more(f"{MODELS}.LSTM"),
+    r"needs code of its own \('custom_code": more("custom_code.Transformer"),
+    "has no Pooling .*no single vector": {"modules": lambda named: named[:1]},
+    "has activation 'Mish', and only GELU": {"dense": {"activation_function": "torch.nn.Mish"}},
+    "use_residual True, which is not done here": {"dense": {"use_residual": True}},
+    "the prompts of .* are .*, not texts by name": {"prompts": ["a"]},
+    "modules.json of .* cannot be read": {"modules": lambda _: {}},
+    "2_Dense/model.safetensors.*cannot be read": {"damaged": "2_Dense/model.safetensors"},
+    "Dense part without 2_Dense/config.json or": {"without": "2_Dense/model.safetensors"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_is_not_known_is_refused_by_name(encoder_dir, tmp_path, message):
+    folder = sentence_dir(encoder_dir, tmp_path / "bad", "Dense", **BAD[message])
+    if "damaged" in BAD[message]:
+        (folder / BAD[message]["damaged"]).write_text("{")
+    if "without" in BAD[message]:
+        (folder / BAD[message]["without"]).unlink()
+    with pytest.raises(ModelError, match=message) as told:
+        make(folder)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    ("kind", "parts", "files"),
+    [
+        ("bert", [], {}),
+        ("bert", ["Normalize"], {"pooling": {"pooling_mode": "cls"}}),
+        ("bert", ["Dense", "Normalize"], {"prompts": PROMPTS}),
+        ("roberta", ["Dense"], {"limits": {"max_seq_length": 9, "do_lower_case": True}}),
+        ("roberta", [], {"pooling": {"pooling_mode": "max"}}),
+        ("bert", ["Normalize"], {"pooling": {"pooling_mode": "lasttoken"}, "limits": {}}),
+    ],
+)
+def test_vectors_are_those_of_the_library(encoder_dirs, tmp_path, kind, parts, files):
+    library = pytest.importorskip("sentence_transformers")
+    folder = sentence_dir(encoder_dirs[kind], tmp_path / "s", *parts, **files)
+    theirs, ours = library.SentenceTransformer(str(folder), device="cpu"), make(folder)
+    raw = make(folder, normalize=False)
+    texts = [*SENTENCES, "Sea", SENTENCES[3] * 2]
+    expected = theirs.encode_document(texts)
+    close(raw.encode(texts), expected)
+    close(raw.encode(texts, is_query=True), theirs.encode_query(texts))
+    close(ours.encode(texts), expected / np.linalg.norm(expected, axis=1, keepdims=True))
+    if "prompts" in files:  # the control: the library's own prompts matter
+        assert not np.allclose(theirs.encode(texts), expected, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_bundled_encoder_gives_the_librarys_vectors(two_threads):
+    library = pytest.importorskip("sentence_transformers")
+    ours = make("bundled:minilm-l6")
+    assert ours.fingerprint["max_tokens"] == 256
+    texts = [*SENTENCES, " ".join(SENTENCES), " ".join(SENTENCES * 3)]  # 2 longer than 128 tokens
+    theirs = library.SentenceTransformer(str(bundled_model_dir("minilm-l6")), device="cpu")
+    close(ours.encode(texts), theirs.encode(texts))
+    cut = make("bundled:minilm-l6", max_encoder_tokens=128).encode(texts)
+    assert not np.allclose(cut[-1], ours.encode(texts)[-1], atol=1e-3)

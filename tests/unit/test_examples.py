@@ -14,37 +14,36 @@ from hypothesis import strategies as st
 
 from pgra.config import DataArguments
 from pgra.core import Example
-from pgra.data.examples import draw_shots, load_examples, load_pool, load_splits
+from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
 from pgra.data.tasks import load_task
 from pgra.errors import ConfigError, DataError
 
 TASK = load_task("mr")
 LABELS = TASK.labels
 MINE = "labels: [n, y]\nprompt: '{text}'\nreader_template: '{text}'\nverbalizer: {n: b, y: g}\n"
+few = settings(derandomize=True, deadline=None, max_examples=15)
 
 
 def ids(examples):
     return [example.id for example in examples]
 
 
-def both(path, **more):
-    """Take a file for train and for test."""
-    return DataArguments(train_file=str(path), test_file=str(path), **more)
+def labels_of(examples):
+    return [example.label for example in examples]
 
 
-def arguments(files, **more):
-    return DataArguments(train_file=str(files["train"]), test_file=str(files["test"]), **more)
+def files(train, test, **more):
+    return DataArguments(train_file=str(train), test_file=str(test), **more)
 
 
-def read(path, split="test", task=TASK, **more):
-    return load_examples(task, str(path), split, **more)
+def read(path, split="test", task=TASK):
+    return read_split(task, open_split(task, str(path), split), split).examples
 
 
 # Files.
 
 
 CELL = st.text(st.characters(codec="utf-8", exclude_characters='\0\r\n\t"'), max_size=12)
-few = settings(derandomize=True, deadline=None, max_examples=30)
 
 
 @given(rows=st.lists(st.tuples(CELL, st.sampled_from(LABELS)), min_size=1, max_size=6))
@@ -70,25 +69,16 @@ def test_all_formats_give_the_same_examples(rows, tmp_path_factory):
         assert read(folder / name) == expected, name
 
 
-def test_quote_marks_of_a_tsv_stay_and_unused_columns_may_hold_any(tmp_path):
-    text = '"fine" and "warm"\t1\t"x ""y"" z"\n"all of it"\t0\t-\n'
-    (tmp_path / "x.tsv").write_text("text\tlabel\tnote\n" + text)
-    assert [e.text for e in read(tmp_path / "x.tsv")] == ['"fine" and "warm"', '"all of it"']
-
-
-def test_labels_are_read_by_name_and_by_number(tmp_path):
-    rows = [{"text": "x", "label": value} for value in ["human", 3, "3", " number "]]
-    path = write_jsonl(tmp_path / "x.jsonl", rows)
-    labels = [e.label for e in read(path, task=load_task("trec"))]
-    assert labels == ["human", "human", "human", "number"]
-
-
-def test_rows_without_label_are_read_where_labels_are_not_needed(tmp_path):
-    path = write_jsonl(tmp_path / "x.jsonl", [{"text": "a"}, {"text": "b", "label": 1}])
-    assert [e.label for e in read(path, require_labels=False)] == [None, "positive"]
+def test_quote_marks_of_a_tsv_stay_and_labels_may_be_numbers(tmp_path):
+    rows = ['"fine" and "warm"\thuman\t"x ""y"" z"', '"all of it"\t3\t-', "a\t number \t-"]
+    (tmp_path / "x.tsv").write_text("\n".join(["text\tlabel\tnote", *rows]))
+    found = read(tmp_path / "x.tsv", task=load_task("trec"))
+    assert [e.text for e in found] == ['"fine" and "warm"', '"all of it"', "a"]
+    assert labels_of(found) == ["human", "human", "number"]
 
 
 NO_LABEL = "not a label's name or number"
+GOOD = {"text": "a", "label": 0}
 BAD_ROWS = [
     ({"text": "x", "label": "postive"}, r"unknown label 'postive'\. Did you mean 'positive'"),
     ({"text": "x", "label": 2}, "unknown label '2'.*Numbers 0 to 1"),
@@ -98,33 +88,24 @@ BAD_ROWS = [
     ({"text": 5, "label": 1}, "'text' is 5, not text"),
     ({"text": "\ud800", "label": 1}, "'text' holds a NUL or half a surrogate pair"),
 ]
-
-
-@pytest.mark.parametrize(("row", "message"), BAD_ROWS)
-def test_bad_rows_are_refused_with_their_line(row, message, tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in ({"text": "a", "label": 0}, row)))
-    for split in ("train", "test"):
-        with pytest.raises(DataError, match=rf"x\.jsonl, line 2: .*{message}"):
-            read(path, split)
-
-
 NO_QUOTING = "tsv is read without quoting: use csv for quoted cells"
-BAD_TABLES = {
-    "headless.csv": ("good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
-    "ragged.csv": ("text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
-    "blank.jsonl": ('{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
-    "words.txt": ("a\n", "suffix that is not read here: use .jsonl, .csv, .tsv"),
-    "ragged.tsv": ("text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
+BAD_FILES = [
+    *(
+        ("row.jsonl", f"{json.dumps(GOOD)}\n{json.dumps(row)}\n", rf"row\.jsonl, line 2: .*{told}")
+        for row, told in BAD_ROWS
+    ),
+    ("no.csv", "good,1\nbad,0\n", "no column 'text'.*Found: good, 1. Is the first line a h"),
+    ("ragged.csv", "text,label\na,1\nb,1,2\n", "line 3: 3 cells under a header of 2"),
+    ("blank.jsonl", '{"text": "", "label": 1}\n', r"holds no example \(1 blank rows\)"),
+    ("ragged.tsv", "text\tlabel\na\tb\t1\n", r"3 cells under a header of 2 \(text, label\)\.$"),
     # written with quoting
-    "doubled.tsv": ('text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
-    "tab.tsv": ('text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
-}
+    ("doubled.tsv", 'text\tlabel\n"a ""b"" c"\t1\n', f"line 2: 'text' is quoted .*{NO_QUOTING}"),
+    ("tab.tsv", 'text\tlabel\n"a\tb"\t1\n', f"line 2: 3 cells under a header of 2.*{NO_QUOTING}"),
+]
 
 
-@pytest.mark.parametrize("name", sorted(BAD_TABLES))
-def test_bad_tables_are_refused(name, tmp_path):
-    text, message = BAD_TABLES[name]
+@pytest.mark.parametrize(("name", "text", "message"), BAD_FILES)
+def test_bad_files_are_refused_with_their_line(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name)
@@ -173,21 +154,15 @@ def on_the_hub(monkeypatch, **splits):
 
 
 def test_hub_integers_become_the_names_they_stand_for(monkeypatch):
-    rows = {"text": ["What is NATO ?", "Who ?", "Why ?"], "coarse_label": [0, 3, 2]}
-    on_the_hub(monkeypatch, train=rows, test=rows)
-    task = load_task("trec")
-    labels = [e.label for e in load_examples(task, "CogComp/trec", "test")]
-    assert labels == ["abbreviation", "human", "description"]
-    assert task.labels[0] == "description"  # read by our own order, all three would be wrong
-
-
-def test_another_hub_data_set_is_read_by_the_classes_it_states(monkeypatch):
     from datasets import ClassLabel
 
-    rows = {"text": ["a", "b"], "label": [0, 1]}
+    rows = {"text": ["What is NATO ?", "Who ?"], "coarse_label": [0, 3], "label": [0, 1]}
     data = on_the_hub(monkeypatch, train=rows, test=rows)
+    task = load_task("trec")
+    assert labels_of(read("CogComp/trec", task=task)) == ["abbreviation", "human"]
+    assert task.labels[0] == "description"  # read by our own order, both would be wrong
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["positive", "negative"]))
-    assert [e.label for e in read("some/reviews")] == ["positive", "negative"]
+    assert labels_of(read("some/reviews")) == ["positive", "negative"]
     data["test"] = data["test"].cast_column("label", ClassLabel(names=["good", "bad"]))
     with pytest.raises(DataError, match=r"has the classes good, bad, the task has .*hub\.labels"):
         read("some/reviews")
@@ -200,8 +175,6 @@ def test_hub_rows_that_cannot_be_used_are_refused(monkeypatch):
         read("some/reviews")
     with pytest.raises(DataError, match=r"row 0: no column 'text'.*Found: sentence, label"):
         read("some/reviews", "train")
-    with pytest.raises(DataError, match="has no validation split"):
-        read("some/reviews", "validation")
     on_the_hub(monkeypatch, train=hidden)
     with pytest.raises(DataError, match=r"has no split 'test' \(it has train\).*--test_file"):
         read("some/reviews")
@@ -220,88 +193,83 @@ def test_hub_rows_that_cannot_be_used_are_refused(monkeypatch):
 def test_what_is_held_out_is_a_share_of_each_label(labels, fraction, most, seed, tmp_path_factory):
     rows = [{"text": f"t{i}", "label": label} for i, label in enumerate([*labels, *labels])]
     path = write_jsonl(tmp_path_factory.mktemp("any") / "x.jsonl", rows)
-    args = both(path, dev_fraction=fraction, max_dev_samples=None, split_seed=seed)
+    args = files(path, path, dev_fraction=fraction, max_dev_samples=None, split_seed=seed)
     splits = load_splits(TASK, args)
-    parts = [
+    train, dev = (
         [int(name.removeprefix("train-")) for name in ids(part)]
         for part in (splits.train, splits.dev)
-    ]
-    assert sorted(parts[0] + parts[1]) == list(range(len(rows)))  # divided, and nothing lost
-    assert all(part == sorted(part) for part in parts)
+    )
+    assert sorted(train + dev) == list(range(len(rows)))  # divided, and nothing lost
+    assert (train, dev) == (sorted(train), sorted(dev))
     for label, count in Counter(row["label"] for row in rows).items():
-        held = sum(example.label == label for example in splits.dev)
-        assert held == min(max(1, round(count * fraction)), count - 1)
+        assert labels_of(splits.dev).count(label) == min(max(1, round(count * fraction)), count - 1)
     assert ids(splits.test) == [f"test-{i}" for i in range(len(rows))]
     assert load_splits(TASK, args) == splits
     others = [load_splits(TASK, replace(args, split_seed=n)).dev for n in range(4, 9)]
     assert len(rows) < 20 or any(other != splits.dev for other in others)
-    small = load_splits(TASK, replace(args, max_dev_samples=most))
-    assert 1 <= len(small.dev) <= most
+    assert 1 <= len(load_splits(TASK, replace(args, max_dev_samples=most)).dev) <= most
 
 
-def test_validation_file_is_dev_and_train_stays_whole(review_files, tmp_path):
-    dev = write_jsonl(tmp_path / "dev.jsonl", [{"text": "A great film.", "label": "positive"}])
-    splits = load_splits(TASK, arguments(review_files, validation_file=str(dev)))
-    assert ids(splits.dev) == ["validation-0"]
-    assert len(splits.train) == 40
-    assert "dev.jsonl" in splits.notes["rule"]
-
-
-def test_sub_samples_are_drawn_and_keep_the_order_of_the_file(review_files):
-    args = arguments(review_files, max_train_samples=10, max_test_samples=5)
-    for splits in (load_splits(TASK, args), load_pool(TASK, args)):
-        rows = [int(e.id.split("-")[1]) for e in splits.test]
-        assert rows == sorted(rows)
-        assert (len(splits.train), len(rows)) == (10, 5)
-        assert rows != list(range(5))  # drawn, not the first
-
-
-def test_texts_of_test_that_stand_in_train_are_counted_and_not_dropped(tmp_path):
-    rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(20)]
+@pytest.mark.parametrize("load", [load_splits, load_pool])
+def test_sub_samples_are_drawn_in_order_and_shared_texts_are_counted(load, tmp_path):
+    rows = [{"text": f"t{i}", "label": LABELS[i % 2]} for i in range(40)]
     train = write_jsonl(tmp_path / "train.jsonl", rows)
-    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": "positive"}])
-    args = DataArguments(train_file=str(train), test_file=str(test))
-    for splits in (load_splits(TASK, args), load_pool(TASK, args)):
-        assert splits.notes["test_rows_in_train"] == 3
-        assert len(splits.test) == 4
+    test = write_jsonl(tmp_path / "test.jsonl", [*rows[:3], {"text": "new", "label": 1}])
+    splits = load(TASK, files(train, test))
+    assert (splits.notes["test_rows_in_train"], len(splits.test)) == (3, 4)  # and not dropped
+    splits = load(TASK, files(train, train, max_train_samples=10, max_test_samples=5))
+    drawn = [int(name.split("-")[1]) for name in ids(splits.test)]
+    assert drawn == sorted(drawn) != list(range(5))  # drawn, not the first
+    assert (len(splits.train), len(drawn)) == (10, 5)
 
 
 def test_missing_splits_name_the_argument_that_gives_them(review_files, tmp_path):
     train, test = (str(review_files[split]) for split in ("train", "test"))
-    one = write_jsonl(tmp_path / "one.jsonl", [{"text": "a", "label": 1}])
+    one = write_jsonl(tmp_path / "one.jsonl", [GOOD])
     (tmp_path / "empty").mkdir()
-    empty = str(tmp_path / "empty")
+    both = "--validation_file and --test_file are both"
     for values, message in (
         ({"train_file": train, "validation_file": train}, "no test set: give --test_file"),
         ({"test_file": train}, "no train set: give --train_file"),
-        (
-            {"train_file": train, "test_file": test, "validation_file": test},
-            "--validation_file and --test_file are both",
-        ),
-        ({"dataset_name": empty}, r"has no train\.jsonl or train\.csv.*--train_file"),
+        ({"train_file": train, "test_file": test, "validation_file": test}, both),
+        ({"dataset_name": str(tmp_path / "empty")}, r"has no train\.jsonl or .*--train_file"),
         ({"train_file": str(one), "test_file": test}, "too few to hold out a dev set"),
     ):
         with pytest.raises(DataError, match=message):
             load_splits(TASK, DataArguments(**values))
 
 
+CLAIMS = [
+    {"id": 1, "claim": "The Main flows through Frankfurt.", "label": "SUPPORTS", "evidence": [[1]]},
+    {"id": 2, "claim": "Apples are blue.", "label": "REFUTES", "evidence": [[2]]},
+    {"id": 3, "claim": "Someone once sang.", "label": "NOT ENOUGH INFO", "evidence": [[3]]},
+    {"id": 4, "claim": "The sea is dry.", "label": "REFUTES", "evidence": [[4]]},
+]
+
+
+def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path, caplog):
+    write_jsonl(tmp_path / "train.jsonl", CLAIMS * 5)
+    write_jsonl(tmp_path / "shared_task_dev.jsonl", CLAIMS)
+    with caplog.at_level("INFO", "pgra"):
+        splits = load_splits(load_task("fever"), DataArguments(dataset_name=str(tmp_path)))
+    assert ids(splits.test) == ["test-0", "test-1", "test-3"]  # its row, though one is left out
+    assert labels_of(splits.test) == ["SUPPORTS", "REFUTES", "REFUTES"]
+    assert len(splits.train) + len(splits.dev) == 15
+    assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}
+    assert "1 rows labelled NOT ENOUGH INFO were left out" in caplog.text
+
+
 # Few-shot splits.
-
-
-def examples(count, split="train"):
-    return [Example(f"{split}-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(count)]
 
 
 def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     """RandomState(42).shuffle(range(10)) is 8 1 5 0 7 2 9 4 3 6; the even ones are the first's."""
-    shots = draw_shots(examples(10), LABELS, 2, seed=42)
+    examples = [Example(f"train-{i}", {"text": f"text {i}"}, LABELS[i % 2]) for i in range(10)]
+    shots = draw_shots(examples, LABELS, 2, seed=42)
     assert ids(shots.train) == ["train-8", "train-0", "train-1", "train-5"]
     assert ids(shots.dev) == ["train-2", "train-4", "train-7", "train-9"]
-    assert draw_shots(examples(10), LABELS, 2, seed=43) != shots  # the control
-
-
-def test_too_few_examples_are_refused():
+    assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
-        draw_shots(examples(10), LABELS, 3, seed=0)
+        draw_shots(examples, LABELS, 3, seed=0)
     with pytest.raises(ConfigError, match="num_shots is 1: it must be at least 2"):
-        draw_shots(examples(10), LABELS, 1, seed=0)
+        draw_shots(examples, LABELS, 1, seed=0)

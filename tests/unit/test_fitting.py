@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, with_rerank, with_retriever
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import ALONE, Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError, ConfigError
@@ -14,7 +14,6 @@ from pgra.exemplars.prompt import build_prompt
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
-from pgra.plan import make_plan
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank import Reference
 from pgra.rerank.prompted import PromptedReranker
@@ -53,10 +52,8 @@ def start(lm_dirs, corpus, tmp_path):
             PromptedEncoder(lm, prompt),
             corpus,
             Context(artifacts=tmp_path / where),
-            similarity=similarity,
-            shard_rows=5,
+            RerankArguments(similarity=similarity, bank_shard_rows=5, **kwargs),
             reference=Reference(train, words, made),
-            **kwargs,
         )
 
     return start
@@ -72,85 +69,69 @@ def by_row(found):
     return np.take_along_axis(found.scores, np.argsort(found.rows, axis=1), 1)
 
 
-def standard(values, sample):
-    return (values - sample.mean(axis=0)) / sample.std(axis=0)
-
-
 def test_scores_by_hand_from_the_states(start):
+    def standard(values, sample):
+        return (values - sample.mean(axis=0)) / sample.std(axis=0)
+
     reranker = start("whitened")
     found, _ = rerank(reranker)
     rows = sorted(np.random.default_rng(0).choice(12, 5, replace=False).tolist())
-    passages = reranker.encoder.encode(SENTENCES).numpy()
-    queries = reranker.encoder.encode([query.text for query in QUERIES]).numpy()
     drawn = [query.text for query in reranker.fitting._queries.values()]
     assert len(drawn) == 5
-    train = reranker.encoder.encode(drawn).numpy()
-    left = standard(passages, passages[rows])
-    right = standard(queries, train)
-    truth = np.take_along_axis(right @ left.T, np.sort(CANDIDATES.rows, axis=1), 1)
+    passages, queries, train = (
+        reranker.encoder.encode(texts).numpy()
+        for texts in (SENTENCES, [query.text for query in QUERIES], drawn)
+    )
+    left, order = standard(passages, passages[rows]).T, np.sort(CANDIDATES.rows, axis=1)
+    truth = np.take_along_axis(standard(queries, train) @ left, order, 1)
     np.testing.assert_allclose(by_row(found), truth, rtol=1e-3, atol=1e-3)
-    others = standard(queries, passages[rows]) @ left.T  # the control: queries have their own mean
-    others = np.take_along_axis(others, np.sort(CANDIDATES.rows, axis=1), 1)
+    # the control: queries have their own mean
+    others = np.take_along_axis(standard(queries, passages[rows]) @ left, order, 1)
     assert np.abs(by_row(found) - others).max() > 0.1
 
 
 @pytest.mark.parametrize("similarity", FITTED)
-def test_a_lazy_bank_scores_as_a_full_one(start, similarity):
+def test_a_lazy_bank_scores_as_a_full_one_and_a_second_run_reads_nothing(
+    start, similarity, monkeypatch
+):
     lazy, work = rerank(start(similarity, "lazy"))
-    full, whole = rerank(start(similarity, "full", full=True))
-    assert work.num_passages == len(
-        {3, 0, 7, 11, 1, 2, 5, 10} | {*start("whitened").fitting.rows()}
-    )
+    full, whole = rerank(start(similarity, "full", bank="full"))
+    drawn = {*start("whitened").fitting.rows()}
+    assert work.num_passages == len({*CANDIDATES.rows.ravel().tolist()} | drawn)
     assert work.num_passages < whole.num_passages == len(SENTENCES)
     np.testing.assert_allclose(by_row(lazy), by_row(full), rtol=1e-3, atol=1e-3)
-
-
-def test_three_ways_differ_and_share_what_was_read(start):
-    found, work = zip(*(rerank(start(similarity)) for similarity in ["dot", *FITTED]), strict=True)
-    assert work[1].num_new > 0
-    assert [one.num_new for one in work[2:]] == [0, 0]
-    for one in found[1:]:
-        assert np.abs(by_row(one) - by_row(found[0])).max() > 0.1
-
-
-@pytest.mark.parametrize("similarity", FITTED)
-def test_a_second_run_reads_nothing_and_never_loads_the_lm(start, similarity, monkeypatch):
-    first, _ = rerank(start(similarity))
 
     def refuse(*_args, **_kwargs):
         raise AssertionError("the LM was loaded")
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
-    second, work = rerank(start(similarity))
+    again, work = rerank(start(similarity, "lazy"))
     assert work.num_new == 0
-    np.testing.assert_array_equal(second.scores, first.scores)
+    np.testing.assert_array_equal(again.scores, lazy.scores)
 
 
 def test_the_draw_is_of_the_training_queries_whatever_their_order(start):
-    one = start("whitened").fingerprint
+    one, plain = start("whitened").fingerprint, start("dot").fingerprint
     assert start("whitened", train=[*TRAIN[:3:-1], TRAIN[5]]).fingerprint == one
     assert start("whitened", train=TRAIN[5:]).fingerprint != one
-    plain = start("dot").fingerprint
     assert start("dot", train=TRAIN[5:]).fingerprint == plain  # it depends on none of them
-    assert {"similarity_sample", "label_tokens"}.isdisjoint(plain)
     with pytest.raises(ConfigError, match="'whitened' is fitted to training .*there are 1"):
         start("whitened", train=TRAIN[:1])
     with pytest.raises(ConfigError, match="great film, great story all begin alike: choose others"):
         start("label_words", words={"x": "great film", "y": "great story"})
 
 
-def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, tmp_path):
-    for similarity in FITTED:
-        reranker = start(similarity)
-        found, _ = rerank(reranker)
-        again = start(similarity, train=(), words={}, made=reranker.fingerprint)
-        assert again.fingerprint == reranker.fingerprint
-        alone, work = rerank(
-            again, QUERIES[1:], Candidates(CANDIDATES.rows[1:], CANDIDATES.scores[1:])
-        )
-        assert work.num_new == 0
-        np.testing.assert_array_equal(alone.rows[0], found.rows[1])
-        np.testing.assert_array_equal(alone.scores[0], found.scores[1])
+@pytest.mark.parametrize("similarity", FITTED)
+def test_an_earlier_run_is_taken_up_by_its_fingerprint_alone(start, similarity, tmp_path):
+    reranker = start(similarity)
+    found, _ = rerank(reranker)
+    again = start(similarity, train=(), words={}, made=reranker.fingerprint)
+    assert again.fingerprint == reranker.fingerprint
+    last = Candidates(CANDIDATES.rows[1:], CANDIDATES.scores[1:])
+    alone, work = rerank(again, QUERIES[1:], last)
+    assert work.num_new == 0
+    np.testing.assert_array_equal(alone.rows[0], found.rows[1])
+    np.testing.assert_array_equal(alone.scores[0], found.scores[1])
     shutil.rmtree(tmp_path / "banks" / "similarities")
     with pytest.raises(ArtifactError, match=r"is missing, what similarity '.*train.py command"):
         rerank(again)
@@ -182,19 +163,16 @@ def done(monkeypatch):
     return done
 
 
-@pytest.mark.parametrize("similarity", ["label_words", "whitened"])
-def test_a_sweep_of_k_reads_nothing_more_and_is_a_cut(fitted, done, similarity):
-    args = with_rerank(fitted, similarity=similarity)
-    whole, work = find(args, done)
-    assert work.num_new > 0
-    few, work = find(args, done, num_candidates=3)
-    assert work.num_new == 0
-    for split in ("train", "dev", "test"):
-        most, least = (found.evidence[split].candidates for found in (whole, few))
-        for line in range(len(least)):
-            known = dict(zip(most.rows[line].tolist(), most.scores[line].tolist(), strict=True))
-            told = zip(least.rows[line].tolist(), least.scores[line].tolist(), strict=True)
-            assert all(known[row] == score for row, score in told)
+def test_a_sweep_of_k_reads_nothing_more_and_is_a_cut(fitted, done):
+    def pairs(found):
+        """Give each query's evidence: row and score."""
+        parts = [found.evidence[split].candidates for split in ("train", "dev", "test")]
+        lines = [line for part in parts for line in zip(part.rows, part.scores, strict=True)]
+        return [{*zip(rows.tolist(), scores.tolist(), strict=True)} for rows, scores in lines]
+
+    (whole, first), (few, second) = find(fitted, done), find(fitted, done, num_candidates=3)
+    assert first.num_new > second.num_new == 0
+    assert all(least <= most for most, least in zip(pairs(whole), pairs(few), strict=True))
 
 
 @pytest.mark.parametrize("way", [{"num_candidates": 1}, {"retriever": "exhaustive"}])
@@ -202,28 +180,23 @@ def test_a_plan_counts_what_the_similarity_is_fitted_to(fitted, done, way, monke
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 11)
     args = with_retriever(fitted, **way)
     find(with_rerank(args, similarity="dot"), done)
-    plan = make_plan(args, seconds=0).cost
+    plan = Stages.read(args, ALONE).plan(seconds=0).cost
     work = find(args, done)[1]
     assert plan.is_exact
     assert (plan.to_read, plan.passages) == (work.num_new, work.num_passages)
     assert (plan.to_read > 0) == ("num_candidates" in way)  # of all passages none was left
-    assert make_plan(args, seconds=0).cost.to_read == 0
+    assert Stages.read(args, ALONE).plan(seconds=0).cost.to_read == 0
 
 
-@pytest.fixture
-def wide(fitted, corpus_file, monkeypatch):
-    """With a corpus of which most is no candidate."""
+def test_an_estimate_counts_the_draw_beside_the_candidates(fitted, corpus_file, monkeypatch):
     monkeypatch.setattr("pgra.rerank.similarity.SAMPLE", 50)
     corpus_file.write_text("".join(f"{SENTENCES[i % 12]} And so on, {i}.\n" for i in range(200)))
-    return with_retriever(fitted, num_candidates=1)
-
-
-def test_an_estimate_counts_the_draw_beside_the_candidates(wide):
-    args = wide
+    args = with_retriever(fitted, num_candidates=1)  # most of the corpus is no candidate
     plan, plain = (
-        make_plan(one, seconds=0).cost for one in (args, with_rerank(args, similarity="dot"))
+        Stages.read(one, ALONE).plan(seconds=0).cost
+        for one in (args, with_rerank(args, similarity="dot"))
     )
-    assert plain.basis == plan.basis == "guessed"
+    assert plan.basis == plain.basis == "guessed"
     # 48 queries with one candidate each: 200 (1 - 0.995^48) passages, and 39 of the 50 beside.
     assert (plain.passages, plan.passages) == (43, 43 + 39)
     assert (plain.most_passages, plan.most_passages) == (48, 48 + 50)

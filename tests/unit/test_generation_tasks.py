@@ -8,6 +8,7 @@ import pytest
 from conftest import write_jsonl
 
 from pgra.config import DataArguments
+from pgra.data.examples import open_file
 from pgra.data.references import load_references, read_references
 from pgra.data.tasks import load_generation_task
 from pgra.errors import DataError
@@ -46,7 +47,8 @@ FETAQA = {
 
 def read(tmp_path, name, *rows, **changes):
     path = write_jsonl(tmp_path / "rows.jsonl", list(rows))
-    return read_references(replace(load_generation_task(name), **changes), str(path), "test")
+    task = replace(load_generation_task(name), **changes)
+    return read_references(task, open_file(task, path), "test")
 
 
 def test_answers_are_read_in_every_known_shape(tmp_path):
@@ -90,15 +92,16 @@ def test_fetaqas_question_is_read_where_the_task_wants_it(tmp_path):
 def test_a_local_folder_gives_pool_and_queries(tmp_path):
     rows = [{"question": f"who is {i}?", "answers": [str(i)]} for i in range(9)]
     write_jsonl(tmp_path / "train.jsonl", rows)
-    with gzip.open(tmp_path / "test.jsonl.gz", "wt") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    (tmp_path / "test.jsonl.gz").write_bytes(gzip.compress(json.dumps(rows[0]).encode()))
     task = load_generation_task("webquestions")
-    args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5, max_test_samples=4)
-    found = load_references(task, args)
-    assert (len(found.pool), len(found.queries)) == (5, 4)
-    again = load_references(task, replace(args, split_seed=1))
-    ids = [[one.example.id for one in part.pool] for part in (found, again)]
-    assert ids[0] != ids[1]
+    args = DataArguments(dataset_name=str(tmp_path), max_train_samples=5)
+    first, second = (load_references(task, replace(args, split_seed=seed)) for seed in (0, 1))
+    assert [len(part) for part in first] == [5, 1]
+    assert first[0] != second[0]
+    (tmp_path / "other").mkdir()
+    write_jsonl(tmp_path / "other" / "test.jsonl", rows[:3])
+    others = load_references(task, args, query_dataset_name=str(tmp_path / "other"))
+    assert (others[0], len(others[1])) == (first[0], 3)
     files = DataArguments(train_file=str(tmp_path / "train.jsonl"))
     with pytest.raises(DataError, match="there is no test set: give --test_file"):
         load_references(task, files)
@@ -125,11 +128,9 @@ def test_a_bad_row_is_told_with_its_place(tmp_path, name, row, message):
 
 
 def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
-    other = {**TOTTO, "overlap_subset": False}
-    found = read(tmp_path, "totto", TOTTO, other)
+    found = read(tmp_path, "totto", TOTTO, {**TOTTO, "overlap_subset": False})
     task = load_generation_task("totto")
-    good, bad = "He scored 9.9 and 3.3.", "xyz"
-    told = measure_written(task, [f" {good}", bad], found)
+    told = measure_written(task, [" He scored 9.9 and 3.3.", "xyz"], found)
     assert list(told.values)[:2] == ["bleu", "parent"]
     assert told.values["overlap/bleu"] == pytest.approx(1)
     assert told.values["nonoverlap/parent"] == 0
@@ -137,7 +138,6 @@ def test_written_answers_are_measured_over_all_and_each_subset(tmp_path):
     assert told.values["parent"] == pytest.approx(told.values["overlap/parent"] / 2)
     asked = read(tmp_path, "webquestions", {"question": "who?", "answers": ["Ann"]})
     right = measure_written(load_generation_task("webquestions"), ["the Ann."], asked)
-    assert right.values == {"exact_match": 1.0}
-    assert right.each == {"exact_match": [1.0]}
+    assert (right.values, right.each) == ({"exact_match": 1.0}, {"exact_match": [1.0]})
     with pytest.raises(ValueError, match="1 predictions, 0 queries"):
         measure_written(task, ["a"], [])

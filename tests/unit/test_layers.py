@@ -8,12 +8,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     *("errors", "core", "config", "artifacts", "data", "prompts", "lm", "encoders", "retrieval"),
-    *("exemplars", "rerank", "reader", "report", "run_folder", "publish", "memory"),
-    "methods",  # of one height with those below: see KNOT
-    *("runs", "experiments", "commands", "cli", "__main__"),
+    *("exemplars", "rerank", "plan", "reader", "report", "run_folder", "publish"),
+    *("memory", "methods", "runs", "experiments", "commands", "cli", "__main__"),
 ]
-KNOT = ("plan",)
-"""Modules that import methods and are imported by them."""
 PROGRAMS = ("index_build", "train", "evaluate")  # above all layers; the cli names them as text
 MODULES = sorted(
     path for path in (ROOT / "pgra").rglob("*.py") if path != ROOT / "pgra/__init__.py"
@@ -33,24 +30,20 @@ def imported_names(tree, package):
             yield from (f"{base}.{alias.name}" for alias in node.names if base == "pgra")
 
 
-def height(part):
-    return LAYERS.index("methods" if part in KNOT else part)
-
-
 def layer_of(name):
     parts = name.split(".")
-    return height(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
+    return LAYERS.index(parts[1]) if parts[0] == "pgra" and parts[1:2] != [] else None
 
 
 def violations(source, path):
     """Say which imports of a module point to a later layer, or to a program."""
     own = path.relative_to(ROOT).with_suffix("").parts
-    here = height(own[1])
+    here = LAYERS.index(own[1])
     found = []
     for name in imported_names(ast.parse(source), list(own[:-1])):
         if name.split(".")[0] in PROGRAMS and own[1] not in ("commands", "cli"):
             found.append(f"{'.'.join(own)} imports the program {name}")
-        is_ours = name.startswith("pgra.") and name.split(".")[1] in (*LAYERS, *KNOT)
+        is_ours = name.startswith("pgra.") and name.split(".")[1] in LAYERS
         if is_ours and layer_of(name) > here:
             found.append(f"{'.'.join(own)} imports the later {name}")
     return found
@@ -63,7 +56,7 @@ def test_no_module_imports_a_later_layer():
 
 def test_every_module_has_a_layer():
     homes = {path.relative_to(ROOT / "pgra").parts[0].removesuffix(".py") for path in MODULES}
-    assert homes <= {*LAYERS, *KNOT}
+    assert homes <= {*LAYERS}
 
 
 LATER = [

@@ -87,14 +87,6 @@ def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric
     np.testing.assert_allclose(similarity.among(ROWS), among, rtol=1e-3, atol=2e-3)
 
 
-def test_metrics_are_told_apart(neighbors):
-    told = {str(of_metric(metric, neighbors).fingerprint) for metric in SIMILARITIES}
-    assert len(told) == len(SIMILARITIES)
-    scores = [of_metric(m, neighbors).nearest(QUERIES, ROWS, 8).scores for m in METRICS]
-    assert not np.allclose(scores[0], scores[1])
-    assert not np.allclose(scores[0], scores[2])
-
-
 def test_words_find_what_shares_them_and_nothing_else(neighbors):
     likeness = WordSimilarity(neighbors)
     found = likeness.nearest([Example("q", {"text": "apples behind the house"})], ROWS, 8)

@@ -6,7 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from pgra.errors import ModelError
-from pgra.reader.train import LossLog, LossRecord, last_logged, read_losses
+from pgra.reader.train import LossLog, LossRecord, read_losses
 
 
 @pytest.fixture
@@ -62,8 +62,6 @@ def test_a_mean_is_over_the_steps_after_one(log):
     log.flush()
     assert (log.mean(), log.mean(after=1)) == (3.0, 2.5)
     assert math.isnan(log.mean(after=3))
-    history = [{"loss": 1.0, "step": 4}, {"eval_accuracy": 0.5, "step": 5}]
-    assert (last_logged(history), last_logged([])) == (4, 0)
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])

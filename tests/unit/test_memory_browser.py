@@ -5,53 +5,45 @@ import shutil
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import uvicorn
 from following_lm import FollowingLM, entries, open_page
 
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
-HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
 
 @pytest.fixture
-def page(tmp_path):
-    with open_page(tmp_path / "memory.sqlite") as app:
-        yield app
-
-
-@contextlib.contextmanager
-def served(app):
-    """Serve the page on a port of this machine; give its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_level="warning", lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@contextlib.contextmanager
-def browser():
-    """Open a browser that looks for nothing outside."""
+def browse(tmp_path):
+    """Open a browser that looks for nothing outside, and a served page."""
     from playwright.sync_api import sync_playwright
 
     quiet = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
     quiet += ["disable-background-networking", "disable-component-update"]
-    with sync_playwright() as tools:
-        opened = tools.chromium.launch(
-            executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
-        )
-        yield opened
-        opened.close()
+
+    @contextlib.contextmanager
+    def browse(**more):
+        with (
+            open_page(tmp_path / "memory.sqlite", **more) as app,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            sync_playwright() as tools,
+            tools.chromium.launch(
+                executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
+            ) as opened,
+        ):
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            try:
+                yield opened, f"http://127.0.0.1:{listener.getsockname()[1]}/", app
+            finally:
+                server.should_exit = True
+                thread.join()
+
+    return browse
 
 
 def focused(tab):
@@ -60,8 +52,8 @@ def focused(tab):
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(page):
-    with served(page) as address, browser() as opened:
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browse):
+    with browse() as (opened, address, page):
         asked, said = [], []
         context = opened.new_context(viewport={"width": 390, "height": 800})
         context.on("request", lambda request: asked.append(request.url))
@@ -96,9 +88,7 @@ def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(page):
         other.get_by_text("In the memory: 0 entries").wait_for()
         widths = tab.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert widths[0] <= widths[1]  # nothing stands out of a narrow window
-    assert said == []
-    assert entries(page) == []
-    assert asked
+    assert (said, entries(page)) == ([], [])
     assert all(place.startswith(address) for place in asked)
 
 
@@ -110,17 +100,16 @@ setTimeout(() => button.click(), 50);
 """
 
 
+class Slow(FollowingLM):
+    def _go_on(self, prompt):
+        time.sleep(0.5)
+        return super()._go_on(prompt)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
-    class Slow(FollowingLM):
-        def _go_on(self, prompt):
-            time.sleep(0.5)
-            return super()._go_on(prompt)
-
-    conversation = page.state.page.conversation
-    conversation.lm = replace(conversation.lm, completer=Slow())
-    with served(page) as address, browser() as opened:
+def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(browse):
+    with browse(completer=Slow()) as (opened, address, _):
         tab, sent = opened.new_page(), []
         tab.on("request", lambda request: sent.append(request.method))
         tab.goto(address)
@@ -132,11 +121,3 @@ def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(page):
         assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
         tab.go_back()
         assert tab.get_by_role("button", name="Ask", exact=True).is_enabled()
-        plain, sent[:] = opened.new_page(), []  # the control: without the script
-        plain.on("request", lambda request: sent.append(request.method))
-        plain.route("**/memory.js", lambda route: route.abort())
-        plain.goto(address)
-        plain.get_by_label("Question", exact=True).fill(AKIN)
-        plain.evaluate(TWICE)
-        plain.get_by_text("the homonym for pretty is").first.wait_for()
-        assert sent.count("POST") == 2

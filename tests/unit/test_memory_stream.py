@@ -1,17 +1,20 @@
 """The simulated user's bookkeeping, with a completer that follows clarifications by a rule."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
 from following_lm import Echo, FollowingLM
 
+from pgra.cli import main
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.lookup import EditLookup
+from pgra.memory.lookup import EditLookup, Match
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.report import (
     StreamResult,
@@ -19,11 +22,12 @@ from pgra.memory.report import (
     choose_threshold,
     compare_methods,
     compare_with,
+    correlate,
+    group_results,
+    judge_thresholds,
     measure,
     render_report,
     score_file,
-    try_lookup,
-    wrong_type_pairs,
 )
 from pgra.memory.stream import (
     MemPrompt,
@@ -33,6 +37,7 @@ from pgra.memory.stream import (
     Step,
     make_stream,
 )
+from pgra.report.results import read_object
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")
 WORDS = {kind: {f"word{i}": ["x"] for i in range(5)} for kind in FAMILY.answers}
@@ -42,22 +47,13 @@ def stream(count=60, *, family=FAMILY, seed=0):
     return make_stream(family, WORDS, num_steps=count, seed=seed)
 
 
-def prompted(completer=None, **more):
-    return PromptedLM(few_shot=FEW_SHOT, completer=completer or FollowingLM(), **more)
-
-
-def simulation(lm=None, **more):
-    return Simulation(family=FAMILY, lm=lm or prompted(), **more)
+def simulation(completer=None, **more):
+    lm = PromptedLM(few_shot=FEW_SHOT, completer=completer or FollowingLM())
+    return Simulation(**{"family": FAMILY, "lm": lm, **more})
 
 
 def play(simulated, steps, system, p=1.0):
-    return list(simulated.run(steps, system, probability=p, seed=0))
-
-
-@pytest.fixture
-def log(tmp_path):
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
+    return list(simulated.play(steps, system, probability=p, seed=0))
 
 
 def remembering(log, threshold=-5.0):
@@ -68,29 +64,28 @@ def understood(outcomes):
     return [step.understood for step in outcomes]
 
 
-def test_without_a_memory_nothing_is_learned_and_prompts_go_in_batches():
-    steps, simulated = stream(), simulation()
-    outcomes = play(simulated, steps, NoMemory(FEW_SHOT))
-    assert understood(outcomes) == [step.kind == "hom" for step in steps]
-    assert len(simulated.lm.completer.calls) == 4  # of 16 questions each at most
-    assert [step.step for step in outcomes] == list(range(1, 61))
-    assert not any(step.used_memory for step in outcomes)
-    assert all(step.answered == (step.kind == "hom") for step in outcomes)
-
-
-def test_only_what_was_misunderstood_is_written_and_then_is_understood(log):
-    """The paper's closest memory holds one key a phrasing: 12 fail here, homonyms never."""
-    steps = stream(300)
-    seen = set()
-    for step, one in zip(steps, play(simulation(), steps, remembering(log, 0.0)), strict=True):
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p):
+    """The paper's closest memory holds one key a phrasing: 12 can fail here, homonyms never."""
+    steps, seen, ahead, alone = stream(), set(), simulation(), simulation(num_ahead=1)
+    outcomes = play(ahead, steps, remembering(log, 0.0), p)
+    for number, (step, one) in enumerate(zip(steps, outcomes, strict=True), 1):
         frame = step.question.replace(step.word, "")
+        assert one.step == number
         assert one.understood == (step.kind == "hom" or frame in seen)
-        assert one.clarified == (not one.understood)
         assert one.used_memory == (frame in seen)
-        if one.clarified:
-            seen.add(frame)
-    assert len(log) == len(seen) == 12
-    assert {event.source for event in log.events()} == {"stream"}
+        assert not (one.clarified and one.understood)
+        seen |= {frame} if one.clarified else set()
+    assert len(log) == len(seen) == {0.0: 0, 1.0: 12}.get(p, len(seen))
+    assert {event.source for event in log.events()} <= {"stream"}
+    failed = [step.clarified for step in outcomes if not step.understood]
+    assert p * 0.5 <= sum(failed) / len(failed) <= p * 1.5
+    # Asking ahead changes no outcome, only the number of calls.
+    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
+        assert play(alone, steps, remembering(other, 0.0), p) == outcomes
+    assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
+    bare = play(simulation(), steps, NoMemory(FEW_SHOT), p)
+    assert p or bare == outcomes
 
 
 def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
@@ -101,34 +96,33 @@ def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
     outcomes = play(simulation(), steps, remembering(log))
     (wrong,) = [step for step in outcomes if step.is_wrong_kind]  # then both keys are there
     assert (wrong.score, wrong.understood) == (-2.0, False)
-    (pair,) = wrong_type_pairs(outcomes)
+    (pair,) = measure(outcomes)["wrong_type_pairs"]
     assert (pair["times"], pair["understood"]) == (1, 0)
     assert {pair["asked"], pair["found"]} == {"syn", "ant"}
-    chosen = choose_threshold(try_lookup(steps, EditLookup))  # which keeps the two apart
+    chosen = choose_threshold(steps, EditLookup)  # which keeps the two apart
     assert (chosen.threshold, chosen.precision, chosen.recall) == (0.0, 1.0, 1.0)
 
 
-def test_asking_ahead_changes_nothing_but_the_number_of_calls(log, tmp_path):
-    steps, ahead, alone = stream(), simulation(), simulation(num_ahead=1)
-    outcomes = play(ahead, steps, remembering(log))
-    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
-        assert play(alone, steps, remembering(other)) == outcomes
-        assert [e.key for e in other.events()] == [e.key for e in log.events()]
-    assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
-    assert max(alone.lm.completer.calls) == 1
+def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
+    kinds = ["a", "a", "b", "a", "a", "b"]
+    found = {"2": (1, 0.9), "3": (1, 0.6), "4": (1, 0.8), "5": (3, 0.7), "6": (3, 0.5)}
+    steps = [Step(str(i), kind, str(i), "f") for i, kind in enumerate(kinds, 1)]
 
+    def open_lookup(log):
+        def find(question):
+            entry, score = found.get(question, (0, 0.0))
+            return [Match(entry, score) for entry in log.get([entry])]
 
-def test_a_patient_user_and_one_who_says_half_of_it(tmp_path):
-    steps, played = stream(200), []
-    for name, p in (("half", 0.5), ("again", 0.5), ("whole", 1.0)):
-        with FeedbackLog.open(tmp_path / f"{name}.sqlite") as log:
-            played.append(play(simulation(), steps, remembering(log), p))
-    half, again, whole = played
-    assert half == again
-    failed = [step for step in half if not step.understood]
-    assert 0 < sum(step.clarified for step in failed) < len(failed)
-    assert all(step.clarified != step.understood for step in whole)
-    assert sum(understood(whole)) > sum(understood(half))
+        return SimpleNamespace(find=find)
+
+    # Four questions follow one of their meaning; 3 and 5 get the feedback of another.
+    some, none = judge_thresholds(steps, open_lookup, (0.65, 2.0))
+    assert (some.precision, some.recall, some.num_passed) == (2 / 3, 2 / 4, 3)
+    assert (none.precision, none.recall, none.f1) == (None, 0.0, 0.0)
+    best = choose_threshold(steps, open_lookup)
+    assert (best.threshold, best.f1) == (0.8, 4 / 6)  # as of 0.5
+    with pytest.raises(DataError, match="no threshold can be chosen from 1 questions"):
+        choose_threshold(steps[:1], open_lookup)
 
 
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
@@ -137,19 +131,19 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     asked = [("who wrote a", "X"), ("who wrote b", "X"), ("who wrote a", "X"), ("where is c", "Y")]
     steps = [Step(str(i), "question", q, a, expected=(a, "Z")) for i, (q, a) in enumerate(asked)]
     system = MemPrompt(family, few_shot, log, EditLookup(log), None)
-    simulated = Simulation(family=family, lm=PromptedLM(few_shot=few_shot, completer=Echo()))
-    outcomes = play(simulated, steps, system)
+    lm = PromptedLM(few_shot=few_shot, completer=Echo())
+    outcomes = play(simulation(family=family, lm=lm), steps, system)
     assert understood(outcomes) == [False, True, True, False]  # the first taught the second
     assert [step.matched_key for step in outcomes] == ["", *["who wrote a"] * 3]
-    assert [(e.key, e.feedback) for e in log.entries()] == [
-        ("who wrote a", "X"),
-        ("where is c", "Y"),
-    ]
+    assert [(e.key, e.feedback) for e in log.entries()] == [asked[0], asked[3]]
     prompt = system.ask(steps[0]).text
     assert prompt.count("END") == len(few_shot.examples) == 16
     assert few_shot.examples[15].question not in prompt
     assert few_shot.examples[14].question in prompt
     assert not any(step.is_wrong_kind for step in outcomes)
+    shut = replace(system, threshold=-1.0)  # as with --threshold
+    assert [shut.ask(step).num_used for step in steps] == [1, 1, 1, 1]
+    assert [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote?", "x")] == [0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -170,39 +164,33 @@ def test_measures_are_those_worked_out_by_hand(four):
     assert measured["lookups"] == {"used": 3, "effective": 1 / 3, "wrong_type": 1 / 3}
     before = (True, True, False, False)
     bare = [replace(step, understood=u) for step, u in zip(made, before, strict=True)]
-    assert compare_with(made, bare) == pytest.approx(
-        {"helped": 1 / 3, "hurt": 1 / 3, "no_change": 1 / 3}
-    )
+    shares = {"helped": 1 / 3, "hurt": 1 / 3, "no_change": 1 / 3}
+    assert compare_with(made, bare) == pytest.approx(shares)
     assert compare_with(made[:1], bare[:1])["helped"] is None
-    with pytest.raises(ValueError, match="ask different questions"):
-        compare_with(made[:1], [replace(made[0], question="another")])
+    assert correlate([True, True, False, False], [True, False, True, False]) == 0.0
 
 
 def experiment(folder, completer, **more):
-    values = {"open_lookup": EditLookup, "threshold": -5.0, **more}
-    return Experiment(folder=folder, simulation=simulation(prompted(completer)), **values)
+    shared = {"family": FAMILY, "lm": simulation(completer).lm, "open_lookup": EditLookup}
+    return Experiment(**{"folder": folder, "threshold": -5.0, **shared, **more})
 
 
-def planned(systems, probabilities, seeds, **more):
-    args = {"systems": systems, "clarification_probabilities": probabilities, "seeds": seeds}
-    return StreamArguments(stream="x", **args, **more).plan()
-
-
-STREAMS = {0: stream(30), 1: stream(30, seed=1)}
+STREAMS = {0: stream(20)}
 
 
 def test_a_plan_runs_what_others_are_compared_with_first():
-    names = [v.name for v in planned(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])]
-    assert names[:5] == [
-        *("no-mem-seed0", "grow-p0.5-seed0", "grow-p1-seed0", "mem-p0.5-seed0", "mem-p1-seed0")
-    ]
-    assert len(names) == 10
-    dear = planned(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
-    assert [v.name for v in dear] == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
-    with pytest.raises(ConfigError, match="unknown system 'memory'"):
-        planned(["memory"], [1.0], [0])
-    with pytest.raises(ConfigError, match="has 0: each is above 0 and at most 1"):
-        planned(["mem"], [0.0], [0])
+    def names(systems, probabilities, seeds, **more):
+        more |= {"systems": systems, "clarification_probabilities": probabilities, "seeds": seeds}
+        return [variant.name for variant in StreamArguments(stream="x", **more).plan()]
+
+    each = ["no-mem", "grow-p0.5", "grow-p1", "mem-p0.5", "mem-p1"]
+    planned = names(["mem", "no-mem", "grow"], [0.5, 1.0], [0, 1])
+    assert planned == [f"{name}-seed{seed}" for seed in (0, 1) for name in each]
+    dear = names(["mem", "grow"], [0.5, 1.0], [3], grow_probabilities=[0.5])
+    assert dear == ["grow-p0.5-seed3", "mem-p0.5-seed3", "mem-p1-seed3"]
+    for wrong in ({"systems": ["memory"]}, {"clarification_probabilities": [0.5, 0.0]}):
+        with pytest.raises(ConfigError, match="unknown systems 'memory'|is 0.0: it must be above"):
+            StreamArguments(stream="x", **wrong)
 
 
 class Stopping(FollowingLM):
@@ -237,7 +225,7 @@ def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
     experiment(folder, FollowingLM()).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
         experiment(folder, FollowingLM(), threshold=-4.0).run(STREAMS, plan)
-    with pytest.raises(ArtifactError, match="was made of another stream"):
+    with pytest.raises(ArtifactError, match="was made with stream"):
         experiment(folder, FollowingLM()).run({0: stream(9)}, plan)
     (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
     with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
@@ -249,7 +237,7 @@ def result(steps, system, outcomes, *, p=1.0, seed=0, tokens=10):
         replace(step, understood=bool(u), num_prompt_tokens=tokens)
         for step, u in zip(steps, outcomes, strict=True)
     ]
-    return StreamResult(Variant(system, p, seed), measure(steps) | {"wrong_type_pairs": []}, steps)
+    return StreamResult(Variant(system, p, seed), measure(steps), steps)
 
 
 def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
@@ -260,15 +248,13 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
         result(four, "mem", (0, 0, 0, 1), tokens=15, seed=1),
         result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
     ]
-    (claim,) = compare_methods(results)
-    assert (claim.better.system, claim.worse.system) == ("mem", "no-mem")
-    assert claim.final.mean == pytest.approx((0.5 + 0.25) / 2)
-    areas = [(0 + 1 / 2 + 2 / 3 + 3 / 4) / 4 - (0 + 0 + 1 / 3 + 1 / 4) / 4, (1 / 4) / 4]
-    assert claim.area.mean == pytest.approx(sum(areas) / 2)
-    assert claim.cost == 1.5
-    assert claim.p_value == 1.0  # two steps, then one: the halves of 0.5 and 1 say nothing
+    (row,) = compare_methods(group_results(results))
+    # 3/4 - 1/4 and 1/4 - 0; (0 + 1/2 + 2/3 + 3/4 - 1/3 - 1/4) / 4 and (1/4) / 4.
+    # Two steps, then one: the p-values 0.5 and 1 say nothing.
+    gaps = ["+0.375 ± 0.177", "+0.198 ± 0.192", "1", "1.50"]
+    assert row == ["MEM-PROMPT, p = 1 - NO-MEM", *gaps]
     text = " ".join(render_report(FAMILY, results[:4], gate=None).split())
-    assert "| MEM-PROMPT, p = 1 - NO-MEM | +0.375 ± 0.177 |" in text
+    assert f"| {row[0]} | {gaps[0]} |" in text
     assert "| 0.12 ± 0.18 |" in text  # NO-MEM's 0.25 and 0
     assert " ± " not in render_report(FAMILY, results[:1], gate=None)
 
@@ -276,34 +262,42 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
 def test_what_the_paper_compares_is_compared(four):
     plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
     results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
-    pairs = [(c.better.name, c.worse.name) for c in compare_methods(results)]
-    assert [tuple(name.removesuffix("-seed0") for name in pair) for pair in pairs] == [
-        ("grow-p0.5", "no-mem"),
-        ("grow-p1", "no-mem"),
-        ("grow-p1", "grow-p0.5"),
-        ("mem-p0.5", "no-mem"),
-        ("mem-p0.5", "grow-p0.5"),
-        ("mem-p1", "no-mem"),
-        ("mem-p1", "grow-p1"),
-        ("mem-p1", "mem-p0.5"),
+    assert [row[0] for row in compare_methods(group_results(results))] == [
+        "GROW-PROMPT, p = 0.5 - NO-MEM",
+        "GROW-PROMPT, p = 1 - NO-MEM",
+        "GROW-PROMPT, p = 1 - GROW-PROMPT, p = 0.5",
+        "MEM-PROMPT, p = 0.5 - NO-MEM",
+        "MEM-PROMPT, p = 0.5 - GROW-PROMPT, p = 0.5",
+        "MEM-PROMPT, p = 1 - NO-MEM",
+        "MEM-PROMPT, p = 1 - GROW-PROMPT, p = 1",
+        "MEM-PROMPT, p = 1 - MEM-PROMPT, p = 0.5",
     ]
-    assert compare_methods(results[:1]) == []
+
+
+@pytest.mark.slow
+def test_a_memory_makes_a_real_lm_understand_more(tmp_path, monkeypatch, two_threads):
+    monkeypatch.chdir(tmp_path)
+    texts = ["river", "bright", "stone", "gather", "fleece", "narrow", "thunder", "borrow"]
+    words = [{"type": t, "word": w, "answer": f"{w}s"} for t in FAMILY.answers for w in texts]
+    path = write_jsonl(tmp_path / "words.jsonl", words)
+    flags = "--num_steps 30 --lm bundled:smollm2-135m --systems no-mem mem --max_new_tokens 8"
+    flags += " --clarification_probabilities 1 --output_dir run --words"
+    assert main(["memory", "stream", *flags.split(), str(path)]) == 0
+    files = (Path("run", name, "metrics.json") for name in ("no-mem-seed0", "mem-p1-seed0"))
+    without, told = map(read_object, files)
+    assert told["understood"] > without["understood"] + 0.15
+    assert told["understood_area"] > without["understood_area"]
 
 
 # Outputs in a file, in the columns of the paper's release; the outputs are our own.
 # Of the first column syn 1 of 2, sent 2 (1 with a bracket) of 2, hom 0 of 1; of the second all.
 RESULTS = """\
 question,gold,GPT-3 generated,with_mem_learned_ir generated
-What is like < fog > ?,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog \
-is mist
-What is akin to < sea > ?,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for \
-sea is water, or ocean"
-make something with < cup > ?,a sentence with cup is: the cup fell,a sentence with cup is: the cup \
-broke,a sentence with cup is: the [ cup ] fell
-< net > can be used how ?,a sentence with net is: a net of gold,a sentence with net is: the \
-[ net ],"a sentence with net is: a [ net ] of ""gold"" leaf"
-what has a < bear > like ring to it ?,the homonym for bear is bare,a word like bear is bare,the \
-homonym for bear is bare
+,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog is mist
+,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for sea is water, or ocean"
+,a sentence with cup is: it fell,a sentence with cup is: it broke,a sentence with cup is: a [ cup ]
+,a sentence with net is: nets,a sentence with net is: the [ net ],"a sentence with net is: [ ""x""]"
+,the homonym for bear is bare,a word like bear is bare,the homonym for bear is bare
 """
 
 
@@ -320,14 +314,11 @@ def test_outputs_of_two_systems_are_scored_as_worked_out_by_hand(tmp_path):
     assert counts == "| outputs | 2 | 1 | 2 | 5 | |"
     assert bare == "| GPT-3 generated | 0.500 | 0.000 | 1.000 | 0.600 | 0.000 |"
     assert memory.endswith("| 1.000 | 1.000 | 1.000 | 1.000 | 0.400 |")  # mist, bare; no bracket
-    *_, bare, memory = scores(path, as_released=True)
+    *_, bare, _ = scores(path, as_released=True)
     assert bare == "| GPT-3 generated | 0.500 | 0.000 | 0.500 | 0.400 | 0.000 |"
     row = {"kind": "syn", "expected": "the synonym for fog is mist", "generated": "the synonym"}
-    write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
-    assert scores(tmp_path / "steps.jsonl")[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
-
-
-def test_situations_are_scored_by_category_and_label(tmp_path):
+    path = write_jsonl(tmp_path / "steps.jsonl", [row, row | {"generated": row["expected"]}])
+    assert scores(path)[-1] == "| generated | 1.000 | 1.000 | 0.500 |"
     gold = "This question is about: care. The answer is GOOD."
     outputs = [gold, gold.replace("GOOD", "BAD"), gold.replace("care", "harm"), "no"]
     rows = [{"type": "care", "gold": gold, "generated": output} for output in outputs]
@@ -337,11 +328,11 @@ def test_situations_are_scored_by_category_and_label(tmp_path):
 
 
 def test_a_file_that_cannot_be_scored_is_refused(tmp_path):
-    path = tmp_path / "results.csv"
-    path.write_text("gold,generated\nthe sense of a is b,c\n")
-    with pytest.raises(DataError, match="is of no type of the family 'lexical'"):
-        score_file(path, FAMILY)
     row = {"gold": "the synonym for a is b", "x generated": "c"}
-    path = write_jsonl(tmp_path / "r.jsonl", [row, row | {"y generated": "d"}])
-    with pytest.raises(DataError, match="not every row has every output column: x generated, y"):
-        score_file(path, FAMILY)
+    for more, message in (
+        ({"gold": "the sense of a is b"}, "is of no type of the family 'lexical'"),
+        ({"y generated": "d"}, "not every row has every output column: x generated, y"),
+    ):
+        path = write_jsonl(tmp_path / "r.jsonl", [row, row | more])
+        with pytest.raises(DataError, match=message):
+            score_file(path, FAMILY)

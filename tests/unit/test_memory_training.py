@@ -1,26 +1,52 @@
-"""What looks feedback up and is trained: GUD-IR's generator, and a layer that follows feedback."""
+"""What a memory's models learn, that none of it is measured, and that a stop changes nothing."""
 
 import json
+import signal
+from dataclasses import replace
+from itertools import islice, repeat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import write_jsonl
-from small_training import at_batch
+from following_lm import write_stream
+from rapidfuzz import process
+from rapidfuzz.distance import Levenshtein
+from safetensors.torch import load_file
+from small_training import at_batch, signal_self
 
-from pgra.cli import main
 from pgra.core import Context
 from pgra.encoders.encoder import DenseLayer, Encoder
+from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.lm.load import find_model, load_tokenizer
 from pgra.memory.families import load_family
-from pgra.memory.log import FeedbackLog
+from pgra.memory.lessons import (
+    IGNORED,
+    SEEN_FILE,
+    FinetuneArguments,
+    Lesson,
+    Seen,
+    draw_lessons,
+    load_lessons,
+    measured_forms,
+    nearest_form,
+    pack_lessons,
+    read_courses,
+    read_seen,
+    word_of,
+)
+from pgra.memory.log import export_log
 from pgra.memory.lookup import (
+    MAX_DISTANCE,
     EditLookup,
-    FeedbackGenerator,
     GeneratingLookup,
     LookupArguments,
     load_lookup,
+    normalize_key,
 )
-from pgra.memory.stream import Step, read_pairs
+from pgra.memory.prompts import PromptExample, load_few_shot
+from pgra.memory.stream import Step, make_stream, read_pairs
 from pgra.memory.train import (
     FeedbackModule,
     GeneratorArguments,
@@ -30,7 +56,190 @@ from pgra.memory.train import (
     save_with_head,
     train_encoder,
     train_generator,
+    train_lm,
 )
+from pgra.reader.causal import CausalModule, pad
+
+LEXICAL, SCRAMBLE = load_lessons("lexical"), load_lessons("scramble")
+
+
+def draw(lessons, count=400, *, seed=0):
+    return list(islice(draw_lessons(lessons, seed=seed), count))
+
+
+both_lessons = pytest.mark.parametrize("lessons", [LEXICAL, SCRAMBLE], ids=["words", "scrambles"])
+
+
+@both_lessons
+def test_no_lesson_asks_what_a_family_asks_or_what_is_near_it(lessons):
+    forms = {lesson.form for lesson in draw(lessons)}
+    assert len(forms) > 100  # made-up ones are always others
+    measured = measured_forms()
+    assert process.cdist(list(forms), measured, scorer=Levenshtein.distance).min() > MAX_DISTANCE
+    assert nearest_form(measured[0] + "x") == measured[0]  # the control
+
+
+@both_lessons
+def test_answers_show_the_type_that_the_clarification_names(lessons):
+    family = lessons.family
+    drawn = [lesson.shown for lesson in draw(lessons)]
+    for shown in drawn:
+        (kind,) = [kind for kind in family.answers if family.is_understood(kind, shown.answer)]
+        named = [k for k, meant in lessons.meant.items() if meant in shown.feedback]
+        assert named == ([kind] if shown.feedback else [])
+    clarified = sum(bool(shown.feedback) for shown in drawn) / len(drawn)
+    assert 0.5 < clarified < 0.8
+
+
+def test_words_of_measured_streams_are_left_out(tmp_path):
+    steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=20, seed=0)
+    shouted = [replace(one, word=one.word.upper()) for one in steps]  # letters of any case
+    stream = str(write_stream(tmp_path / "stream.jsonl", shouted))
+    held_out = {word_of(step, LEXICAL.family) for step in steps}
+    (course,) = read_courses(FinetuneArguments(held_out=[stream]))
+    seen = {lesson.word for lesson in draw(course)}
+    assert seen.isdisjoint(held_out)
+    assert not {lesson.word for lesson in draw(LEXICAL)}.isdisjoint(held_out)  # the control
+    Seen(seen, set()).check_unseen(steps, LEXICAL.family)
+    with pytest.raises(DataError, match="type '.*' is none of the family 'scramble'"):
+        read_courses(FinetuneArguments(lessons=["scramble"], held_out=[stream]))
+    every = [replace(steps[0], kind="syn", word=word) for word in LEXICAL.words["syn"]]
+    write_stream(tmp_path / "stream.jsonl", every)
+    with pytest.raises(DataError, match="no word of type 'syn' is left to learn with"):
+        read_courses(FinetuneArguments(held_out=[stream]))
+
+
+def test_a_scrambled_word_is_held_out_by_what_it_was():
+    steps = make_stream(SCRAMBLE.family, SCRAMBLE.words, num_steps=30, seed=0)
+    assert {word_of(step, SCRAMBLE.family) for step in steps} <= set(SCRAMBLE.words[""])
+    assert not any(step.word in SCRAMBLE.words[""] for step in steps)
+
+
+def test_word_lists_go_to_the_lessons_they_suit(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("stonework\nab\n")
+    (course,) = read_courses(FinetuneArguments(lessons=["scramble"], words=[str(words)]))
+    assert set(course.words[""]) == {*SCRAMBLE.words[""], "stonework"}
+    with pytest.raises(ConfigError, match="words.txt, which suits none of the lessons lexical"):
+        read_courses(FinetuneArguments(words=[str(words)]))
+
+
+def test_a_stream_of_learned_words_or_questions_is_refused(tmp_path):
+    steps = make_stream(LEXICAL.family, LEXICAL.words, num_steps=5, seed=0)
+    with pytest.raises(DataError, match=f"fine-tuned with the word '{steps[2].word}'"):
+        Seen({steps[2].word}, ()).check_unseen(steps, LEXICAL.family)
+    form = normalize_key(steps[0].question)
+    with pytest.raises(DataError, match=f"fine-tuned with the question '{form}'"):
+        Seen((), {form}).check_unseen(steps, LEXICAL.family)
+    (tmp_path / SEEN_FILE).write_text("{}")
+    with pytest.raises(ArtifactError, match="is damaged .*: run pgra memory finetune again"):
+        read_seen(str(tmp_path))
+
+
+FEW_SHOT = load_few_shot("lexical")
+
+
+@pytest.fixture(scope="module")
+def lm(lm_dirs):
+    return lm_dirs["llama"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(lm):
+    return load_tokenizer(find_model(str(lm)))
+
+
+def test_answers_alone_are_learned_and_the_text_is_the_prompters(tokenizer):
+    lessons = draw(LEXICAL, 50)
+    left = iter(lessons)
+    pack = next(pack_lessons(left, tokenizer, FEW_SHOT, pack_tokens=2000, seed=0))
+    shown = lessons[: lessons.index(next(left)) - 1]  # one more was drawn that waits
+    assert tokenizer.decode(pack.input_ids) == "".join(FEW_SHOT.show(one.shown) for one in shown)
+    learned = tokenizer.decode([token for token in pack.labels if token != IGNORED])
+    assert learned == "".join(f"{one.shown.answer} END" for one in shown)
+    assert all(
+        label in (IGNORED, token) for token, label in zip(pack.input_ids, pack.labels, strict=True)
+    )
+
+
+def test_separators_are_cut_as_at_a_prompts_end_and_as_within_it():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # Joins line breaks only where nothing follows them, as GPT-2's rules do.
+    vocab = {token: place for place, token in enumerate(["?", "ĊĊ", "Ċ", "###", "x", "Ġx"])}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ")], unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    lesson = Lesson(PromptExample("x", "x"), "x", "x")
+    alone = tokenizer(FEW_SHOT.write("x", num_own=0)).input_ids
+    whole = tokenizer(FEW_SHOT.show(lesson.shown)).input_ids
+    assert whole[: len(alone)] != alone
+    found = []
+    for seed in range(8):
+        how = {"pack_tokens": len(whole) + 2, "seed": seed, "lead_ids": [9]}
+        lead, *ids = next(pack_lessons(repeat(lesson), tokenizer, FEW_SHOT, **how)).input_ids
+        assert lead == 9
+        found.append((ids[: len(alone)] == alone, ids == whole))
+    assert set(found) == {(True, False), (False, True)}
+
+
+def test_a_sequence_is_never_longer_than_asked(tokenizer):
+    drawn = draw_lessons(LEXICAL, seed=0)
+    packs = pack_lessons(drawn, tokenizer, FEW_SHOT, pack_tokens=250, seed=0)
+    assert all(100 < len(pack.input_ids) <= 250 for pack in islice(packs, 10))
+
+
+def test_what_fills_a_shorter_sequence_is_not_learned():
+    rows = [{"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7]}]
+    both = pad([*rows, {"input_ids": [8], "labels": [8]}])
+    assert both["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert both["labels"].tolist() == [[IGNORED, 6, 7], [8, IGNORED, IGNORED]]
+
+
+COURSES = [LEXICAL, SCRAMBLE]
+
+
+def train(lm, folder, **changes):
+    values = {"max_steps": 4, "packs_per_step": 2, "learning_rate": 1e-2, "frozen_layers": 1}
+    values |= {"save_steps": 2, "pack_tokens": 300, "device": "cpu", **changes}
+    return train_lm(COURSES, FinetuneArguments(lm=str(lm), output_dir=str(folder), **values))
+
+
+def test_a_stopped_training_ends_with_the_weights_of_one_that_was_not(lm, tmp_path):
+    one, other = tmp_path / "whole", tmp_path / "stopped"
+    whole = train(lm, one)
+    with (
+        at_batch(6, signal_self(signal.SIGTERM), kind=CausalModule),
+        pytest.raises(Stopped, match="after step 3 of 4"),
+    ):
+        train(lm, other)
+    assert not (other / "lm").exists()
+    assert train(lm, other) == whole == read_seen(str(one / "lm"))
+    ours, others, start = (
+        load_file(f / "model.safetensors") for f in (one / "lm", other / "lm", lm)
+    )
+    assert all(torch.equal(ours[name], others[name]) for name in ours)
+    assert {path.name for path in other.iterdir()} == {"lm", "losses.jsonl", "run.json"}
+    frozen = {name for name in start if torch.equal(start[name], ours[name])}
+    assert any(".layers.0." in name for name in frozen)
+    assert not any(".layers.1.mlp" in name for name in frozen)
+    assert train(lm, one) == whole  # done: nothing is trained
+    with pytest.raises(ArtifactError, match="was made with max_steps 4, this run asks for 5"):
+        train(lm, one, max_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("frozen_layers", 2), ("pack_tokens", 9), ("pack_tokens", 99_999)]
+)
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(lm, tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value}, and"):
+        train(lm, tmp_path / "new", **{name: value})
+    assert not (tmp_path / "new").exists()
+
+
+# What looks feedback up and is trained.
+
 
 CPU = Context(device="cpu")
 PAIRS = [
@@ -41,39 +250,25 @@ PAIRS = [
 ]
 
 
-@pytest.fixture
-def log(tmp_path):
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
-
-
-def found(lookup, text, k=1):
-    return [(match.entry.feedback, match.score) for match in lookup.find(text, k)]
-
-
-class Table:
-    """A generator that says what a table has."""
-
-    def __init__(self, said):
-        self.fingerprint = {"generator": "table"}
-        self.write = lambda question: said.get(question, "")
+def found(lookup, text):
+    return lookup.find(text)[0].entry.feedback
 
 
 def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(log):
     """The paper's example: lexically far situations with one feedback (App. A.1)."""
     log.write("tom hated skating because he had no balance", "practicing to improve your skills")
     log.write("jordyn hated soccer", "saying what you like")
-    rough = {"jordyn was trying to improve her soccer": "practising to improve skills"}
-    lookup = GeneratingLookup(Table(rough), EditLookup(log, of_feedback=True))
-    assert found(lookup, next(iter(rough)))[0][0] == "practicing to improve your skills"
-    assert found(EditLookup(log), next(iter(rough)))[0][0] == "saying what you like"  # by the key
+    asked, rough = "jordyn was trying to improve her soccer", "practising to improve skills"
+    table = SimpleNamespace(write=lambda question: rough if question == asked else "")
+    lookup = GeneratingLookup(table, EditLookup(log, of_feedback=True))
+    assert found(lookup, asked) == "practicing to improve your skills"
+    assert found(EditLookup(log), asked) == "saying what you like"  # by the key
     assert lookup.find("another") == []  # nothing is written for it
-    assert lookup.fingerprint["nearest"] == {"lookup": "edit", "of": "feedback"}
 
 
 def small(**more):
     values = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "save_steps": 2, "seed": 1}
-    return GeneratorArguments(**{**values, **more})
+    return GeneratorArguments(**values, **more)
 
 
 def weights(folder):
@@ -86,49 +281,30 @@ def trained(t5_dir, tmp_path_factory):
     return train_generator(PAIRS, folder, small(model=str(t5_dir)), CPU)
 
 
-def test_a_trained_generator_is_a_model_folder_and_the_work_is_gone(trained, t5_dir):
-    assert trained.steps == 4
-    assert weights(trained.folder) != weights(t5_dir)
-    about = json.loads((trained.folder / "trained_on.json").read_text())
-    assert (about["num_pairs"], about["seed"]) == (4, 1)
-    assert [path.name for path in trained.folder.parent.iterdir()] == ["gud-ir"]
-    generator = FeedbackGenerator(str(trained.folder), device="cpu")
-    written = generator.write(PAIRS[0].question)
-    assert written == " ".join(written.split())
-    other = FeedbackGenerator(str(t5_dir), device="cpu")
-    assert other.fingerprint != generator.fingerprint
-
-
 def killed():
     raise KeyboardInterrupt
 
 
-def test_a_killed_training_goes_on_and_gives_the_same_weights(trained, t5_dir, tmp_path):
+def test_a_killed_training_goes_on_to_the_same_model_folder(trained, t5_dir, tmp_path):
     arguments, folder = small(model=str(t5_dir)), tmp_path / "gud-ir"
     with at_batch(4, killed, kind=FeedbackModule), pytest.raises(KeyboardInterrupt):
         train_generator(PAIRS, folder, arguments, CPU)
     assert not folder.exists()
-    train_generator(PAIRS, folder, arguments, CPU)
-    assert weights(folder) == weights(trained.folder)
-    other = small(model=str(t5_dir), seed=2)  # the control
-    assert weights(train_generator(PAIRS, tmp_path / "other", other, CPU).folder) != weights(folder)
+    assert train_generator(PAIRS, folder, arguments, CPU).steps == trained.steps == 4
+    assert weights(folder) == weights(trained.folder) != weights(t5_dir)
+    about = json.loads((folder / "trained_on.json").read_text())
+    assert (about["num_pairs"], about["seed"]) == (4, 1)
+    assert list(tmp_path.iterdir()) == [folder]  # the work is gone
 
 
-def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, encoder_dir, log):
-    log.write("q", "a synonym")
-    told = {"generator": str(trained.folder), "encoder": str(encoder_dir)}
-    args = LookupArguments(lookup="gud-ir", **told)
-    assert args.gate == 0.9
-    lookup = load_lookup(args, CPU)(log)
-    written = FeedbackGenerator(str(trained.folder), device="cpu").write("q")
-    assert len(lookup.find("q")) == bool(written)
-    keys = load_lookup(LookupArguments(lookup="encoder", encoder=str(encoder_dir)), CPU)
-    keys(log).find("q")
-    by_edit = LookupArguments(lookup="gud-ir", feedback_by="edit", **told)
-    assert by_edit.gate == -5
-    assert load_lookup(by_edit, CPU)(log).fingerprint["nearest"]["of"] == "feedback"
-    folders = list(log.path.with_name("memory.sqlite.vectors").iterdir())
-    assert len(folders) == 1 + bool(written)
+def test_gud_ir_is_opened_with_its_models_and_vectors_of_its_own(trained, t5_dir, encoder_dir, log):
+    names = {"lookup": "gud-ir", "encoder": str(encoder_dir)}
+    args = LookupArguments(**names, generator=str(trained.folder))
+    by_edit = LookupArguments(**names, generator=str(t5_dir), feedback_by="edit")
+    assert (args.gate, by_edit.gate) == (0.9, -5)
+    first, second = (load_lookup(each, CPU)(log).fingerprint for each in (args, by_edit))
+    assert first["generator"] != second["generator"]
+    assert (first["nearest"]["key_form"], second["nearest"]["of"]) == ("feedback", "feedback")
 
 
 def test_a_layer_learns_what_a_target_asks_for():
@@ -145,48 +321,39 @@ def test_a_layer_learns_what_a_target_asks_for():
     after = (cosines(head.apply(vectors)) - wanted)[others].square().mean()
     assert after < 0.1 * before
     assert loss == pytest.approx(after.item(), rel=1)
-    again, _ = fit_head(vectors, wanted, how)
-    assert torch.equal(again.weight, head.weight)
 
 
 @pytest.mark.parametrize("target", ["feedback", "type"])
 def test_a_trained_encoder_is_one_that_any_look_up_takes(target, encoder_dir, tmp_path, log):
     how = SimilarityArguments(target=target, encoder=str(encoder_dir), width=8, num_steps=20)
     done = train_encoder(PAIRS, tmp_path / "similar", how, CPU)
-    encoder = Encoder.from_name(str(done.folder), device="cpu")
-    assert encoder.width == 8
-    vectors = encoder.encode([pair.question for pair in PAIRS])
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    vectors = Encoder.from_name(str(done.folder), device="cpu").encode(["one", "two and three"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), [1, 1], atol=1e-5)
     args = LookupArguments(lookup="encoder", encoder=str(done.folder))
     log.write(PAIRS[0].question, PAIRS[0].feedback)
-    assert found(load_lookup(args, CPU)(log), PAIRS[0].question)[0][1] > 0.99
+    assert load_lookup(args, CPU)(log).find(PAIRS[0].question)[0].score > 0.99
     assert json.loads((done.folder / "trained_on.json").read_text())["target"] == target
 
 
 def test_a_head_stands_behind_what_the_encoder_had_before(encoder_dir, tmp_path):
-    draw = torch.Generator().manual_seed(0)
-    base = Encoder.from_name(str(encoder_dir), device="cpu")
-    texts = ["a", "another text"]
-    vectors = torch.from_numpy(base.encode(texts))
-    first = DenseLayer(
-        torch.randn(5, base.width, generator=draw), torch.randn(5, generator=draw), "Tanh", ""
-    )
-    save_with_head(base, first, tmp_path / "one")
-    one = Encoder.from_name(str(tmp_path / "one"), device="cpu")
-    by_hand = torch.nn.functional.normalize(first.apply(vectors), dim=-1)
-    np.testing.assert_allclose(one.encode(texts), by_hand, atol=1e-5)
-    second = DenseLayer(torch.randn(3, 5, generator=draw), torch.zeros(3), "Tanh", "")
-    save_with_head(one, second, tmp_path / "two")
-    two = Encoder.from_name(str(tmp_path / "two"), device="cpu")
-    by_hand = torch.nn.functional.normalize(second.apply(by_hand), dim=-1)
-    np.testing.assert_allclose(two.encode(texts), by_hand, atol=1e-5)
+    draw, folder, texts = torch.Generator().manual_seed(0), encoder_dir, ["a", "another text"]
+    expected = torch.from_numpy(Encoder.from_name(str(folder), device="cpu").encode(texts))
+    for width in (5, 3):
+        before = Encoder.from_name(str(folder), device="cpu")
+        weight = torch.randn(width, before.width, generator=draw)
+        head = DenseLayer(weight, torch.randn(width, generator=draw), "Tanh", "")
+        folder = tmp_path / f"{width} wide"
+        save_with_head(before, head, folder)
+        expected = torch.nn.functional.normalize(head.apply(expected), dim=-1)
+        after = Encoder.from_name(str(folder), device="cpu")
+        np.testing.assert_allclose(after.encode(texts), expected, atol=1e-5)
 
 
 def pairs(path, family=None):
     return [(pair.question, pair.feedback, pair.kind) for pair in read_pairs(path, family)]
 
 
-def test_pairs_come_from_streams_memories_and_exports(tmp_path, log, monkeypatch):
+def test_pairs_come_from_streams_memories_and_exports(tmp_path, log):
     row = {"question": "q", "feedback": "clarification: f", "type": "syn", "word": "w"}
     stream = write_jsonl(tmp_path / "s.jsonl", [row])
     assert pairs(stream) == [("q", "f", "syn")]
@@ -196,28 +363,18 @@ def test_pairs_come_from_streams_memories_and_exports(tmp_path, log, monkeypatch
     log.write("gone", "f")
     log.forget(2)
     assert pairs(log.path) == [("q", "f", "")]
-    monkeypatch.chdir(tmp_path)
-    assert main(["memory", "export", "log.jsonl"]) == 0
+    export_log(log, tmp_path / "log.jsonl")
     assert pairs(tmp_path / "log.jsonl") == [("q", "f", "")]
 
 
 @pytest.mark.parametrize(
-    ("rows", "words", "message"),
+    ("pairs", "message"),
     [
-        ([{"question": "q", "feedback": "f"}], (), "there are 1 questions to learn from"),
-        ([{"question": "q", "feedback": "f"}] * 4, ("--target", "type"), "the question 'q' has no"),
-        (
-            [{"question": "q", "feedback": "f", "type": "syn"}] * 4,
-            ("--target", "type"),
-            "all 4 questions are of type 'syn'",
-        ),
+        (PAIRS[:1], "there are 1 questions to learn from"),
+        ([Step("", "", "q", "f")] * 4, "the question 'q' has no type"),
+        (PAIRS[:2] * 2, "all 4 questions are of type 'syn'"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused_in_one_line(tmp_path, capsys, rows, words, message):
-    path, folder = write_jsonl(tmp_path / "p.jsonl", rows), tmp_path / "out"
-    words = ["train-similarity", str(path), "--output_dir", str(folder), *words]
-    assert main(["memory", *words]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-    assert not folder.exists()
+def test_what_cannot_be_learned_from_is_refused(tmp_path, pairs, message):
+    with pytest.raises(DataError, match=message):
+        train_encoder(pairs, tmp_path / "out", SimilarityArguments(target="type"), CPU)

@@ -10,32 +10,29 @@ import threading
 import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
+import following_lm
 import pytest
-from following_lm import Echo, FollowingLM, conversation, entries, open_page
+from following_lm import Echo, FollowingLM, entries, open_page
 from starlette.testclient import TestClient
 
 from pgra.cli import main
 from pgra.errors import ArtifactError
 from pgra.lm.base import Completion
-from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
-from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import PromptedLM
-from pgra.memory.web import MemoryPage
 
 ROOT = Path(__file__).parents[2]
 AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a synonym"
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 
 
-@pytest.fixture
-def page(tmp_path):
-    with open_page(tmp_path / "memory.sqlite") as app:
-        yield app
+class Hostile(FollowingLM):
+    """Writes markup."""
+
+    def _go_on(self, prompt):
+        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
 
 
 class Visitor:
@@ -43,7 +40,8 @@ class Visitor:
 
     def __init__(self, app):
         self.client = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=True)
-        self.address = str(self.client.get("/").url)
+        self.answer = self.client.get("/")
+        self.address = str(self.answer.url)
 
     def send(self, name, **fields):
         self.answer = self.client.post(f"{self.address}/{name}", data=fields)
@@ -52,6 +50,12 @@ class Visitor:
     def shown(self):
         text = re.sub(r"<[^>]*>", " ", self.answer.text)
         return " ".join(unescape(text).split())
+
+
+@pytest.fixture
+def page(tmp_path):
+    with open_page(tmp_path / "memory.sqlite") as app:
+        yield app
 
 
 def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
@@ -71,41 +75,26 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
     assert visitor.answer.text.count('<details class="earlier">') == 2
     visitor.send("forget", entry="1")
     assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
-    assert "In the memory: 0 entries" in visitor.shown()
 
 
-def test_of_questions_of_fact_the_page_asks_for_the_right_answer(page):
-    family, few_shot = load_family("webquestions"), load_few_shot("webquestions")
-    lm = PromptedLM(few_shot=few_shot, completer=Echo())
-    page.state.page.conversation = replace(
-        page.state.page.conversation, family=family, lm=lm, threshold=None
-    )
-    visitor = Visitor(page)
-    visitor.send("ask", question="who wrote the odyssey?")
-    visitor.send("correct", turn="1", feedback="Homer")
+def test_of_questions_of_fact_the_page_asks_for_the_right_answer(tmp_path):
+    with open_page(tmp_path / "m.sqlite", "webquestions", Echo(), threshold=None) as page:
+        visitor = Visitor(page)
+        visitor.send("ask", question="who wrote the odyssey?")
+        visitor.send("correct", turn="1", feedback="Homer")
     assert "Answer Homer Memory Used entry 1, score 0.0000 Question who wrote" in visitor.shown()
     assert "The right answer It is noted in the memory" in visitor.shown()
     assert "Understood" not in visitor.shown()
-    assert "What you meant" not in visitor.shown()
 
 
-class Hostile(FollowingLM):
-    """Writes markup."""
-
-    def _go_on(self, prompt):
-        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
-
-
-def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
-    conversation = page.state.page.conversation
-    conversation.lm = replace(conversation.lm, completer=Hostile())
-    visitor = Visitor(page)
-    plain = visitor.client.get(visitor.address).text
+def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
+    with open_page(tmp_path / "memory.sqlite", completer=Hostile()) as page:
+        visitor = Visitor(page)
+        plain = visitor.answer.text
+        visitor.send("ask", question=HOSTILE)
+        visitor.send("correct", turn="1", feedback=f"{HOSTILE} END \u202e")
+        visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
     assert "LM &lt;following&gt;" in plain
-    visitor.send("ask", question=HOSTILE)
-    visitor.send("correct", turn="1", feedback=f"{HOSTILE} \u202e")
-    visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
-    assert entries(page) == [(HOSTILE, f"{HOSTILE} \u202e")]
     assert visitor.answer.text.count("<script") == plain.count("<script") == 1
     assert visitor.shown().count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
@@ -114,7 +103,6 @@ def test_what_people_and_the_lm_wrote_is_text_and_never_markup(page):
 
 def test_two_tabs_have_a_conversation_each_and_one_memory(page):
     one, other = Visitor(page), Visitor(page)
-    assert one.address != other.address
     one.send("ask", question=AKIN)
     other.send("ask", question="expand on < fast > ?")
     assert "pretty" not in other.shown()
@@ -136,21 +124,15 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
 @pytest.mark.parametrize(
     ("form", "fields", "message", "kept"),
     [
-        ("ask", {"question": "  "}, "the question is empty: type one", ""),
-        ("ask", {"question": "x" * 10_000}, "makes a prompt of", None),
+        ("ask", {"question": f"< {'a ' * 2000}>"}, "makes a prompt of", "a " * 2000),
         ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
         ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
         ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
     ],
 )
 def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
-    conversation = page.state.page.conversation
-    conversation.lm = replace(conversation.lm, max_prompt_tokens=350)
-    if kept is None:
-        fields = {"question": "< " + "a " * 100 + ">"}
-        kept = "a " * 100
     visitor = Visitor(page)
-    assert visitor.send("ask", question=AKIN).status_code == 200
+    visitor.send("ask", question=AKIN)
     answer = visitor.send(form, **fields)
     assert (answer.status_code, str(answer.url)) == (422, f"{visitor.address}/{form}")
     assert str(visitor.client.get(str(answer.url)).url) == visitor.address  # loaded again
@@ -173,10 +155,9 @@ def test_another_page_or_name_may_not_send_forms_here(page):
     far = visitor.client.post("/chat/guessed/ask", data={"question": AKIN})
     assert str(far.url) not in (address, visitor.address)  # a new tab
     assert AKIN not in far.text
-    large = visitor.client.post(address, content=b"question=" + b"x" * 300_000)
-    many = visitor.client.post(address, content=b"&a=1" * 9)
-    odd = visitor.client.post(address, content=b"question=%FF")
-    assert [answer.status_code for answer in (large, many, odd)] == [413, 400, 400]
+    bodies = (b"question=" + b"x" * 300_000, b"&a=1" * 9, b"question=%FF")
+    codes = [visitor.client.post(address, content=body).status_code for body in bodies]
+    assert codes == [413, 400, 400]
 
 
 def test_a_page_asks_for_nothing_of_another_host(page):
@@ -192,46 +173,31 @@ def test_a_page_asks_for_nothing_of_another_host(page):
     for name, kind in (("memory.css", "text/css"), ("memory.js", "text/javascript")):
         asset = visitor.client.get(f"/{name}")
         assert asset.headers["content-type"].startswith(kind)
-        assert "http" not in asset.text
-        assert "url(" not in asset.text
+        assert not re.search(r"http|url\(", asset.text)
 
 
-def test_a_page_that_cannot_open_says_why(tmp_path):
+def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "memory.sqlite").write_text("no memory " * 100)
     before = threading.active_count()
-    with pytest.raises(ArtifactError, match="is damaged"):
-        MemoryPage(lambda: conversation(FeedbackLog.open(tmp_path / "memory.sqlite")), "")
+    with pytest.raises(ArtifactError, match="is damaged"), open_page(tmp_path / "memory.sqlite"):
+        pass
     assert threading.active_count() == before
-
-
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # told before anything is loaded
         port = taken.getsockname()[1]
         assert main(["memory", "web", "--port", str(port)]) == 2
         assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["memory", "web"]) == 2
     assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-SERVER = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
-from following_lm import FollowingLM
-from pgra.cli import main
-from pgra.memory import stream
-stream.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
-sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
-"""
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_server_and_what_was_noted_stands(tmp_path):
     path = tmp_path / "memory.sqlite"
+    words = ["memory", "web", "--port", "0", "--lm", "following", "--memory", str(path)]
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(path)],
+        [sys.executable, following_lm.__file__, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,19 +13,20 @@ from pgra.encoders.encoder import Encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars
-from pgra.exemplars.selection import ExemplarPool, open_selector
+from pgra.exemplars.selection import ExemplarPool
 from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.load import find_model, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
-from pgra.methods.pgra import RestoredReader
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.fid import FusionReader
+from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import write_record
 from pgra.retrieval.neighbors import Neighbors
+from pgra.runs import open_run
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}
@@ -64,23 +65,17 @@ def by_hand(neighbors, query, count):
     return order[:count]
 
 
-def test_exemplars_are_the_nearest_other_texts_nearest_first(neighbors):
-    queries = [*NEW, TRAIN[1]]
+def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbors):
     exemplars = exemplars_of(neighbors)
-    exemplars.look_up(queries)
-    for query in queries:
+    exemplars.look_up([*NEW, *TRAIN])
+    for query in [*NEW, *TRAIN]:
         expected = [f"train-{row}" for row in by_hand(neighbors, query, 3)]
         assert [e.id for e in exemplars.of(query)] == expected
-
-
-def test_no_query_and_no_copy_of_it_stands_in_its_own_prefix(neighbors):
-    exemplars = exemplars_of(neighbors, count=5)
-    exemplars.look_up(TRAIN)
-    for place in (0, 3):  # copies of each other
-        assert {e.id for e in exemplars.of(TRAIN[place])} == {f"train-{i}" for i in (1, 2, 4, 5, 6)}
     # The control: plainly asked, a training query's nearest are itself and its copy.
     assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
-    assert all(query.id not in {e.id for e in exemplars.of(query)} for query in TRAIN)
+    exemplars_of(neighbors, count=6)
+    with pytest.raises(ConfigError, match="num_exemplars is 7, .* only 7 of them: ask for fewer"):
+        exemplars_of(neighbors, count=7)
 
 
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
@@ -94,26 +89,6 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     shorter = exemplars.encoder_for(less, NEW[0])
     assert shorter.prompt.exemplar_ids == whole.prompt.exemplar_ids[:4]
     assert (exemplars.num_shortened, shorter.num_cut) == (1, 0)
-
-
-def test_a_runs_prompt_is_shown_as_short_as_the_lm_reads_it(args):
-    shown = []
-    for limit in (200, None):
-        found = Stages.read(with_rerank(args, exemplars="knn", max_prompt_tokens=limit), ALONE)
-        found.open()
-        found.exemplars.look_up(found.data.test[:1])
-        (prompt,) = found.reranker.prompts(found.data.test[0])
-        tokens = len(found.reranker.encoder.lm.tokenize([prompt])[0])
-        shown.append((prompt.count("The answer is"), tokens))
-    (few, tokens), (every, whole) = shown
-    assert 1 < few < every == 4 + 1
-    assert tokens <= 200 < whole
-
-
-def test_too_few_training_examples_are_refused(neighbors):
-    exemplars_of(neighbors, count=6)
-    with pytest.raises(ConfigError, match="num_exemplars is 7, .* only 7 of them: ask for fewer"):
-        exemplars_of(neighbors, count=7)
 
 
 @pytest.mark.parametrize("kind", ["encoder", "reader"])
@@ -137,7 +112,7 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     assert sorted(ranked.best.rows[0]) == sorted(ranked.first.rows[0])
     selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
     pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
-    chosen = open_selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
+    chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
     rows = chosen.choose([query]).of(0)
     assert list(found.exemplars.of(query)) == [found.data.train[row] for row in rows]
     (prompt,) = found.reranker.prompts(query)
@@ -154,18 +129,20 @@ def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path
     stages = Stages.read(args, ALONE)
     stages.find(["test"])
     query = stages.data.test[0]
+    used = asdict(with_retriever(args, encoder_dtype="auto"))
     record = replace(
         RECORD,
         inputs=stages.data.task.inputs,
+        layout=SegmentLayout("{text} <extra_id_0>"),
         num_evidence=stages.depth,
         prompt=stages.prompt,
-        arguments=asdict(with_retriever(args, encoder_dtype="auto")),
+        arguments={name: part for name, part in used.items() if part is not None},
         fingerprints=stages.fingerprints,
     )
     reader = FusionReader.from_name(str(t5_dir))
     T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(tmp_path)
     write_record(tmp_path, record)
-    restored = RestoredReader(tmp_path, Context(device="cpu"))
+    restored = open_run(tmp_path, Context(device="cpu"))
     assert restored.stages.args.retriever.encoder_dtype == expected
     found = restored.stages.lines(restored.stages.search([query]))
     assert found[0] == stages.evidence_lines("test")[0]

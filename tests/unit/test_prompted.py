@@ -8,7 +8,7 @@ import torch
 from conftest import SENTENCES
 from transformers import AutoModel, AutoTokenizer
 
-from pgra.config import CorpusArguments
+from pgra.config import CorpusArguments, RerankArguments
 from pgra.core import Candidates, Context, Example
 from pgra.data.corpus import open_corpus
 from pgra.errors import ArtifactError
@@ -45,7 +45,8 @@ def open_one(lm_dirs, corpus, tmp_path):
     ):
         prompt = build_prompt(template, TRAIN, WORDS, num_exemplars=shots, seed=seed)
         encoder = PromptedEncoder(CausalLM.from_name(str(lm_dirs[lm]), dtype=dtype), prompt)
-        return PromptedReranker(encoder, where, Context(artifacts=tmp_path), shard_rows=5, **how)
+        args = RerankArguments(bank_shard_rows=5, **how)
+        return PromptedReranker(encoder, where, Context(artifacts=tmp_path), args)
 
     return open_one
 

@@ -18,6 +18,7 @@ from pgra.experiments.consistency import (
     PseudoLabels,
     compare_evidence,
     label_texts,
+    note_labels,
     open_labeler,
     report_consistency,
     ways_of,
@@ -29,7 +30,7 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import SegmentLayout
 from pgra.reader.predict import T5Classifier
 from pgra.reader.record import Reader, ReaderRecord, write_record
-from pgra.report.results import EvidenceLine, RunRecord, load_run, write_results
+from pgra.report.results import EvidenceLine, load_run, write_results
 from pgra.rerank.similarity import SIMILARITIES
 
 LABELS = ("negative", "positive")
@@ -71,40 +72,15 @@ def labeler(t5_dir, tmp_path_factory):
     return folder
 
 
-def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, monkeypatch):
-    predict, read = Reader.predict, []
-
-    def stopped(self, texts, *args, **more):
-        if len(read) == 4:
-            raise KeyboardInterrupt
-        read.extend(texts)
-        return predict(self, texts, *args, **more)
-
-    monkeypatch.setattr(Reader, "predict", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        label_texts(open_labeler(labeler), TEXTS, tmp_path / "kept", device="cpu", save_every=2)
-    monkeypatch.setattr(Reader, "predict", predict)
-    found = label_texts(open_labeler(labeler), TEXTS, tmp_path / "kept", device="cpu")
-    assert (read, found.num_read) == (TEXTS[:4], 2)
-    whole = label_texts(open_labeler(labeler), TEXTS, tmp_path / "whole", device="cpu")
-    assert (whole.labels, whole.num_read) == (found.labels, 6)
-
-
 def write_run(
-    folder,
-    queries,
-    evidence,
-    *,
-    task="reviews",
-    labels=LABELS,
-    train="digest-of-train",
-    seed=0,
-    method=None,
+    folder, evidence, *, task="reviews", labels=LABELS, train="digest-of-train", seed=0, method=None
 ):
-    """Write a run whose reader is right but for the last query."""
-    examples = [Example(f"test-{i}", {"text": q}, labels[i % 2]) for i, q in enumerate(queries)]
+    """Write a run of three queries whose reader is right but for the last one."""
+    examples = [
+        Example(f"test-{i}", {"text": f"query {i}"}, labels[i % 2]) for i in range(len(evidence))
+    ]
     said = [example.label for example in examples]
-    said[-1] = labels[0] if said[-1] == labels[1] else labels[1]
+    said[-1] = labels[1]
     predictions = [
         Prediction(example.id, label, dict.fromkeys(labels, 0.5))
         for example, label in zip(examples, said, strict=True)
@@ -113,30 +89,34 @@ def write_run(
         [EvidenceLine(row, text, row + 1, 0.5, 0.5) for row, text in enumerate(texts)]
         for texts in evidence
     ]
-    marks, method = {"train": train}, method or folder.name
-    record = RunRecord(task, "test", "accuracy", labels, seed, {}, marks, method=method)
-    write_results(folder, record, examples, predictions, lines)
+    about = {
+        **{"method": method or folder.name, "task": task, "split": "test", "metric": "accuracy"},
+        **{"seed": seed, "seconds": {}, "fingerprints": {"train": train}, "notes": []},
+    }
+    write_results(folder, about, labels, examples, predictions, lines)
     return folder
 
 
 QUIET = {"device": "cpu", "plots": False, "centre": False}
-QUERIES = ["query one", "query two", "query three"]
+EVIDENCE = {
+    "pgra": [TEXTS[:3], TEXTS[1:4], TEXTS[:3]],
+    "fid": [TEXTS[3:], TEXTS[:3], TEXTS[2:5]],
+}
 
 
 @pytest.fixture
 def runs(tmp_path):
-    pgra = write_run(tmp_path / "pgra", QUERIES, [TEXTS[:3], TEXTS[1:4], TEXTS[:3]])
-    fid = write_run(tmp_path / "fid", QUERIES, [TEXTS[3:], TEXTS[:3], TEXTS[2:5]])
-    return [pgra, fid]
+    return [write_run(tmp_path / name, evidence) for name, evidence in EVIDENCE.items()]
 
 
 @pytest.fixture
 def read(monkeypatch):
-    """Gather the texts that readers read."""
-    seen = []
-    plain = Reader.predict
+    """Gather the texts that readers read; a fifth stops the process where it is asked to."""
+    seen, plain = [], Reader.predict
 
     def spy(self, queries, *args, **kwargs):
+        if seen[-1:] == ["stop"]:
+            raise KeyboardInterrupt
         seen.extend(queries)
         return plain(self, queries, *args, **kwargs)
 
@@ -144,18 +124,42 @@ def read(monkeypatch):
     return seen
 
 
-def test_each_distinct_text_is_read_once_over_queries_runs_and_calls(labeler, runs, read, tmp_path):
+def told(report):
+    return " ".join(note for table in report.tables for note in table.notes)
+
+
+def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, read):
+    asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
+    with pytest.raises(KeyboardInterrupt):
+        label_texts(open_labeler(labeler), asked, kept, device="cpu", save_every=2)
+    assert read == asked[:4]
+    read.clear()
+    found = label_texts(open_labeler(labeler), asked, kept, device="cpu")
+    assert (read, found.num_read) == (asked[4:], 3)
+    whole = label_texts(open_labeler(labeler), asked, tmp_path / "whole", device="cpu")
+    assert (whole.labels, whole.num_read) == (found.labels, 7)
+    (path,) = kept.glob("*.jsonl")
+    path.write_text('{"text": "the red')
+    with pytest.raises(ArtifactError, match="is damaged: delete it and run again"):
+        label_texts(open_labeler(labeler), asked, kept, device="cpu")
+
+
+def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
+    labeler, runs, read, tmp_path
+):
     out = tmp_path / "out"
-    first = report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
+    assert report_consistency(runs[:1], out, labelers=[labeler], **QUIET).num_read == 4
     assert read == TEXTS[:4]
-    assert first.num_read == 4
     both = report_consistency(runs, out, labelers=[labeler], **QUIET)
-    assert sorted(read) == sorted(TEXTS)
-    assert both.num_read == 2
+    assert (sorted(read), both.num_read) == (sorted(TEXTS), 2)
     again = report_consistency(runs, out, labelers=[labeler], **QUIET)
-    assert len(read) == len(TEXTS)
-    assert again.num_read == 0
+    assert (len(read), again.num_read) == (len(TEXTS), 0)
     assert again.tables == both.tables
+    other = shutil.copytree(labeler, tmp_path / "other")
+    layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
+    write_record(other / "reader", replace(RECORD, layout=layout))
+    assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
+    assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
@@ -169,8 +173,7 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs,
             sum(said[seen["text"]] == line["label"] for seen in line["evidence"]) / 3
             for line in lines
         ]
-        assert run.name == name
-        assert run.shares.tolist() == shares
+        assert (run.name, run.shares.tolist()) == (name, shares)
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())
     assert [run["score"] for run in written["runs"]] == [run.score for run in report.runs]
     assert written["baseline"] == "fid"
@@ -179,106 +182,59 @@ def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs,
     assert (tmp_path / "out" / "consistency.csv").read_text().startswith("run,task,seeds,d,")
 
 
-def test_another_labelers_labels_are_never_mixed_in(labeler, runs, read, tmp_path):
-    out = tmp_path / "out"
-    report_consistency(runs[:1], out, labelers=[labeler], **QUIET)
-    other = shutil.copytree(labeler, tmp_path / "other")
-    layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
-    write_record(other / "reader", replace(RECORD, layout=layout))
-    report = report_consistency(runs[:1], out, labelers=[other], **QUIET)
-    assert report.num_read == 4
-    assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
-
-
-def test_a_folder_of_runs_has_its_own_labeler_and_seeds_are_put_together(
-    labeler, runs, tmp_path, caplog
+def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
+    labeler, tmp_path, caplog
 ):
-    folder = tmp_path / "all"
-    write_run(folder / "plain", QUERIES, [[], [], []])
-    shutil.copytree(labeler / "reader", folder / "plain" / "reader")
-    for seed in (0, 1):
-        evidence = [TEXTS[:3], TEXTS[1:4], TEXTS[:3]]
-        write_run(folder / f"seed-{seed}", QUERIES, evidence, seed=seed, method="pgra")
-    with caplog.at_level("INFO", "pgra"):
-        report = report_consistency([folder], tmp_path / "out", **QUIET)
-    (both,) = report.runs
-    assert (both.name, both.seeds, both.queries.sum()) == ("pgra", 2, 6)
-    alone = report_consistency(runs[:1], tmp_path / "two", labelers=[labeler], **QUIET)
-    assert both.score == alone.runs[0].score
-    assert "plain on reviews has no evidence: left out" in caplog.text
-
-
-def test_a_grid_gives_its_rows_its_baseline_and_what_is_missing(labeler, tmp_path):
     grid, points = tmp_path / "grid", []
     evidence = {"plain": [], "fid": TEXTS[:2], "pgra": TEXTS[2:4]}
     for method, texts in evidence.items():
         name, folders = method.upper(), {str(seed): f"{method}/seed-{seed}" for seed in (0, 1)}
         points.append({"name": name, "values": {"method": method}, "seeds": folders})
         for seed in (0,) if method == "pgra" else (0, 1):
-            write_run(grid / folders[str(seed)], QUERIES, [texts] * 3, seed=seed, method=method)
+            write_run(grid / folders[str(seed)], [texts] * 3, seed=seed, method=method)
     shutil.copytree(labeler / "reader", grid / "plain/seed-0/reader")
     values = {"name": "mine", "axes": ["method"], "baseline": {"method": "fid"}, "points": points}
     (grid / "grid.json").write_text(json.dumps(values))
-    report = report_consistency([grid], tmp_path / "out", **QUIET)
+    with caplog.at_level("INFO", "pgra"):
+        report = report_consistency([grid], tmp_path / "out", **QUIET)
     assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]
+    assert report.runs[0].queries.sum() == 6  # of both seeds
     assert "difference to FID" in report.tables[0].columns
     assert "Missing: PGRA (seed 1)." in told(report)
+    assert "PLAIN on reviews has no evidence: left out" in caplog.text
 
 
 def test_the_command_writes_tables_and_plots(labeler, runs, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
     assert main([*words, "--device", "cpu", "--no_centre"]) == 0
-    told = capsys.readouterr().out
-    assert "Label consistency of evidence" in told
-    assert "reviews: by number of consistent evidence" in told
-    assert "6 texts were read." in told
-    for kind in ("png", "svg"):
+    shown = capsys.readouterr().out
+    for text in ("Label consistency of evidence", "reviews: by number of", "6 texts were read."):
+        assert text in shown
+    for kind, start in (("png", b"\x89PNG\r"), ("svg", b"<?xml")):
         for name in ("counts", "scores"):
-            path = out / f"{name}-reviews.{kind}"
-            assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
-            assert path.stat().st_size > 2000
-
-
-def told(report):
-    return " ".join(note for table in report.tables for note in table.notes)
+            assert (out / f"{name}-reviews.{kind}").read_bytes().startswith(start)
 
 
 def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path):
-    out, read = tmp_path / "out", {"labelers": [labeler], **QUIET}
-
     def other(name, *evidence, **how):
-        return write_run(tmp_path / name, QUERIES, [evidence] * 3, **how)
+        return write_run(tmp_path / name, [evidence] * 3, **how)
 
-    for named, error, message in (
-        (
-            [*runs, other("task", *TEXTS[:2], task="trec")],
-            ConfigError,
-            "no labeler is of task 'trec'",
-        ),
-        ([other("odd", *TEXTS[:2], labels=("no", "yes"))], DataError, "odd has the labels no, yes"),
-        ([other("plain")], DataError, "no run has evidence to be consistent with"),
-    ):
-        with pytest.raises(error, match=message):
-            report_consistency(named, out, **read)
-    with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
-        report_consistency(runs, out, baseline="fud", **read)
-    with pytest.raises(ConfigError, match="two labelers are of the same task"):
-        report_consistency(runs, out, labelers=[labeler] * 2, **QUIET)
     reads = shutil.copytree(labeler, tmp_path / "reads")
     write_record(reads / "reader", replace(RECORD, num_evidence=2))
-    with pytest.raises(ConfigError, match="reads 2 evidence texts a query.*--num_evidence 0"):
-        open_labeler(reads)
-    assert not out.exists()
-
-
-def test_damaged_labels_are_refused(labeler, tmp_path):
-    found = label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
-    assert list(found.labels) == TEXTS[:1]
-    (path,) = tmp_path.glob("*.jsonl")
-    path.write_text('{"text": "the red')
-    with pytest.raises(ArtifactError, match="is damaged: delete it and run again"):
-        label_texts(open_labeler(labeler), TEXTS[:1], tmp_path, device="cpu")
+    odd, task = other("odd", TEXTS[0], labels=("no", "yes")), other("t", TEXTS[0], task="trec")
+    for named, labelers, error, message in (
+        ([*runs, task], [labeler], ConfigError, "no labeler is of task 'trec'"),
+        ([odd], [labeler], DataError, "odd has the labels no, yes"),
+        ([other("plain")], [labeler], DataError, "no run has evidence to be consistent with"),
+        (runs, [labeler] * 2, ConfigError, "two labelers are of the same task"),
+        (runs, [reads], ConfigError, "reads 2 evidence texts a query.*--num_evidence 0"),
+    ):
+        with pytest.raises(error, match=message):
+            report_consistency(named, tmp_path / "out", labelers=labelers, **QUIET)
+    with pytest.raises(ConfigError, match="unknown baseline 'fud'. Did you mean 'fid'"):
+        report_consistency(runs, tmp_path / "out", baseline="fud", labelers=[labeler], **QUIET)
+    assert not (tmp_path / "out").exists()
 
 
 def evidence_by_hand(args, labeler, depth):
@@ -312,14 +268,8 @@ def test_each_ways_own_evidence_is_measured_without_a_reader(labeler, args, tmp_
     assert written["corpus_labels"]["positive"] == pytest.approx(0.5, abs=0.1)
     whole = ways_of(with_rerank(args, bank="full"))
     assert whole["exhaustive cosine"].is_exhaustive
-
-
-def test_with_a_prefix_a_query_the_similarities_of_two_states_are_measured(labeler, args, tmp_path):
-    args = with_rerank(args, num_evidence=2, exemplars="knn")
-    study = compare_evidence(args, labeler, tmp_path / "out", centre=False)
-    assert [run.name for run in study.runs] == ["random", "first stage", "cosine", "dot"]
-    by_hand = evidence_by_hand(with_rerank(args, similarity="cosine"), labeler, 2)
-    assert study.runs[2].score == pytest.approx(by_hand)
+    # With a prefix a query, the similarities of two states alone.
+    assert list(ways_of(with_rerank(args, exemplars="knn")))[2:] == ["cosine", "dot"]
 
 
 def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
@@ -333,38 +283,37 @@ def test_ways_that_cannot_be_compared_are_refused(labeler, args, tmp_path):
 # A labeler centred at its corpus.
 
 
-def scored(*chances):
-    """Labels of texts "0", "1", ... that a labeler gives these chances of "pos" (or of each)."""
-    names = ("neg", "pos") if isinstance(chances[0], float) else ("a", "b", "c")
-    both = [(1 - c, c) if isinstance(c, float) else c for c in chances]
-    return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(both)}
+def scored(names, *chances):
+    """Labels of texts "0", "1", ... that a labeler gives these chances."""
+    return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(chances)}
 
 
-def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
-    scores = scored(0.6, 0.7, 0.8, 0.9, 0.95)  # all "pos", as nearly all of Wikipedia is
+def test_a_centred_labeler_calls_half_of_its_corpus_each_label(labeler):
+    # All "pos", as nearly all of Wikipedia is.
+    scores = scored(("neg", "pos"), *((1 - c, c) for c in (0.6, 0.7, 0.8, 0.9, 0.95)))
     texts, sample = ["0", "3"], list(scores)
     centred, plain = PseudoLabels(scores, 5, sample), PseudoLabels(scores, 5)
     # The median's own text ties, and goes to the first label.
     assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
     assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
     assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
-    told = centred.describe(texts)
-    assert told["corpus_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert told["corpus_labels"] == {"neg": 0.6, "pos": 0.4}
-    assert told["evidence_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert told["evidence_labels"] == {"neg": 0.5, "pos": 0.5}
-    assert "pos 100.0 % before, neg 60.0 %, pos 40.0 % after" in centred.note("t", texts)
-    told = plain.describe(texts)
-    assert (told["is_centred"], "corpus_labels" in told) == (False, False)
+    facts = centred.describe(open_labeler(labeler), texts)
+    assert facts["corpus_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
+    assert facts["corpus_labels"] == {"neg": 0.6, "pos": 0.4}
+    assert facts["evidence_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
+    assert facts["evidence_labels"] == {"neg": 0.5, "pos": 0.5}
+    assert "pos 100.0 % before, neg 60.0 %, pos 40.0 % after" in note_labels("t", facts)
+    facts = plain.describe(open_labeler(labeler), texts)
+    assert (facts["is_centred"], "corpus_labels" in facts) == (False, False)
 
 
 def test_of_more_labels_each_is_measured_by_its_own_median():
-    scores = scored((0.5, 0.3, 0.2), (0.6, 0.1, 0.3), (0.7, 0.2, 0.1))
+    scores = scored("abc", (0.5, 0.3, 0.2), (0.6, 0.1, 0.3), (0.7, 0.2, 0.1))
     centred = PseudoLabels(scores, 3, list(scores))
     # Medians 0.6, 0.2, 0.2; ratios to them: 5/6, 3/2, 1; 1, 1/2, 3/2; 7/6, 1, 1/2.
     assert list(centred.labels.values()) == ["b", "c", "a"]
     assert set(PseudoLabels(scores, 3).labels.values()) == {"a"}  # the control
-    zero = scored((1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # of float32; no logarithm of it
+    zero = scored("abc", (1.0, 0.0, 0.0), (1.0, 0.0, 0.0))  # of float32; no logarithm of it
     assert set(PseudoLabels(zero, 2, ["0", "1"]).labels.values()) == {"a"}
 
 

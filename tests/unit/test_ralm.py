@@ -1,35 +1,31 @@
 """The decoder-only reader: what it reads, what it scores, what training it changes."""
 
 import shutil
-import signal
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import with_rerank, with_retriever
 from method_runs import having, lines_of, run_of
-from small_training import at_batch, run_files, signal_self
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra import Reader
 from pgra.commands.common import parse_run
 from pgra.commands.train import main as train
-from pgra.config import ReaderArguments
 from pgra.core import ALONE, Example
-from pgra.errors import ArtifactError, ConfigError, DataError, Stopped
+from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
 from pgra.methods.ralm import (
     LMClassifier,
-    LMModule,
     PromptReader,
     RalmArguments,
-    load_for_training,
 )
 from pgra.prompts.template import PromptTemplate
+from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
-from pgra.report.results import check_comparable, is_unseeded, load_collection, row_names
-from pgra.runs import Predictor, evaluate_run, run, run_seeds
+from pgra.report.results import check_comparable, load_collection, row_names
+from pgra.runs import Predictor, evaluate_run, run
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
 TEMPLATE = PromptTemplate("{text}\nThe answer is", "")
@@ -93,17 +89,14 @@ def test_the_worst_evidence_is_cut_first_and_the_query_never(lm_dirs):
     bare = count(whole.prompts([query], [[]]).texts)[0]
     answer = max(count([f" {word}" for word in WORDS.values()]))
     seen = set()
-    for room in range(full, bare - 1, -1):
+    for room in range(full, bare + 8, -2):
         prompts = reader_of(lm_dirs["gpt2"], max_reader_tokens=room + answer)
-        if room > bare + 8:
-            (text,) = prompts.prompts([query], [[best, worst]]).texts
-            assert count([text])[0] <= room
-            assert text.endswith(f"{query.text}\nThe answer is")
-            shown = text.removesuffix(f"{query.text}\nThe answer is").strip().split("\n\n")
-            assert worst.startswith(shown[0]) or best.startswith(shown[0])
-            assert (best in text) or worst.split()[0] not in text
-            seen.add(text)
-    assert len(seen) > 3
+        (text,) = prompts.prompts([query], [[best, worst]]).texts
+        assert count([text])[0] <= room
+        assert text.endswith(f"{query.text}\nThe answer is")
+        assert (best in text) or worst.split()[0] not in text
+        seen.add(text)
+    assert len(seen) > 2
     with pytest.raises(DataError, match="query a has .* tokens without any word of evidence"):
         reader_of(lm_dirs["gpt2"], max_reader_tokens=bare).prompts([query], [[best]])
 
@@ -116,15 +109,14 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
     prompts = reader.prompts(QUERIES, EVIDENCE)
     expected = stock_scores(lm_dir, prompts.texts)
     np.testing.assert_allclose(reader.score(prompts), expected, atol=1e-4)
-    for row in range(3):
-        alone = reader.prompts(QUERIES[row : row + 1], EVIDENCE[row : row + 1])
-        np.testing.assert_allclose(reader.score(alone)[0], expected[row], atol=1e-4)
+    alone = reader.prompts(QUERIES[:1], EVIDENCE[:1])
+    np.testing.assert_allclose(reader.score(alone)[0], expected[0], atol=1e-4)
     other = reader.prompts(QUERIES, [["Something else entirely."]] * 3)
     assert (np.abs(reader.score(other) - expected).max(axis=1) > 1e-3).all()  # evidence is read
 
 
 def classifier_of(lm_dir, rank=None):
-    module = LMModule(load_for_training(str(lm_dir)))
+    module = CausalModule.from_name(str(lm_dir))
     if rank is not None:
         module.add_adapters(RalmArguments(lora_rank=rank), seed=1)
     return LMClassifier(module, CausalLM.from_name(str(lm_dir), device="cpu"), WORDS)
@@ -156,8 +148,8 @@ LORA = {
     "lora_rank": 8,
     "lora_target_modules": ["c_attn", "c_fc", "c_proj"],
     "learning_rate": 1e-2,
-    "max_steps": 40,
-    "eval_steps": 40,
+    "max_steps": 20,
+    "eval_steps": 20,
 }
 
 
@@ -174,7 +166,6 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     first = lines_of(tmp_path / "run")[0]
     assert first["evidence"][0]["text"] in prompt
     assert prompt.endswith(f"{first['text']}\nThe answer is")
-    assert run(mine).reused
     with pytest.raises(ArtifactError, match="made with .*best_last"):
         run(having(mine, evidence_order="best_first"))
     again = {"changes": {"reader": {"decode": "official"}}, "output_dir": tmp_path / "again"}
@@ -193,7 +184,7 @@ def test_without_evidence_it_is_the_plain_lm_whatever_finds_evidence(args, tmp_p
     (group,) = load_collection([tmp_path / "a", tmp_path / "b"]).groups
     check_comparable(group)
     assert row_names(group) == ["ralm num_evidence=0", "ralm num_evidence=3"]
-    assert all(is_unseeded(each) for each in group.runs)
+    assert not any(each.is_seeded for each in group.runs)
 
 
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
@@ -216,15 +207,11 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
     logs = np.array(lm.score(prompts, [" negative", " positive"]))
     shares = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)  # temperature 1: few dev
     np.testing.assert_allclose([list(line["scores"].values()) for line in lines[:3]], shares, 1e-3)
-    again = evaluate_run(folder, output_dir=tmp_path / "again")
-    assert again.metrics["metrics"] == done.metrics["metrics"]
     shutil.copytree(folder / "reader", moved)
     shutil.rmtree(folder)
-    answers = Predictor.open(moved, device="cpu").answer([line["text"] for line in lines])
-    for line, answer in zip(lines, answers, strict=True):
-        assert answer.prediction.label == line["prediction"]
-        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-4)
-        assert [each.row for each in answer.evidence] == [e["row"] for e in line["evidence"]]
+    (answer,) = Predictor.open(moved, device="cpu").answer([lines[0]["text"]])
+    assert dict(answer.prediction.scores) == pytest.approx(lines[0]["scores"], abs=1e-4)
+    assert [each.row for each in answer.evidence] == [e["row"] for e in lines[0]["evidence"]]
     with pytest.raises(ConfigError, match="trained by --method ralm"):
         Reader.load(moved)
 
@@ -232,31 +219,6 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
 def _query(text):
     asked = "Does the following sentence have a positive or negative sentiment?"
     return f"{asked}\n{text}\nThe answer is"
-
-
-def test_a_stopped_training_goes_on_to_the_same_run(args, tmp_path):
-    plain = with_rerank(args, num_evidence=0)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    few = {**LORA, "max_steps": 4, "eval_steps": 2}
-    run(run_of(plain, "ralm", whole, **few))
-    with at_batch(3, signal_self(signal.SIGTERM), kind=LMModule), pytest.raises(Stopped):
-        run(run_of(plain, "ralm", stopped, **few))
-    assert not (stopped / "reader").exists()
-    run(run_of(plain, "ralm", stopped, **few))
-    assert run_files(stopped) == run_files(whole)
-    assert lines_of(stopped) == lines_of(whole)
-
-
-def test_several_seeds_are_of_the_adapters(args, tmp_path):
-    plain = with_rerank(args, num_evidence=0)
-    few = {**LORA, "max_steps": 2}
-    summary = run_seeds(run_of(plain, "ralm", tmp_path / "lora", **few), [0, 1])
-    assert "adapters" in summary.values["seeds_are"]
-    weights = [
-        (tmp_path / "lora" / f"seed-{seed}" / "reader" / "model.safetensors").read_bytes()
-        for seed in (0, 1)
-    ]
-    assert weights[0] != weights[1]
 
 
 # What is refused.
@@ -272,41 +234,26 @@ def test_the_trainers_arguments_are_there_only_with_adapters(caplog):
     assert not parse("--max_steps", "3").trains
     assert "--max_steps is of another method: it is not used" in caplog.text
     lora = parse("--lora_rank", "4", "--max_steps", "3")
-    assert lora.trains
-    assert lora["training"].max_steps == 3
-    assert lora["reader"].lora_rank == 4
-    assert not {f.name for f in fields(RalmArguments)} & {"segment_order", "decode"}
-    assert "lora_rank" in {f.name for f in fields(ReaderArguments)}
+    assert (lora["training"].max_steps, lora["reader"].lora_rank) == (3, 4)
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("changes", "message"),
     [
-        (["--evidence_order", "middle"], "evidence_order .*middle.*best_first, best_last"),
-        (["--lora_alpha", "4"], "lora_alpha is 4, and lora_rank is None"),
-        (["--max_reader_tokens", "2"], "max_reader_tokens is 2"),
-        (["--lora_rank", "0"], "lora_rank is 0"),
+        ({"reader_lm": "T5"}, "is an encoder-decoder, not a causal LM"),
+        ({"lora_rank": 2, "lora_target_modules": ["nowhere"]}, "lora_target_modules holds 'nowhe"),
+        ({"neighbor_encoder": "reader"}, "neighbor_encoder 'reader' is a T5's encoder"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(flags, message):
-    with pytest.raises(ConfigError, match=message):
-        parse(*flags)
-
-
-def test_models_that_cannot_read_are_refused_before_anything_is_found(args, tmp_path, t5_dir):
-    asked = run_of(args, "ralm", tmp_path / "run", reader_lm=str(t5_dir))
-    with pytest.raises(Exception, match="is an encoder-decoder, not a causal LM"):
-        run(asked)
-    asked = run_of(with_retriever(args, neighbor_encoder="reader"), "ralm", tmp_path / "run")
-    with pytest.raises(ConfigError, match="neighbor_encoder 'reader' is a T5's encoder"):
-        run(asked)
-    asked = run_of(args, "ralm", tmp_path / "run", lora_rank=2, lora_target_modules=["nowhere"])
-    with pytest.raises(Exception, match="lora_target_modules holds 'nowhere'"):
-        run(asked)
+def test_what_cannot_read_is_refused_before_anything_is_found(
+    args, tmp_path, t5_dir, changes, message
+):
+    changes = {name: str(t5_dir) if value == "T5" else value for name, value in changes.items()}
+    if "neighbor_encoder" in changes:
+        args = with_retriever(args, neighbor_encoder=changes.pop("neighbor_encoder"))
+    with pytest.raises(PgraError, match=message):
+        run(run_of(args, "ralm", tmp_path / "run", **changes))
     assert not (tmp_path / "artifacts" / "evidence").exists()
-    folder = run(run_of(with_rerank(args, num_evidence=0), "ralm", tmp_path / "ok")).folder
-    with pytest.raises(ConfigError, match="attention is a trained reader's"):
-        Predictor.open(folder, attention=True)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """What every retriever promises, one from outside the tree too."""
 
 from collections import Counter
-from dataclasses import dataclass
 from threading import Thread
 
 import numpy as np
@@ -10,13 +9,11 @@ from conftest import SENTENCES
 from small_index import World, flip_byte
 
 from pgra.artifacts import lock_folder
-from pgra.cli import main as pgra
 from pgra.config import RETRIEVERS as NAMED
-from pgra.config import Arguments, arg
 from pgra.core import Candidates
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ArtifactError, ConfigError
-from pgra.retrieval import RETRIEVERS, Retriever, find_retriever, open_retriever
+from pgra.retrieval import RETRIEVERS, Retriever, find_retriever
 from pgra.retrieval.base import check_num_candidates
 from pgra.retrieval.random import RandomRetriever
 
@@ -26,33 +23,24 @@ QUERIES = ["red apple trees by the sea", "Critics of the film", SENTENCES[2], "x
 class CommonWords(Retriever):
     """Counts the words that a text and a passage have in common."""
 
-    @dataclass(kw_only=True)
-    class Arguments(Arguments):
-        """Its own flags."""
-
-        least_words: int = arg(1, "Common words that a candidate must have.", least=1)
-
-    def __init__(self, texts, least):
-        self.fingerprint = {"texts": list(texts), "least_words": least}
-        self.texts, self.least = texts, least
+    def __init__(self, texts):
+        self.fingerprint, self.texts = {"texts": list(texts)}, texts
 
     @classmethod
     def open(cls, request):
-        return cls(request.corpus.slice(0, len(request.corpus)), request.options.least_words)
+        return cls(request.corpus.slice(0, len(request.corpus)))
 
     def retrieve(self, queries, k):
         check_num_candidates(k, len(self.texts))
         words = [set(text.lower().split()) for text in self.texts]
         scores = [[len(set(query.lower().split()) & w) for w in words] for query in queries]
         scores = np.array(scores, np.float32).reshape(len(queries), len(words))
-        rows = np.where(scores >= self.least, np.arange(len(words)), -1)
-        return Candidates.best(rows, scores, k)
+        return Candidates.best(np.where(scores > 0, np.arange(len(words)), -1), scores, k)
 
 
 OWN = f"{__name__}:CommonWords"
 ALL = [*sorted(RETRIEVERS), OWN]
 READING = [name for name in ALL if name != "random"]
-INDEXED = ["bm25", "dense", "hybrid"]
 
 
 @pytest.fixture
@@ -122,91 +110,35 @@ def test_more_candidates_than_passages_are_refused(name, world):
         world.open(name, num_candidates=13, index_dir="nowhere")
 
 
-def test_the_arguments_of_a_retriever_are_its_own(world):
-    options = CommonWords.Arguments(least_words=3)
-    few = open_retriever(world.args(OWN), world.corpus(), world.context, options=options)
-    default = world.open(OWN)
-    assert few.fingerprint != default.fingerprint
-    counts = [(one.retrieve(QUERIES[:1], 12).rows >= 0).sum() for one in (few, default)]
-    assert counts[0] < counts[1]
-    for name in ("random", OWN):
-        with pytest.raises(ConfigError, match=f"'{name}' has no index: there is nothing to build"):
-            world.prepare(name)
-
-
-def test_one_from_outside_serves_a_command(world, capsys):
-    words = ["search", "old town", "--corpus", world.one, "--retriever", OWN, "--device", "cpu"]
-    words += ["--artifacts_dir", world.context.artifacts, "--num_candidates", 2]
-    assert pgra([str(word) for word in words]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "old town",
-        f"     1     1.0000  row 4         {SENTENCES[4]}",
-    ]
-
-
-@pytest.mark.parametrize("name", [*INDEXED, "random"])
-def test_what_is_opened_was_named_before_it_was_built(name, world):
-    request = world.request(name)
-    before = find_retriever(name).identify(request)
-    assert not (world.context.artifacts / "indexes").exists()
-    assert dict(world.open(name).fingerprint) == dict(before.fingerprint)
-    assert find_retriever(name).identify(request) == before
-
-
-@pytest.mark.parametrize("name", INDEXED)
-def test_an_index_is_built_once_and_found_where_it_was_foretold(name, world):
-    foretold = find_retriever(name).folders(world.request(name))
+@pytest.mark.parametrize("name", ["bm25", "dense", "hybrid"])
+def test_an_index_is_built_once_as_it_was_foretold(name, world):
+    cls, request = find_retriever(name), world.request(name)
+    foretold = cls.identify(request)
     assert not (world.context.artifacts / "indexes").exists()
     built = world.prepare(name)
-    assert [index.folder for index in built] == foretold
-    assert sorted(foretold) == world.indexes()
-    assert {index.num_reused for index in built} == {0}
-    before = {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()}
-    assert {index.num_reused for index in world.prepare(name)} == {12}
-    assert {path: path.stat().st_mtime_ns for path in foretold[0].iterdir()} == before
+    assert [index.folder for index in built] == foretold.folders
+    assert sorted(foretold.folders) == world.indexes()
+    before = {path: path.stat().st_mtime_ns for path in foretold.folders[0].iterdir()}
+    assert [{index.num_reused for index in each} for each in (built, world.prepare(name))] == [
+        {0},
+        {12},
+    ]
+    assert {path: path.stat().st_mtime_ns for path in foretold.folders[0].iterdir()} == before
+    assert dict(world.open(name).fingerprint) == dict(foretold.fingerprint)
+    assert cls.identify(request) == foretold
 
 
-def contents(folders):
-    paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {
-        path: path.read_bytes() for path in paths if path.name not in (".lock", "manifest.json")
-    }
-
-
-@pytest.mark.parametrize("name", INDEXED)
-def test_a_stopped_build_goes_on_to_the_unbroken_index(name, world):
-    found, folders = world.open(name).retrieve(QUERIES, 9), world.indexes()
-    whole = contents(folders)
-    for folder in folders:
-        if (folder / "index.faiss").exists():  # is filled bit by bit
-            for part in ("manifest.json", "index.faiss", "vectors-00001.npy"):
-                (folder / part).unlink()
-            (folder / ".12345678.partial.npy").write_bytes(b"half")
-        else:  # is made aside
-            (folder / "manifest.json").unlink()
-            folder.rename(folder.with_name(f".{folder.name}.partial"))
-    again = world.open(name)
-    np.testing.assert_array_equal(again.retrieve(QUERIES, 9).rows, found.rows)
-    assert world.indexes() == folders  # nothing half-made is left
-    assert contents(folders) == whole
-
-
-@pytest.mark.parametrize("name", ["bm25", "dense"])
-def test_a_second_job_waits_for_the_first_and_takes_what_it_made(name, world):
-    (folder,) = find_retriever(name).folders(world.request(name))
+def test_a_second_job_waits_for_the_first_and_takes_what_it_made(world):
+    load_encoder(world.args(), "cpu")  # what two threads would import at once
+    (folder,) = find_retriever("dense").folders(world.request())
     built = []
-    jobs = [Thread(target=lambda: built.extend(world.prepare(name))) for _ in range(2)]
-    if name == "dense":
-        load_encoder(world.args(name), "cpu")  # what two threads would import at once
-        with lock_folder(folder):  # a job that is at work, and dies
-            jobs[0].start()
-            jobs[0].join(timeout=0.5)
-            assert jobs[0].is_alive()
-            assert not list(folder.glob("vectors-*"))
-        jobs[0].join()
-        jobs = jobs[1:]
-    for job in jobs:
-        job.start()
+    jobs = [Thread(target=lambda: built.extend(world.prepare())) for _ in range(2)]
+    with lock_folder(folder):  # a job that is at work, and dies
+        jobs[0].start()
+        jobs[0].join(timeout=0.3)
+        assert jobs[0].is_alive()
+        assert not list(folder.glob("vectors-*"))
+    jobs[1].start()
     for job in jobs:
         job.join()
     assert [one.folder for one in built] == [folder] * 2

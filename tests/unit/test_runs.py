@@ -38,7 +38,7 @@ def test_a_path_is_a_run_a_folder_of_runs_several_seeds_or_a_grid(tmp_path):
     assert [len(group.runs) for group in found.groups] == [1, 3]
     grid = found.groups[0]
     assert [(gone.name, gone.task, gone.seed) for gone in grid.missing] == [("k=8", "sst2", 1)]
-    assert grid.runs[0].point == {"retriever.num_candidates": 8}
+    assert grid.points == {"k=8": {"retriever.num_candidates": 8}}
 
 
 def test_a_folder_counts_once_however_often_it_is_named(tmp_path):

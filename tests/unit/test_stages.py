@@ -9,7 +9,8 @@ from conftest import SENTENCES, with_rerank, with_retriever, write_jsonl
 
 from pgra.config import DataArguments, RuntimeArguments
 from pgra.core import ALONE, MISSING_ROW, Context, Worker
-from pgra.errors import ArtifactError, ConfigError, ModelError
+from pgra.errors import ArtifactError, ConfigError
+from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
@@ -17,9 +18,9 @@ from pgra.run_folder import check_same_run, check_writable
 from pgra.runs import read_arguments
 
 
-def found_for(args):
+def found_for(args, splits=SPLITS):
     stages = Stages.read(args, ALONE)
-    stages.find()
+    stages.find(splits)
     return stages
 
 
@@ -67,12 +68,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert texts_of(stages, "test") == [["A zebra."]]
 
 
-def test_no_evidence_opens_nothing(args, tmp_path):
-    stages = found_for(with_rerank(args, num_evidence=0))
-    assert stages.evidence_lines("test") == [[]] * 12
-    assert not (tmp_path / "artifacts").exists()
-
-
 def test_a_second_look_reuses_what_is_there(args):
     found_for(args)
     again = found_for(args)
@@ -86,29 +81,20 @@ def test_a_second_look_reuses_what_is_there(args):
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
-        staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)))
-        whole = found_for(with_retriever(args, retriever="exhaustive"))
-        few = found_for(with_retriever(args, num_candidates=5))
-        for split in ("train", "dev", "test"):
-            ours, theirs = (f.evidence[split].candidates for f in (whole, staged))
-            np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
-            np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, err_msg=similarity)
-            control = few.evidence[split].candidates
-            assert (control.top(3).rows != ours.top(3).rows).any(), similarity
-
-
-def test_exhaustive_needs_no_first_stage_whatever_k_is(args, tmp_path):
-    args = with_retriever(args, encoder="no-such-folder", num_candidates=1, retriever="exhaustive")
-    stages = found_for(args)
-    made = {path.name for path in (tmp_path / "artifacts").iterdir()}
-    assert made == {"corpora", "banks", "evidence"}
-    best = stages.evidence["test"].candidates
-    for query, lines in enumerate(stages.evidence_lines("test")):
-        assert [line.row for line in lines] == best.rows[query, :3].tolist()
-        assert [line.stage1_rank for line in lines] == [1, 2, 3]
-        assert all(line.stage1_score == line.score for line in lines)
-    with pytest.raises(ModelError, match="no-such-folder"):  # the control: it needs an encoder
-        found_for(with_retriever(args, retriever="dense", num_candidates=6))
+        staged = found_for(with_retriever(args, num_candidates=len(SENTENCES)), ("test",))
+        # Neither an encoder nor k matters.
+        free = {"encoder": "no-such-folder", "num_candidates": 1, "retriever": "exhaustive"}
+        whole = found_for(with_retriever(args, **free), ("test",))
+        ours, theirs = (f.evidence["test"].candidates for f in (whole, staged))
+        np.testing.assert_array_equal(ours.rows, theirs.rows, err_msg=similarity)
+        np.testing.assert_allclose(ours.scores, theirs.scores, rtol=1e-5, err_msg=similarity)
+        assert (ours.rows[:, :3] != staged.candidates["test"].candidates.rows[:, :3]).any()
+    lines = whole.evidence_lines("test")[0]
+    assert [line.stage1_rank for line in lines] == [1, 2, 3]
+    assert all(line.stage1_score == line.score for line in lines)
+    indexed = found_for(with_retriever(args, **free, index_factory="HNSW8"), ("test",))
+    counts = read_object(indexed.evidence["test"].folder / "manifest.json")["counts"]
+    assert 0 < counts["recall"]["12"] <= 1
 
 
 def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog, monkeypatch):
@@ -133,14 +119,6 @@ def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog, monkeypatch):
     assert all(stored.reused for stored in again.evidence.values())
     assert [len(lines) for lines in again.evidence_lines("test")] == [5] * 12
     assert any("0 LM forwards" in record.getMessage() for record in caplog.records)
-
-
-def test_exhaustive_by_an_index_says_its_recall(args):
-    stages = found_for(with_retriever(args, retriever="exhaustive", index_factory="HNSW8"))
-    for split in ("train", "dev", "test"):
-        counts = read_object(stages.evidence[split].folder / "manifest.json")["counts"]
-        assert 0 < counts["recall"]["12"] <= 1
-        assert (counts["queries"], counts["candidates"]) == (len(stages.data.examples(split)), 12)
 
 
 @pytest.mark.parametrize("similarity", ["dot", "label_words"])

@@ -38,16 +38,11 @@ def test_every_shipped_task_is_whole(name):
     assert task.name == name
     assert set(task.verbalizer) == set(task.prompt_words) == set(task.labels)
     assert {f for _, f, _, _ in string.Formatter().parse(task.prompt) if f} == set(task.inputs)
-
-
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_task_of_the_paper_has_its_source_and_slot(name):
-    task = load_task(name)
-    assert "<extra_id_0>" in task.reader_template
-    assert set(task.sizes) == {"train", "test"}
-    assert task.hub is not None
-    assert task.hub.splits["train"] == "train"
-    assert task.answer == "The answer is"
+    if name in PAPERS:
+        assert "<extra_id_0>" in task.reader_template
+        assert set(task.sizes) == {"train", "test"}
+        assert task.hub.splits["train"] == "train"
+        assert task.answer == "The answer is"
 
 
 WRITTEN = {
@@ -61,11 +56,8 @@ BAD = {
     "a task has at least two": {"labels": ["no"], "verbalizer": {"no": "a"}},
     "labels names something twice": {"labels": ["no", "no "]},
     "unknown metric 'acc'": {"metric": "acc"},
-    "unknown field in prompt 'txt'. Did you mean 'text'": {"prompt": "{txt}"},
     "prompt holds no field; put {text}": {"prompt": "Is it?"},
-    "reader_template has a stray brace": {"reader_template": "{text} }"},
     "verbalizer has no word for 'yes'": {"verbalizer": {"no": "wrong"}},
-    "unknown key of verbalizer 'maybe'": {"verbalizer": {"no": "a", "yes": "b", "maybe": "c"}},
     "verbalizer has 'right' for both 'no' and 'yes'": {
         "verbalizer": {"no": "right ", "yes": "right"}
     },
@@ -79,14 +71,12 @@ BAD = {
     "unknown key of local.columns 'txt'": {"local": {"columns": {"txt": "claim"}}},
     "does not say which is the test split": {"local": {"splits": {"train": "train"}}},
     "uses one split twice": {"local": {"splits": {"train": "a", "test": "b", "validation": "b"}}},
-    "unknown key of sizes 'tests'": {"sizes": {"tests": 4}},
 }
 BAD_WRITTEN = {
     "parent compares with a table": {"metrics": ["parent"]},
-    "frame holds no field": {"frame": "Q:"},
     "frame ends in a space": {"frame": "Q: {question} "},
     "frame does not show the input {table}": {"inputs": ["question", "table"]},
-    "num_exemplars is 0; it must be a number from 1": {"num_exemplars": 0},
+    "num_exemplars is 0: it must be at least 1": {"num_exemplars": 0},
     "hub.labels are for tasks with labels": {"hub": {"id": "a/b", "labels": ["a"]}},
 }
 

@@ -7,17 +7,8 @@ from pgra.prompts.verbalizer import Verbalizer
 SLOTTED = "{text} It was <extra_id_0> ."
 
 
-@pytest.fixture(scope="module")
-def tokenizer(t5_dir):
-    return load_tokenizer(find_model(str(t5_dir)))
-
-
-def _pieces(tokenizer, word):
-    return tokenizer(word, add_special_tokens=False).input_ids
-
-
 def test_a_target_fills_the_slot_only_if_the_template_has_one():
-    words = {"bad": "terrible", "good": "great"}
+    words = {"bad": "terrible"}
     assert Verbalizer(words, SLOTTED).target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
     assert Verbalizer(words, "Review: {text} Answer:").target_text("bad") == "terrible"
 
@@ -26,13 +17,12 @@ def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
     tokenizer = load_tokenizer(find_model(str(reader_dir)))
     verbalizer = Verbalizer({"bad": "terrible"}, SLOTTED)
     verbalizer.audit(tokenizer)
-    (start,), (end,) = (_pieces(tokenizer, slot) for slot in ("<extra_id_0>", "<extra_id_1>"))
+    slots = tokenizer(["<extra_id_0>", "<extra_id_1>"], add_special_tokens=False).input_ids
+    (start,), (end,) = slots
     assert tokenizer.unk_token_id not in (start, end)
-    (found,) = verbalizer.target_ids(tokenizer)
-    assert found[0] == start
-    assert found[-2:] == [end, tokenizer.eos_token_id]
-    assert tokenizer.decode(found[1:-2]).strip() == "terrible"
-    assert found[1:-2] != _pieces(tokenizer, "great")
+    ((first, *word, last, eos),) = verbalizer.target_ids(tokenizer)
+    assert (first, last, eos) == (start, end, tokenizer.eos_token_id)
+    assert tokenizer.decode(word).strip() == "terrible"
 
 
 def test_words_are_found_without_case_punctuation_or_articles():
@@ -41,39 +31,28 @@ def test_words_are_found_without_case_punctuation_or_articles():
     assert verbalizer.label_of_word("greatest") is None
 
 
-def test_words_of_the_same_tokens_are_refused(tokenizer):
-    with pytest.raises(ConfigError, match=r"'a b' \(x\) and 'a▁b' \(y\) are the same tokens"):
-        Verbalizer({"x": "a b", "y": "a▁b"}, SLOTTED).audit(tokenizer)
+NO_SLOT = "'<extra_id_0>' is no token of this reader: give a --reader_template"
 
 
-def test_official_refuses_words_that_begin_alike_and_the_verbalizer_does_not(tokenizer):
-    verbalizer = Verbalizer({"x": "a b", "y": "a c"}, SLOTTED)
-    assert verbalizer.audit(tokenizer) == ("x", "y")
-    with pytest.raises(ConfigError, match="begin with one token"):
-        verbalizer.audit(tokenizer, decode="official")
-
-
-def test_official_is_refused_where_no_label_can_be_right(t5_dirs):
-    bytewise = load_tokenizer(find_model(str(t5_dirs["byt5"])))
-    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
-    assert len(verbalizer.audit(bytewise)) == len(verbalizer.words)
-    with pytest.raises(ConfigError, match="words of all 2 labels are more to this reader: use --d"):
-        verbalizer.audit(bytewise, decode="official")
-
-
-def test_words_outside_the_vocabulary_are_refused(tokenizer, t5_dirs):
-    snow = Verbalizer({"snow": "☃"}, "{text}")
-    with pytest.raises(ConfigError, match="'☃' of label 'snow' is not in the reader's vocabulary"):
-        snow.audit(tokenizer)
-    snow.audit(load_tokenizer(find_model(str(t5_dirs["byt5"]))))  # which has all there is
-
-
-def test_a_slot_that_is_no_token_is_refused(lm_dirs):
-    other = load_tokenizer(find_model(str(lm_dirs["gpt2"])))
-    with pytest.raises(
-        ConfigError, match="'<extra_id_0>' is no token of this reader: give a --reader_template"
-    ):
-        Verbalizer({"x": "a"}, SLOTTED).audit(other)
+@pytest.mark.parametrize(
+    ("reader", "words", "decode", "message"),
+    [
+        ("t5", {"x": "a b", "y": "a▁b"}, "verbalizer", r"'a▁b' \(y\) are the same tokens"),
+        ("t5", {"x": "a b", "y": "a c"}, "official", "begin with one token"),
+        ("t5", {"snow": "☃"}, "verbalizer", "'☃' of label 'snow' is not in the reader's vocab"),
+        ("byt5", {"x": "bad", "y": "good"}, "official", "all 2 labels are more to this reader"),
+        ("gpt2", {"x": "a"}, "verbalizer", NO_SLOT),
+    ],
+)
+def test_words_that_cannot_be_told_apart_or_written_are_refused(
+    t5_dirs, lm_dirs, reader, words, decode, message
+):
+    tokenizer = load_tokenizer(find_model(str({**t5_dirs, **lm_dirs}[reader])))
+    verbalizer = Verbalizer(words, SLOTTED)
+    with pytest.raises(ConfigError, match=message):
+        verbalizer.audit(tokenizer, decode=decode)
+    if decode == "official":  # the control: more than one token, told apart by the second
+        assert verbalizer.audit(tokenizer) == ("x", "y")
 
 
 @pytest.mark.slow

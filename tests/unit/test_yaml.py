@@ -45,27 +45,24 @@ def read(path, values, cls=Whole, **given):
     return from_yaml(cls, path, **given)
 
 
-@given(
-    values=st.fixed_dictionaries(
-        {"word": WORDS},
-        optional={
-            "number": st.integers(0, 9),
-            "is_loud": st.booleans(),
-            "color": st.sampled_from(["red", "blue"]),
-            "names": st.lists(WORDS, min_size=1),
-            "sizes": st.dictionaries(WORDS, st.integers()),
-            "inner": st.none() | st.fixed_dictionaries({"word": WORDS, "share": st.floats(0, 1)}),
-            "several": WORDS | st.lists(WORDS, min_size=1),
-            "anything": st.none() | st.integers() | WORDS,
-        },
-    )
-)
-@settings(derandomize=True, deadline=None, max_examples=60)
+VALUES = {
+    "number": st.integers(0, 9),
+    "is_loud": st.booleans(),
+    "color": st.sampled_from(["red", "blue"]),
+    "names": st.lists(WORDS, min_size=1).map(tuple),
+    "sizes": st.dictionaries(WORDS, st.integers()),
+    "inner": st.none() | st.fixed_dictionaries({"word": WORDS, "share": st.floats(0, 1)}),
+    "several": WORDS | st.lists(WORDS, min_size=1),
+    "anything": st.none() | st.integers() | WORDS,
+}
+
+
+@given(values=st.fixed_dictionaries({"word": WORDS}, optional=VALUES))
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_what_fits_comes_back(values, tmp_path_factory):
-    made = asdict(read(tmp_path_factory.getbasetemp() / "any.yaml", values))
-    assert {name: made[name] for name in values} == {
-        name: tuple(value) if name == "names" else value for name, value in values.items()
-    }
+    plain = {name: list(v) if name == "names" else v for name, v in values.items()}
+    made = asdict(read(tmp_path_factory.getbasetemp() / "any.yaml", plain))
+    assert {name: made[name] for name in values} == values
 
 
 def test_a_path_and_what_is_not_of_the_file(tmp_path):
@@ -81,12 +78,9 @@ def test_a_path_and_what_is_not_of_the_file(tmp_path):
         ({}, "'word' is missing"),
         ({"word": "x", "numbr": 1}, "unknown key 'numbr'. Did you mean 'number'"),
         ({"word": True}, "word is True; it must be text .in quotes"),
-        ({"word": ""}, "word is ''; it must be text"),
         ({"word": "x", "number": True}, "number is True; it must be a whole number"),
-        ({"word": "x", "number": 1.5}, "number is 1.5; it must be a whole number"),
         ({"word": "x", "color": "rad"}, "unknown color 'rad'. Did you mean 'red'"),
         ({"word": "x", "names": "a"}, "names is 'a'; it must be a list"),
-        ({"word": "x", "names": [1]}, "names is 1; it must be text"),
         ({"word": "x", "sizes": {"a": "b"}}, "sizes.a is 'b'; it must be a whole number"),
         ({"word": "x", "inner": {}}, "'inner.word' is missing"),
         ({"word": "x", "inner": {"word": "x", "share": "1e-4"}}, "inner.share is .* YAML reads 1e"),

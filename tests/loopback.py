@@ -1,0 +1,405 @@
+"""Servers on loopback, over real HTTP: a model hub and an OpenAI-compatible endpoint."""
+
+import base64
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class Loopback:
+    """A server whose handler knows it as `owner`."""
+
+    handler: ClassVar[type["Handler"]]
+    path = ""
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """Serve until the block ends; gives the address."""
+        handler = type("Bound", (self.handler,), {"owner": self})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}{self.path}"
+        finally:
+            self.stop()
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def stop(self) -> None:
+        """Let go of what waits."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def read(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+# A model hub: the routes that the hub's own clients use.
+
+Files = Mapping[str, bytes]
+BOT = "SFconvertbot"
+TOKEN, READ_TOKEN, USER = "hf_write", "hf_read", "me"
+
+
+@dataclass(frozen=True)
+class Repo:
+    """One repository: its files by revision, and who asked to change it."""
+
+    revisions: dict[str, Files]
+    pulls: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    is_gated: bool = False
+
+
+def commit_of(files: Files) -> str:
+    told = json.dumps({name: blob_id(data) for name, data in files.items()})
+    return hashlib.sha1(told.encode()).hexdigest()
+
+
+def blob_id(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+class LoopbackHub(Loopback):
+    """Repositories by "models/OWNER/NAME" or "datasets/OWNER/NAME", and what was asked of them.
+
+    A user, `me`, has a token that may write and another that may not.
+    """
+
+    def __init__(self, repos: Mapping[str, Repo] | None = None) -> None:
+        self.repos = dict(repos or {})
+        self.requests: list[str] = []
+        self.blobs: dict[str, bytes] = {}
+        self.made: list[dict[str, object]] = []
+        self.messages: list[str] = []
+        self.cards: list[str] = []
+        self.is_broken = False  # large files are refused
+
+    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
+        return dict(self.repos[f"models/{repo}"].revisions[revision])
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, code: str, message: str, commit: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = {"X-Error-Code": code, "X-Error-Message": message}
+        self.headers |= {"X-Repo-Commit": commit} if commit else {}
+
+
+class HubHandler(Handler):
+    owner: LoopbackHub
+
+    def _answer(self) -> None:
+        body = self.read()
+        url = urlsplit(self.path)
+        parts = [unquote(part) for part in url.path.strip("/").split("/")]  # refs%2Fpr%2F1 is one
+        self.owner.requests.append(f"{self.command} {unquote(url.path)}")
+        try:
+            if parts[0] == "blobs" and self.command == "PUT":
+                self.owner.blobs[parts[1]] = body
+                self._send_json({})
+            elif parts[0] == "blobs":
+                self._send_blob(parts[1])
+            elif parts[0] == "api" or parts[-1] == "batch":
+                self._send_json(self._change(parts, body) or self._ask(parts[1:], url.query, body))
+            else:
+                self._send_file(parts if parts[0] == "datasets" else ["models", *parts])
+        except Refusal as refusal:
+            self.send(refusal.status, b"", refusal.headers)
+
+    do_HEAD = do_GET = do_POST = do_PUT = _answer
+
+    def _ask(self, parts: list[str], query: str, body: bytes) -> object:
+        repo, name, rest = self._find(parts), "/".join(parts[1:3]), parts[3:]
+        if rest[:1] == ["discussions"]:
+            author = parse_qs(query).get("author", [""])[0]
+            found = [
+                {
+                    "num": number,
+                    "title": "Adding `safetensors` variant of this model",
+                    "author": {"name": pull["author"]},
+                    "status": pull["status"],
+                    "isPullRequest": True,
+                    "createdAt": "2023-03-01T10:00:00.000Z",
+                    "repo": {"name": name, "type": parts[0].removesuffix("s")},
+                }
+                for number, pull in repo.pulls.items()
+                if author in ("", pull["author"])
+            ]
+            return {"discussions": found, "count": len(found), "start": 0}
+        commit, files = self._at(repo, rest[1] if len(rest) > 1 else "main")
+        if rest[:1] == ["tree"]:
+            inside = "/".join(rest[2:])
+            entries = _tree(files, inside, is_deep="recursive=true" in query.lower())
+            if inside and not entries:
+                raise Refusal(404, "EntryNotFound", f"{inside} does not exist", commit)
+            return entries
+        if rest[:1] == ["paths-info"]:
+            paths = parse_qs(body.decode()).get("paths", [])
+            return [entry for path in paths for entry in _path_info(files, path)]
+        siblings = [{"rfilename": file} for file in files]
+        return {"id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+
+    def _change(self, parts: list[str], body: bytes) -> object:
+        """Do what changes the hub; None where nothing is to be changed."""
+        owner, name = self.owner, "/".join(parts[1:4])
+        kind = parts[4] if len(parts) > 4 else "/".join(parts[1:])
+        if parts == ["api", "validate-yaml"]:  # of a model card
+            owner.cards.append(json.loads(body)["content"])
+            return {"errors": [], "warnings": []}
+        if kind not in ("repos/create", "branch", "preupload", "commit", "objects"):
+            return None
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token == READ_TOKEN:
+            raise Refusal(403, "Forbidden", "You don't have the rights to create a model.")
+        if token != TOKEN:
+            raise Refusal(401, "", "Invalid username or password.")
+        if kind == "commit":
+            self._commit(owner.repos[name].revisions, parts[5], body)
+            place = f"{self._here()}/{name}/commit/{'0' * 40}"
+            return {"commitUrl": place, "commitOid": "0" * 40, "success": True}
+        asked = json.loads(body or b"{}")
+        if kind == "repos/create":
+            name = f"{asked.get('organization') or USER}/{asked['name']}"
+            if f"models/{name}" not in owner.repos:
+                owner.made.append(asked)
+            owner.repos.setdefault(f"models/{name}", Repo({"main": {".gitattributes": b""}}))
+            return {"url": f"{self._here()}/{name}", "name": name, "id": name}
+        if kind == "branch":
+            revisions = owner.repos[name].revisions
+            revisions[parts[5]] = dict(revisions["main"])
+            return {"name": parts[5]}
+        if kind == "preupload":
+            modes = {True: "lfs", False: "regular"}
+            files = [
+                {"path": path, "uploadMode": modes[path.endswith(".safetensors")]}
+                for path in (file["path"] for file in asked["files"])
+            ]
+            return {"files": [{**file, "shouldIgnore": False} for file in files]}
+        if owner.is_broken:
+            raise Refusal(403, "", "Your storage is full.")
+        objects = [
+            {**item, "actions": {"upload": {"href": f"{self._here()}/blobs/{item['oid']}"}}}
+            for item in asked["objects"]
+        ]
+        return {"transfer": "basic", "objects": objects}
+
+    def _commit(self, revisions: dict[str, Files], revision: str, body: bytes) -> None:
+        files = dict(revisions[revision])
+        for item in map(json.loads, body.splitlines()):
+            value = item["value"]
+            if item["key"] == "header":
+                self.owner.messages.append(value["summary"])
+            elif item["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            else:
+                files[value["path"]] = self.owner.blobs[value["oid"]]
+                assert blob_id(files[value["path"]]) == value["oid"]
+        revisions[revision] = files
+
+    def _find(self, parts: list[str]) -> Repo:
+        repo = self.owner.repos.get("/".join(parts[:3]))
+        if repo is None:  # a private one too; clients know a bare 401 for this only over https
+            raise Refusal(404, "RepoNotFound", "Repository not found")
+        return repo
+
+    def _at(self, repo: Repo, revision: str) -> tuple[str, Files]:
+        """Find the commit and the files of a branch, tag, pull request or commit."""
+        for name, files in repo.revisions.items():
+            if revision in (name, commit := commit_of(files)):
+                return commit, files
+        raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+
+    def _send_file(self, parts: list[str]) -> None:
+        repo, name = self._find(parts), "/".join(parts[5:])
+        commit, files = self._at(repo, parts[4])
+        if repo.is_gated:
+            raise Refusal(401, "GatedRepo", "Access to this model is restricted.")
+        if name not in files:
+            raise Refusal(404, "EntryNotFound", "Entry not found", commit)
+        data = files[name]
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{blob_id(data)}"'}
+        if name.endswith((".safetensors", ".parquet")):  # large files lie on another host
+            headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(data))
+            place = f"{self._here()}/blobs/{blob_id(data)}".replace("127.0.0.1", "localhost")
+            self.send(302, b"", {**headers, "Location": place})
+        else:
+            self.send(200, data, headers)
+
+    def _send_blob(self, blob: str) -> None:
+        every = (files for repo in self.owner.repos.values() for files in repo.revisions.values())
+        data = next(d for files in every for d in files.values() if blob_id(d) == blob)
+        self.send(200, data, {"ETag": f'"{blob}"'})
+
+    def _send_json(self, value: object) -> None:
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _here(self) -> str:
+        return f"http://127.0.0.1:{self.connection.getsockname()[1]}"
+
+
+def _path_info(files: Files, path: str) -> list[dict[str, object]]:
+    if path in files:
+        data = files[path]
+        return [{"type": "file", "path": path, "size": len(data), "oid": blob_id(data)[:40]}]
+    if any(name.startswith(f"{path}/") for name in files):
+        return [{"type": "directory", "path": path, "oid": blob_id(path.encode())[:40]}]
+    return []
+
+
+def _tree(files: Files, inside: str, *, is_deep: bool) -> list[dict[str, object]]:
+    start = f"{inside}/" if inside else ""
+    rest = [name.removeprefix(start) for name in files if name.startswith(start)]
+    folders = sorted({name.split("/")[0] for name in rest if "/" in name})
+    shown = [name for name in rest if is_deep or "/" not in name]
+    return [info for name in [*folders, *shown] for info in _path_info(files, start + name)]
+
+
+LoopbackHub.handler = HubHandler
+
+
+# An endpoint that answers by a writer, and fails on demand.
+
+
+class Written(NamedTuple):
+    """What a writer gives: text behind the prompt; tokens and chances of the prompt and of it."""
+
+    text: str
+    num_prompt_tokens: int
+    num_new_tokens: int
+    tokens: tuple[str, ...] = ()
+    chances: tuple[float | None, ...] = ()
+
+
+class Fault(NamedTuple):
+    """How one request fails, after so many seconds; status 0 drops the connection."""
+
+    status: int = 0
+    body: str = ""
+    headers: Mapping[str, str] = {}
+    seconds: float = 0.0
+
+
+def busy(wish: str | None = "0.05") -> Fault:
+    headers = {} if wish is None else {"Retry-After": wish}
+    return Fault(429, '{"error": {"message": "slow down", "code": "rate_limit"}}', headers)
+
+
+def toy_writer(prompt: str, max_tokens: int, stop: str | None) -> Written:
+    """Say the prompt's last word again; tokens are words, with the space before them."""
+    words = [f" {word}" if i else word for i, word in enumerate(prompt.split(" "))]
+    text = f" {prompt.split()[-1]}"
+    written = text if stop else f"{text}\nand more"
+    chances = (None, *(-len(word) / 4 for word in (*words[1:], text)))
+    return Written(written, len(words), 1, (*words, text), chances)
+
+
+class LoopbackEndpoint(Loopback):
+    """Answers by a writer.
+
+    Attributes:
+        writer: Writes.
+        faults: How the next requests fail, first to last; then they succeed.
+        seconds: Each answer takes.
+        dies_after: Answers, after which every connection is dropped.
+        bodies: What was asked, in order, the failed ones too.
+        times: When.
+        headers: Of the requests.
+        most_at_once: Requests that were under way at a time.
+        num_answered: Requests that were answered well.
+    """
+
+    path = "/v1"
+
+    def __init__(self, writer: Callable[[str, int, str | None], Written] = toy_writer) -> None:
+        self.writer = writer
+        self.faults: list[Fault] = []
+        self.seconds = 0.0
+        self.dies_after: int | None = None
+        self.bodies: list[dict[str, object]] = []
+        self.times: list[float] = []
+        self.headers: list[dict[str, str]] = []
+        self.most_at_once = self.num_answered = self.at_once = 0
+        self.lock, self.over = threading.Lock(), threading.Event()
+
+    def stop(self) -> None:
+        self.over.set()
+
+    def take(self, body: dict[str, object], headers: Mapping[str, str]) -> Fault:
+        """Note a request, and answer it or say how it fails."""
+        with self.lock:
+            self.bodies.append(body)
+            self.times.append(time.monotonic())
+            self.headers.append({name.lower(): value for name, value in headers.items()})
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            if self.dies_after is not None and self.num_answered >= self.dies_after:
+                return Fault()
+            if self.faults:
+                return self.faults.pop(0)
+            self.num_answered += 1
+        return Fault(200, self.answer(body), {"Content-Type": "application/json"}, self.seconds)
+
+    def answer(self, body: dict[str, object]) -> str:
+        prompt, (stop,) = str(body["prompt"]), body.get("stop", [None])
+        written = self.writer(prompt, body["max_tokens"], stop)
+        logprobs = {"tokens": written.tokens, "token_logprobs": written.chances}
+        shown = {"text": prompt + written.text, "logprobs": logprobs}
+        choice = shown if body.get("echo") else {"text": written.text, "logprobs": None}
+        usage = {
+            "prompt_tokens": written.num_prompt_tokens,
+            "completion_tokens": written.num_new_tokens,
+        }
+        told = {"id": "1", "object": "text_completion", "created": 0, "model": body["model"]}
+        choices = [{"index": 0, "finish_reason": "stop", **choice}]
+        return json.dumps({**told, "choices": choices, "usage": usage})
+
+
+class EndpointHandler(Handler):
+    owner: LoopbackEndpoint
+
+    def do_POST(self) -> None:
+        fault = self.owner.take({"path": self.path, **json.loads(self.read())}, self.headers)
+        self.owner.over.wait(fault.seconds)
+        self.close_connection = not fault.status
+        try:
+            if fault.status:
+                headers = {"Content-Type": "text/html", **fault.headers}
+                self.send(fault.status, fault.body.encode(), headers)
+        except OSError:  # the client is gone: it was killed, or had waited long enough
+            self.close_connection = True
+        finally:
+            with self.owner.lock:
+                self.owner.at_once -= 1
+
+
+LoopbackEndpoint.handler = EndpointHandler
