@@ -178,6 +178,15 @@ def corpus_file(tmp_path) -> Path:
     return path
 
 
+@pytest.fixture
+def log(tmp_path):
+    """A memory, empty."""
+    from pgra.memory.log import FeedbackLog
+
+    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
+        yield log
+
+
 def reader_inputs(tokenizer, verbalizer, items):
     """Tokenise (id, whole segments, label) one segment at a time: what inputs should be."""
     from pgra.reader.inputs import TokenizedInputs

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import (
@@ -187,7 +187,6 @@ def build(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("index_dir names an index to use; this program builds one in output_dir")
     from pgra.retrieval import find_retriever
 
-    find_retriever(args.retriever)  # before a corpus is fetched
     context = join_context(runtime.device, Path(runtime.artifacts_dir))
     if own.engine == "ray":
         from pgra.retrieval.ray_engine import check_engine
@@ -262,10 +261,10 @@ def _show(texts: Sequence[str], request: "IndexRequest") -> int:
     return 0
 
 
-def _info(runtime: RuntimeArguments, corpus_args: CorpusArguments, args: RetrieverArguments) -> int:
+def _info(*found_by: Any) -> int:
     from pgra.artifacts import load_manifest
 
-    for folder in _find(runtime, corpus_args, args):
+    for folder in _find(*found_by):
         manifest = load_manifest(folder)
         counts, made = manifest.counts, manifest.fingerprint
         recipe = counts.get("recipe")
@@ -303,12 +302,10 @@ def _info(runtime: RuntimeArguments, corpus_args: CorpusArguments, args: Retriev
     return 0
 
 
-def _verify(
-    runtime: RuntimeArguments, corpus_args: CorpusArguments, args: RetrieverArguments
-) -> int:
-    from pgra.retrieval.maintain import verify_index
+def _verify(*found_by: Any) -> int:
+    from pgra.retrieval.dense import verify_index
 
-    verdicts = {folder: verify_index(folder) for folder in _find(runtime, corpus_args, args)}
+    verdicts = {folder: verify_index(folder) for folder in _find(*found_by)}
     for folder, verdict in verdicts.items():
         state = "damaged" if verdict.damage else f"whole: {verdict.num_files} files as written"
         lines = [f"  damaged: {what}" for what in verdict.damage]
@@ -319,7 +316,7 @@ def _verify(
 
 def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     from pgra.artifacts import load_manifest
-    from pgra.retrieval.maintain import add_passages
+    from pgra.retrieval.dense import add_passages
 
     quiet_libraries()
     folder = Path(str(args.index_dir))
@@ -333,7 +330,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
 
 
 def _remove(args: RemoveArguments) -> int:
-    from pgra.retrieval.maintain import remove_rows
+    from pgra.retrieval.dense import remove_rows
 
     rows = list(args.rows)
     if args.rows_file is not None:

@@ -144,7 +144,7 @@ class AddArguments(FamilyArguments):
 
     question: str | None = arg(None, "What was misunderstood; it may also stand first, bare.")
     feedback: str | None = arg(
-        None, "What was meant, or a text's right label; it may also stand second, bare."
+        None, "What was meant, or a text's right label; it may stand second."
     )
     task: str = arg(
         "",
@@ -160,9 +160,7 @@ class ListArguments(FamilyArguments):
 
     log: bool = arg(False, "Show every event instead of what is in the memory now.")
     verify: bool = arg(False, "Read every byte, and compare the entries with the log.")
-    collisions: bool = arg(
-        False, "Show entries whose keys a look-up by edit distance takes for each other."
-    )
+    collisions: bool = arg(False, "Show entries whose keys a look-up by edit distance confuses.")
 
 
 @dataclass(kw_only=True)
@@ -311,9 +309,7 @@ class GateArguments(Arguments):
     stream: str | None = arg(
         None, "Questions whose types are known: a threshold is chosen on half, and tried on half."
     )
-    skip: int = arg(
-        0, "The first so many are left out: those on which what looks up was trained.", least=0
-    )
+    skip: int = arg(0, "The first so many are left out: the look-up was trained on them.", least=0)
     device: str = arg("auto", "Where the encoder runs.")
 
 
@@ -338,12 +334,9 @@ def _gate(parse: Parse) -> None:
     quiet_libraries()
     open_lookup = load_lookup(lookup, Context(device=args.device))
     chosen = choose_threshold(steps[args.skip : half], open_lookup)
-    names = (
-        "default" if lookup.threshold is None else "given",
-        f"chosen on {half - args.skip} others",
-    )
+    origin = "default" if lookup.threshold is None else "given"
     reports = judge_thresholds(steps[half:], open_lookup, (lookup.gate, chosen.threshold))
-    for name, report in zip(names, reports, strict=True):
+    for report, name in zip(reports, (origin, f"chosen on {half - args.skip} others"), strict=True):
         shares = (report.precision, report.recall)
         precision, recall = ("-" if share is None else f"{share:.3f}" for share in shares)
         say(
@@ -364,22 +357,18 @@ def _stream(parse: Parse) -> None:
       pgra memory stream --family hindi --stream hin_300.jsonl --dev_stream hin_dev.jsonl \
           --lookup encoder --encoder bundled:minilm-l6 --lm openai:MODEL
     """
-    classes = (StreamArguments, LookupArguments, CompleterArguments)
-    args, lookup, lm = parse(*classes)
-    if args.dev_stream is not None and lookup.threshold is not None:
-        raise ConfigError(
-            "dev_stream chooses the threshold: leave --threshold out, or --dev_stream"
-        )
+    args, lookup, lm = parse(StreamArguments, LookupArguments, CompleterArguments)
+    if args.dev_stream and lookup.threshold is not None:
+        raise ConfigError("dev_stream chooses the threshold: leave out --threshold or --dev_stream")
     family = load_family(args.family)
     lookup = lookup.settle(family)
-    if args.dev_stream is not None:
+    if args.dev_stream:
         family.check_has_types("dev_stream")
     few_shot = load_few_shot(args.prompt or family.prompt)
     streams = {seed: args.read_questions(family, seed) for seed in args.seeds}
     dev = read_stream(Path(args.dev_stream), family) if args.dev_stream else None
-    seen = None if lm.is_remote else read_seen(lm.lm)
-    for steps in streams.values():
-        if seen is not None:  # it would be measured on what `pgra memory finetune` taught it
+    if not lm.is_remote and (seen := read_seen(lm.lm)) is not None:
+        for steps in streams.values():  # measured on what `pgra memory finetune` taught it
             seen.check_unseen(steps, family)
     quiet_libraries()
     if args.prefix == "kate":
@@ -461,10 +450,7 @@ def _labels(parse: Parse) -> None:
     """
     args, memory = parse(StudyArguments, PromptMemoryArguments, needs=("run",))
     if memory.memory is not None:
-        raise ConfigError(
-            f"memory names {memory.memory}, and the simulated user fills one of its own: leave it "
-            "out"
-        )
+        raise ConfigError("leave --memory out: the simulated user fills one of its own")
     quiet_libraries()
     from pgra.experiments.label_study import study_corrections, study_table
 
@@ -569,9 +555,7 @@ def _train_on_pairs(parse: Parse, arguments: type, train: Callable[..., Any], fl
 class WebArguments(Arguments):
     """Where the page is."""
 
-    host: str = arg(
-        "127.0.0.1", "Address that is listened at; the default is for this machine alone."
-    )
+    host: str = arg("127.0.0.1", "Address that is listened at; by default for this machine alone.")
     port: int = arg(7860, "Its port; 0 takes any that is free.", least=0, below=65_536)
 
 

@@ -33,8 +33,7 @@ TRAIN_EXAMPLE = """examples:
       --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m \\
       --model_name_or_path bundled:t5-small-titles --num_evidence 4 --max_steps 40
   python train.py --task my_task.yaml --train_file train.jsonl --test_file test.jsonl
-  python train.py --task sst2 --seeds 0 1 2
-  python train.py --task sst2 --method fid
+  python train.py --task sst2 --method fid --seeds 0 1 2
   python train.py --task sst2 --method ralm --reader_lm bundled:smollm2-135m
   python train.py --config configs/experiments/lm-bff.yaml --task sst2 --seeds 13 21 42 87 100
   python train.py --task sst2 --search grid --report_to tensorboard
@@ -53,9 +52,7 @@ ICL_EXAMPLE = """examples:
   pgra icl --task sst2 --exemplars random --redraw --seeds 0 1 2 3 4
   pgra icl --task sst2 --exemplars knn --farthest --likeness euclidean --pooling cls \\
       --encoder FacebookAI/roberta-large
-  pgra icl --task sst2 --query_dataset_name imdb-folder --num_exemplars 3 --prompt_format kate
   pgra icl --task sst2 --encoder prompted --calibrate
-  pgra icl --task sst2 --decide_by vote --num_exemplars 5
   pgra icl --task sst2 --lm openai:MODEL --base_url http://localhost:8000/v1
   pgra icl --task sst2 --memory memory.sqlite --memory_lookup encoder --memory_threshold 0.8
   accelerate launch --num_processes 8 -m pgra icl --task sst2 --lm facebook/opt-13b

@@ -112,11 +112,6 @@ class NearestExemplars:
             **{f"exemplar {name}": value for name, value in near.items()},
         }
 
-    @property
-    def num_shortened(self) -> int:
-        """How many queries got fewer exemplars, so that they fit the LM's window."""
-        return len(self._shortened)
-
     def warn_shortened(self) -> None:
         """Warn of those queries, and begin to count anew."""
         if self._shortened:

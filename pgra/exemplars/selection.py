@@ -57,38 +57,32 @@ class Chosen:
         """Return one query's rows."""
         return [row for row in self.rows[query].tolist() if row != MISSING_ROW]
 
-    @property
-    def counts(self) -> Counts:
-        """How many each query has, (B,)."""
-        return np.asarray((self.rows != MISSING_ROW).sum(axis=1), np.int64)
 
-
+@dataclass
 class ExemplarPool:
     """Labelled examples, from which each query's exemplars are chosen.
 
     Attributes:
         examples: The pool, in the order of its rows.
-        guard: Keeps a query's own text out of its prompt; its `distinct` rows are chosen from.
+        jaccard: Of `guard`: the share of common words of what is nearly a query's text.
         root: Folder where neighbors are stored; None: they are not.
         context: Who waits while the main process searches.
     """
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        *,
-        jaccard: float,
-        root: Path | None = None,
-        context: Context = ALONE,
-    ) -> None:
-        """Remember the pool.
+    examples: Sequence[Example]
+    jaccard: float
+    root: Path | None = None
+    context: Context = ALONE
+
+    @cached_property
+    def guard(self) -> LeakGuard:
+        """Keeps a query's own text out of its prompt; its `distinct` rows are chosen from.
 
         Raises:
-            ConfigError: If the guard's threshold is not above 0 and at most 1.
+            ConfigError: If the share is not above 0 and at most 1.
         """
-        self.examples, self.root, self.context = examples, root, context
-        labels = [example.label for example in examples]
-        self.guard = LeakGuard([example.text for example in examples], labels, jaccard=jaccard)
+        labels = [example.label for example in self.examples]
+        return LeakGuard([example.text for example in self.examples], labels, jaccard=self.jaccard)
 
 
 class Selector:

@@ -19,7 +19,7 @@ from pgra.errors import DataError, PgraError
 from pgra.lm.base import CompleterArguments
 from pgra.memory.families import Family, load_family
 from pgra.memory.log import Event, FeedbackLog
-from pgra.memory.lookup import Lookup, LookupArguments, Match, find_near, load_lookup
+from pgra.memory.lookup import LookupArguments, Match, find_near, load_lookup
 from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import (
     BuiltPrompt,
@@ -135,21 +135,15 @@ class Conversation:
     """What a person talks to. It holds no turns: any number of people may share one.
 
     Attributes:
-        family: Of the questions.
         lm: Prompt and LM.
-        log: The memory.
-        lookup: M(x), which follows the log.
-        threshold: The gate's; None lets all through.
+        system: Family, memory, look-up and gate.
         task: Under which name corrections are written.
         source: Who is said to have made them.
         about: What is talked to, in a line.
     """
 
-    family: Family
     lm: PromptedLM
-    log: FeedbackLog
-    lookup: Lookup
-    threshold: float | None
+    system: MemPrompt
     task: str = ""
     source: str = "user"
     about: str = ""
@@ -163,12 +157,10 @@ class Conversation:
         question = question.strip()
         if not question:
             raise DataError("the question is empty: type one")
-        few_shot = self.lm.few_shot
-        system = MemPrompt(self.family, few_shot, self.log, self.lookup, self.threshold)
-        prompt = system.ask(Step("", "", question, ""))
+        prompt = self.system.ask(Step("", "", question, ""))
         (completion,) = self.lm.complete([prompt.text])
-        output = few_shot.read_output(completion.text)
-        understanding, answer = read_understanding(self.family, output)
+        output = self.lm.few_shot.read_output(completion.text)
+        understanding, answer = read_understanding(self.system.family, output)
         num_tokens = completion.num_prompt_tokens
         return Turn(question, output, understanding, answer, prompt, num_tokens, saved)
 
@@ -182,10 +174,11 @@ class Conversation:
             DataError: If it is empty, too long, or holds what is no text.
             ArtifactError: If the memory cannot be written.
         """
-        entry = self.log.write(question, feedback.strip(), source=self.source, task=self.task)
+        log = self.system.log
+        entry = log.write(question, feedback.strip(), source=self.source, task=self.task)
         shown = self.lm.few_shot.as_data(entry.feedback)
         differs = shown != " ".join(entry.feedback.split())
-        near = find_near(self.log, entry, is_relative=not self.family.follows_release)
+        near = find_near(log, entry, is_relative=not self.system.family.follows_release)
         notes = [f"it is data, and stands in a prompt as: {shown}"] if differs else []
         return SavedCorrection(entry, [*notes, *map(show_near, near)])
 
@@ -196,11 +189,11 @@ class Conversation:
             DataError: If one is not there any more.
             ArtifactError: If the memory cannot be written.
         """
-        self.log.forget(*entry_ids, source=self.source)
+        self.system.log.forget(*entry_ids, source=self.source)
 
     def entries(self) -> list[Event]:
         """Return what is in the memory for these questions, the oldest first."""
-        return [entry for entry in self.log.entries() if entry.task == self.task]
+        return [entry for entry in self.system.log.entries() if entry.task == self.task]
 
 
 def load_conversation(
@@ -229,11 +222,8 @@ def load_conversation(
     open_lookup = load_lookup(lookup, chat.context, task=chat.task)
     shown = "" if gate is None else f", gate {gate:g}"
     return lambda log: Conversation(
-        family=family,
         lm=prompted,
-        log=log,
-        lookup=open_lookup(log),
-        threshold=gate,
+        system=MemPrompt(family, few_shot, log, open_lookup(log), gate),
         task=chat.task,
         source=chat.source,
         about=f"LM {lm.lm}; look-up {lookup.lookup}{shown}",
@@ -273,7 +263,7 @@ class Talk:
                 self.say(f"! {visible(str(error))}")
 
     def _do(self, line: str) -> None:
-        says = _SAYS[self.conversation.family.is_of_answers]
+        says = _SAYS[self.conversation.system.family.is_of_answers]
         words: Mapping[str, Callable[[str], None]] = {
             "/correct": self._correct,
             "/forget": self._forget,
@@ -292,7 +282,7 @@ class Talk:
 
     def _ask(self, question: str) -> None:
         self.last = self.conversation.ask(question)
-        self.say(show_turn(self.last, self.conversation))
+        self.say(show_turn(self.last, self.conversation.system))
 
     def _correct(self, text: str) -> None:
         question = self._asked().question
@@ -322,15 +312,14 @@ class Talk:
         return self.last
 
 
-def show_turn(turn: Turn, conversation: Conversation) -> str:
+def show_turn(turn: Turn, system: MemPrompt) -> str:
     """Render what a question gave: understanding, answer, and the memory that was used."""
     understood = turn.understanding or "(the answer does not say)"
-    is_told = not conversation.family.is_of_answers
-    lines = [f"understood  {visible(understood)}"] if is_told else []
+    lines = [] if system.family.is_of_answers else [f"understood  {visible(understood)}"]
     lines.append(f"answer      {visible(turn.answer) or '(nothing)'}")
     if not turn.prompt.found:
         lines.append("memory      nothing found")
-    gate = "" if conversation.threshold is None else f" (gate {conversation.threshold:g})"
+    gate = "" if system.threshold is None else f" (gate {system.threshold:g})"
     for place, match in enumerate(turn.prompt.found):
         use = "used" if place < turn.prompt.num_used else "not used: too far"
         lines.append(f"memory      entry {match.entry.id}, score {match.score:.4f}{gate}, {use}")

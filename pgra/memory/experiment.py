@@ -22,19 +22,11 @@ from tqdm import tqdm
 from pgra.artifacts import check_fingerprint, digest, lock_folder, write_json
 from pgra.config import arg
 from pgra.core import Json
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ConfigError
 from pgra.memory.families import Family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import OpenLookup
-from pgra.memory.report import (
-    SYSTEMS,
-    StreamResult,
-    Variant,
-    compare_with,
-    measure,
-    scratch_log,
-    wrong_type_pairs,
-)
+from pgra.memory.report import SYSTEMS, StreamResult, Variant, compare_with, measure, scratch_log
 from pgra.memory.stream import (
     GrowPrompt,
     MemPrompt,
@@ -116,16 +108,12 @@ class StreamArguments(PromptedArguments):
     released_check: bool = arg(
         False, "Tell the understanding as the paper's release does (a sentence needs a '[')."
     )
-    output_dir: str | None = arg(
-        None, "Where the runs go; default: runs/memory-FAMILY.", decides=False
-    )
+    output_dir: str | None = arg(None, "Where runs go; default: runs/memory-FAMILY.", decides=False)
 
     def check(self) -> None:
         """Refuse a stream of nothing, and one of two sources."""
         if (self.stream is None) == (self.words is None):
-            raise ConfigError(
-                "give the questions: --stream FILE.jsonl, or --words FILE to make them of"
-            )
+            raise ConfigError("give the questions: --stream FILE, or --words FILE to make them of")
 
     def plan(self) -> list[Variant]:
         """List what is run: without a memory first, which the others are compared with."""
@@ -195,9 +183,7 @@ class Experiment(Simulation):
             "as_released": self.as_released,
         }
 
-    def run(
-        self, streams: Mapping[int, Sequence[Step]], plan: Sequence[Variant]
-    ) -> list[StreamResult]:
+    def run(self, streams: Mapping[int, list[Step]], plan: Sequence[Variant]) -> list[StreamResult]:
         """Run every variant that is not done, and compare those with a memory with no-mem.
 
         Args:
@@ -224,7 +210,6 @@ class Experiment(Simulation):
                     bare[variant.seed] = outcomes
                 elif variant.seed in bare:
                     metrics["against_no_mem"] = compare_with(outcomes, bare[variant.seed])
-                metrics["wrong_type_pairs"] = wrong_type_pairs(outcomes)
                 which: dict[str, Json] = {**asdict(variant), "stream": stream}
                 write_json(folder / METRICS_FILE, {**which, **metrics})
                 results.append(StreamResult(variant, metrics, outcomes))
@@ -266,10 +251,8 @@ def claim_folder(folder: Path, identity: Mapping[str, Json]) -> None:
 
 
 def _read_outcomes(folder: Path, stream: str) -> list[StepOutcome]:
-    if read_object(folder / METRICS_FILE).get("stream") != stream:
-        raise ArtifactError(
-            f"{folder} was made of another stream: use another --output_dir, or delete it"
-        )
+    made = {"stream": read_object(folder / METRICS_FILE).get("stream")}
+    check_fingerprint(folder, made=made, asked={"stream": stream})
     try:
         return [StepOutcome(**line) for line in read_lines(folder / STEPS_FILE)]
     except TypeError as error:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -330,40 +330,30 @@ def pack_lessons(
             "finetune an LM with a fast tokenizer"
         )
 
-    def tokenize(text: str, start: int, end: int) -> Pack:
-        """Cut a text; what stands from `start` to `end` is learned."""
-        cut = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = list(cut["input_ids"])
-        labels = [
-            token if start <= first and last <= end and first < last else IGNORED
-            for token, (first, last) in zip(ids, cut["offset_mapping"], strict=True)
-        ]
-        return Pack(ids, labels)
-
-    draw, lead, ids, labels = random.Random(seed), list(lead_ids), list[int](), list[int]()
+    draw, lead = random.Random(seed), list(lead_ids)
+    pack = Pack(lead, [IGNORED] * len(lead))
     for lesson in lessons:
         shown = lesson.shown
         text = few_shot.show(shown)
-        prompt = few_shot.write(shown.question, feedback=shown.feedback, num_own=0)
+        start = len(few_shot.write(shown.question, feedback=shown.feedback, num_own=0))
         end = len(text) - len(few_shot.separator)
-        if draw.random() >= _CUT_SHARE:
-            parts = [tokenize(text, len(prompt), end)]
-        else:
-            answer = tokenize(text[len(prompt) :], 0, end - len(prompt))
-            parts = [tokenize(prompt, len(prompt), len(prompt)), answer]
-        size = sum(len(part.input_ids) for part in parts)
-        if len(lead) + size > pack_tokens:
+        bounds = (0, len(text)) if draw.random() >= _CUT_SHARE else (0, start, len(text))
+        ids, labels = list[int](), list[int]()
+        for left, right in pairwise(bounds):
+            part = text[left:right]
+            cut = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)
+            for token, (first, last) in zip(cut["input_ids"], cut["offset_mapping"], strict=True):
+                is_learned = start <= left + first < left + last <= end
+                ids.append(token)
+                labels.append(token if is_learned else IGNORED)
+        if len(lead) + len(ids) > pack_tokens:
             raise ConfigError(
-                f"pack_tokens is {pack_tokens}, and a lesson has {size} tokens: raise it"
+                f"pack_tokens is {pack_tokens}, and a lesson has {len(ids)} tokens: raise it"
             )
-        if ids and len(ids) + size > pack_tokens:
-            yield Pack(ids, labels)
-            ids, labels = [], []
-        if not ids:
-            ids, labels = list(lead), [IGNORED] * len(lead)
-        for part in parts:
-            ids += part.input_ids
-            labels += part.labels
+        if len(pack.input_ids) + len(ids) > pack_tokens:
+            yield pack
+            pack = Pack(lead, [IGNORED] * len(lead))
+        pack = Pack(pack.input_ids + ids, pack.labels + labels)
 
 
 def draw_packs(

@@ -17,7 +17,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import xxhash
 
@@ -179,12 +179,12 @@ class FeedbackLog:
 
     def __len__(self) -> int:
         """Count the entries."""
-        return self._number("SELECT count(*) FROM entry")
+        return int(self._value("SELECT count(*) FROM entry"))
 
     @property
     def last_id(self) -> int:
         """The last event's id; 0 in an empty log."""
-        return self._number("SELECT coalesce(max(id), 0) FROM event")
+        return int(self._value("SELECT max(id) FROM event") or 0)
 
     def write(self, key: str, feedback: str, *, source: str = "user", task: str = "") -> Event:
         """Put a feedback in the memory; one there for the same task and key gives way.
@@ -272,10 +272,7 @@ class FeedbackLog:
 
     def record_of(self, event_id: int) -> bytes:
         """Read an event's record as it is kept; b"" if there is no such event."""
-        with MEMORY.errors_of(self.path):
-            sql = "SELECT record FROM event WHERE id = ?"
-            row = self._db.execute(sql, (event_id,)).fetchone()
-        return bytes(row[0]) if row else b""
+        return bytes(self._value("SELECT record FROM event WHERE id = ?", event_id) or b"")
 
     def verify(self) -> None:
         """Read everything, and compare what is in force with the log.
@@ -283,8 +280,7 @@ class FeedbackLog:
         Raises:
             ArtifactError: If anything is damaged.
         """
-        with MEMORY.errors_of(self.path):
-            (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        verdict = self._value("PRAGMA quick_check(1)")
         if verdict != "ok":
             raise MEMORY.damaged(self.path, verdict)
         if replay(self.events()) != list(self.entries()):
@@ -306,9 +302,11 @@ class FeedbackLog:
             self._db.execute("BEGIN IMMEDIATE")
             yield
 
-    def _number(self, sql: str) -> int:
+    def _value(self, sql: str, *values: int) -> Any:
+        """Return the first row's first value; None where there is no row."""
         with MEMORY.errors_of(self.path):
-            return int(self._db.execute(sql).fetchone()[0])
+            row = self._db.execute(sql, values).fetchone()
+        return row[0] if row else None
 
     def _read(self, sql: str, value: int | str) -> Iterator[Event]:
         with MEMORY.errors_of(self.path):
@@ -420,13 +418,8 @@ def salvage(damaged: Path, output: Path) -> Salvaged:
             found |= _records_in(path)
     if not found:
         raise DataError(f"nothing can be read from {damaged}: no whole record is left in it")
-    with write_aside(output) as aside:
-        try:
-            with FeedbackLog.open(aside) as log:
-                log.extend(found[number] for number in sorted(found))
-        finally:
-            for ending in ("-wal", "-shm"):
-                aside.with_name(aside.name + ending).unlink(missing_ok=True)
+    with write_aside(output) as aside, FeedbackLog.open(aside) as log:
+        log.extend(found[number] for number in sorted(found))
     return Salvaged(len(found), [i for i in range(1, max(found)) if i not in found])
 
 

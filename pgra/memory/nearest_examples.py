@@ -36,10 +36,9 @@ def read_pool(path: Path) -> list[PromptExample]:
     check_file(path, ("jsonl",))
     pool = []
     for record in read_records(path):
-        place, fields = f"{path}, line {record.line}", record.fields
-        named = "answers" if "answers" in fields and "answer" not in fields else "answer"
-        question, answer, *_ = read_texts(place, fields, ["question", named])
-        feedback = read_texts(place, fields, ["feedback"])[0] if "feedback" in fields else ""
+        named = "answer" if "answer" in record.fields else "answers"
+        question, answer, *_ = read_texts(record, ["question", named])
+        (feedback,) = read_texts(record, ["feedback"]) if "feedback" in record.fields else [""]
         pool.append(PromptExample(question, answer, feedback))
     if not pool:
         raise DataError(f"{path} holds no example")
@@ -98,9 +97,8 @@ def choose_examples(
     )
     selector = Nearest(SelectionArguments(num_exemplars=count), exemplars, similarity)
     asked = list(dict.fromkeys(questions))
-    chosen = selector.choose(
-        [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
-    )
+    queries = [Example(f"question-{i}", {"question": text}) for i, text in enumerate(asked)]
+    chosen = selector.choose(queries)
     logger.info(
         "prefix: each of %d questions has its own %d of %d examples, so that prompts share "
         "nothing; %d examples were left out, being nearly a question itself",

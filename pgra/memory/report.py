@@ -83,6 +83,10 @@ class StreamResult:
     metrics: dict[str, Any]
     outcomes: list[StepOutcome]
 
+    def marks(self, name: str) -> list[bool]:
+        """Return whether each step was "understood", or "answered"."""
+        return [getattr(step, name) for step in self.outcomes]
+
 
 # What a stream measured.
 
@@ -109,7 +113,8 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
         Accuracy of the understanding and of the answer (of all steps, of the last 100, and the mean
         of the running accuracy, which is the area under its curve); by type; tokens of prompts and
         of outputs; of look-ups how many were used, the share of those after which the question was
-        understood (the paper's "effective", 97 %) and of those given for another type.
+        understood (the paper's "effective", 97 %) and of those given for another type, and which
+        types these were.
     """
     understood = [step.understood for step in outcomes]
     kinds = sorted({step.kind for step in outcomes})
@@ -132,25 +137,24 @@ def measure(outcomes: Sequence[StepOutcome]) -> dict[str, Json]:
             "effective": fmean(step.understood for step in used) if used else None,
             "wrong_type": fmean(step.is_wrong_kind for step in used) if used else None,
         },
+        "wrong_type_pairs": wrong_type_pairs(outcomes),
     }
 
 
-def compare_with(
-    outcomes: Sequence[StepOutcome], without: Sequence[StepOutcome]
-) -> dict[str, Json]:
+def compare_with(outcomes: Sequence[StepOutcome], bare: Sequence[StepOutcome]) -> dict[str, Json]:
     """Return which look-ups helped and which hurt, beside the same stream without a memory.
 
     Args:
         outcomes: The stream's steps.
-        without: The same questions, with NO-MEM.
+        bare: The same questions, with NO-MEM.
 
     Returns:
         Shares of the steps with a clarification from the memory that are understood with it and not
         without (helped), the other way round (hurt), and either way or neither (no change).
     """
     pairs = [
-        (step.understood, bare.understood)
-        for step, bare in zip(outcomes, without, strict=True)
+        (step.understood, other.understood)
+        for step, other in zip(outcomes, bare, strict=True)
         if step.used_memory
     ]
     if not pairs:
@@ -160,7 +164,7 @@ def compare_with(
     return {"helped": helped, "hurt": hurt, "no_change": 1 - helped - hurt}
 
 
-def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Mapping[str, Json]]:
+def wrong_type_pairs(outcomes: Sequence[StepOutcome]) -> list[Json]:
     """List the collisions that a stream ran into, the most frequent first.
 
     Returns:
@@ -370,10 +374,7 @@ def compare_methods(groups: Groups) -> list[list[str]]:
                 [[pair[side].metrics[name] for pair in pairs] for side in (0, 1)]
                 for name in ("understood", "understood_area", "prompt_tokens")
             )
-            tests = [
-                mcnemar(*([step.understood for step in side.outcomes] for side in pair))
-                for pair in pairs
-            ]
+            tests = [mcnemar(a.marks("understood"), b.marks("understood")) for a, b in pairs]
             rows.append(
                 [
                     f"{pairs[0][0].variant.title} - {pairs[0][1].variant.title}",
@@ -420,9 +421,7 @@ def write_report(
     return text
 
 
-def render_report(
-    family: Family, results: Sequence[StreamResult], *, gate: GateReport | None
-) -> str:
+def render_report(family: Family, results: Sequence[StreamResult], gate: GateReport | None) -> str:
     """Render the tables as Markdown: means over the seeds, and below each what the paper has."""
     by_variant = group_results(results)
     groups = _name_groups(by_variant)
@@ -529,7 +528,7 @@ def _mean(group: Sequence[StreamResult], first: str, second: str = "") -> float 
 
 
 def _mean_running(group: Sequence[StreamResult], name: str) -> list[float]:
-    lines = [running_accuracy([getattr(s, name) for s in result.outcomes]) for result in group]
+    lines = [running_accuracy(result.marks(name)) for result in group]
     return [fmean(values) for values in zip(*lines, strict=False)]
 
 

@@ -142,9 +142,7 @@ def match_form(family: Family, text: str) -> tuple[str, re.Match[str]] | None:
     return None
 
 
-def read_texts(
-    place: str, fields: Mapping[str, Any], names: Sequence[str], hint: str = ""
-) -> list[str]:
+def read_texts(record: Record, names: Sequence[str], hint: str = "") -> list[str]:
     """Return the fields of a line that must be texts; `answers` may be a list, and gives them all.
 
     Raises:
@@ -152,10 +150,10 @@ def read_texts(
     """
     texts: list[str] = []
     for name in names:
-        value: Any = fields.get(name)
+        value: Any = record.fields.get(name)
         parts = value if name == "answers" and isinstance(value, list) and value else [value]
         if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise DataError(f"{place}: {name} is {value!r}, and must be text{hint}")
+            raise DataError(f"{record.place}: {name} is {value!r}, and must be text{hint}")
         texts += parts
     return texts
 
@@ -176,46 +174,47 @@ def read_stream(path: Path, family: Family) -> list[Step]:
     if form is not None and not path.exists():
         raise DataError(
             f"{path} does not exist, and the paper's data of '{family.name}' was never released: "
-            f"give your own jsonl file, a line with situation, {form.about} and label "
-            f"({', '.join(form.labels)}) for each"
+            f"give your own, lines with situation, {form.about}, label ({', '.join(form.labels)})"
         )
     check_file(path, ("jsonl",))
     read = _read_situation if form else _read_fact if family.is_of_answers else _read_step
-    steps = [read(f"{path}, line {record.line}", record, family) for record in read_records(path)]
+    steps = [read(record, family) for record in read_records(path)]
     if not steps:
         raise DataError(f"{path} holds no question")
     return steps
 
 
-def _read_step(place: str, record: Record, family: Family) -> Step:
+def _read_step(record: Record, family: Family) -> Step:
     names = ("type", "word", "question", "feedback", "expected_answer")
-    kind, word, question, feedback, expected = read_texts(place, record.fields, names)
+    kind, word, question, feedback, expected = read_texts(record, names)
     if kind not in family.answers:
         raise DataError(
-            f"{place}: type '{kind}' is none of the family '{family.name}' "
+            f"{record.place}: type '{kind}' is none of the family '{family.name}' "
             f"({', '.join(family.answers)}): name the stream's own with --family"
         )
     feedback = feedback.removeprefix(_MARK).strip()
     return Step(str(record.line), kind, question, feedback, word, (expected,))
 
 
-def _read_fact(place: str, record: Record, family: Family) -> Step:
+def _read_fact(record: Record, family: Family) -> Step:
     hint = f": the family '{family.name}' takes question, a text, and answers, a list of texts"
-    question, *answers = read_texts(place, record.fields, ("question", "answers"), hint)
+    question, *answers = read_texts(record, ("question", "answers"), hint)
     return Step(str(record.line), QUESTION, question, answers[0], expected=tuple(answers))
 
 
-def _read_situation(place: str, record: Record, family: Family) -> Step:
+def _read_situation(record: Record, family: Family) -> Step:
     form = family.situations
     assert form is not None  # read_stream
     names = ("situation", form.about, "label")
-    texts = read_texts(place, record.fields, names, f": each line has {', '.join(names)}")
+    texts = read_texts(record, names, f": each line has {', '.join(names)}")
     text, about, label = (" ".join(part.split()) for part in texts)
     by_lower = {known.lower(): known for known in form.labels}
     if label.lower() not in by_lower:
-        raise DataError(f"{place}: label '{label}' is none of {', '.join(form.labels)}")
+        raise DataError(f"{record.place}: label '{label}' is none of {', '.join(form.labels)}")
     if form.categories and about.lower() not in form.categories:
-        raise DataError(f"{place}: {form.about} '{about}' is none of {', '.join(form.categories)}")
+        raise DataError(
+            f"{record.place}: {form.about} '{about}' is none of {', '.join(form.categories)}"
+        )
     about = about.lower() if form.categories else about.rstrip(".")
     output, feedback = (
         fill(frame, about=about, label=by_lower[label.lower()])
@@ -250,8 +249,8 @@ def read_pairs(path: Path, family: Family | None = None) -> list[Step]:
     pairs = [Step(str(entry.id), "", entry.key, entry.feedback) for entry in entries]
     hint = ": each line has a question and the feedback it got"
     for record in records:
-        place, kind = f"{path}, line {record.line}", str(record.fields.get("type") or "")
-        question, feedback = read_texts(place, record.fields, ("question", "feedback"), hint)
+        kind = str(record.fields.get("type") or "")
+        question, feedback = read_texts(record, ("question", "feedback"), hint)
         pairs.append(Step(str(record.line), kind, question, feedback.removeprefix(_MARK).strip()))
     if not pairs:
         raise DataError(f"{path} holds no question with a feedback: there is nothing to learn")
@@ -285,8 +284,7 @@ def read_words(path: Path, family: Family) -> Words:
     check_file(path, ("jsonl",))
     found: dict[str, dict[str, list[str]]] = {kind: defaultdict(list) for kind in family.answers}
     for record in read_records(path):
-        place, names = f"{path}, line {record.line}", ("type", "word", "answer")
-        kind, word, answer = read_texts(place, record.fields, names)
+        kind, word, answer = read_texts(record, ("type", "word", "answer"))
         if kind in found:
             found[kind][word].append(answer)
     for kind, answers in found.items():
@@ -332,9 +330,7 @@ class PromptedArguments(Arguments):
         None, "Name of a YAML in configs/memory_prompts, or a path; default: the family's."
     )
     max_new_tokens: int = arg(64, "Most tokens of an answer.", least=1)
-    max_prompt_tokens: int = arg(
-        2048, "Most tokens of a prompt, the LM's window permitting.", least=1
-    )
+    max_prompt_tokens: int = arg(2048, "Most tokens of a prompt, within the LM's window.", least=1)
     artifacts_dir: str = arg("artifacts", "Where the LM's answers are kept.", decides=False)
     device: str = arg("auto", "auto (a GPU if there is one), cpu, cuda, ...", decides=False)
 

@@ -204,18 +204,15 @@ class KeyVectors:
         return state
 
     def _build_index(self, state: _State) -> _State:
-        """Index all vectors: about sqrt(n) lists, trained on a fixed sample, a byte a dimension."""
+        """Index all vectors: sqrt(n) lists, trained on every so manieth, a byte a dimension."""
         self._map(state)
         logger.info("memory: indexing the vectors of %s keys", f"{state.rows:,}")
         lists = min(_MOST_LISTS, 1 << round(np.log2(state.rows) / 2))
         index = empty_index(f"IVF{lists},SQ8", state.width, state.rows)
         clustering = import_faiss().extract_index_ivf(index).cp
         clustering.niter, clustering.max_points_per_centroid = _TURNS, _POINTS_A_LIST
-        clustering.min_points_per_centroid = 1  # small ones are for tests: no warning
-        draw = np.random.default_rng(0)
-        size = min(state.rows, lists * _POINTS_A_LIST)
-        sample = np.sort(draw.choice(state.rows, size, replace=False))
-        index.train(self._vectors[sample].astype(np.float32))
+        every = max(1, state.rows // (lists * _POINTS_A_LIST))
+        index.train(self._vectors[::every].astype(np.float32))
         for start in range(0, state.rows, _BLOCK):
             index.add(self._vectors[start : start + _BLOCK].astype(np.float32))
         grown = replace(state, indexed=state.rows)

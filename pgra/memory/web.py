@@ -41,7 +41,6 @@ _MOST_TURNS = 50  # of a tab
 _MOST_SHOWN = 200  # entries on a page
 _T = TypeVar("_T")
 _Turns = dict[str, Turn]  # of a tab, by their numbers in it, the newest last
-_NOTHING: Mapping[str, str] = {}
 
 
 class MemoryPage:
@@ -65,9 +64,8 @@ class MemoryPage:
             raise
         self.about = f"{about}: {self.conversation.about}"
         self._tabs: OrderedDict[str, _Turns] = OrderedDict()
-        pages = Environment(
-            loader=FileSystemLoader(_PAGE), autoescape=True, undefined=StrictUndefined
-        )
+        loader = FileSystemLoader(_PAGE)
+        pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
         pages.filters["visible"] = visible
         self._template = pages.get_template("memory.html")
 
@@ -78,7 +76,7 @@ class MemoryPage:
 
     def close(self) -> None:
         """Finish what is under way, and let go of the memory."""
-        self._thread.submit(self.conversation.log.close).result()
+        self._thread.submit(self.conversation.system.log.close).result()
         self._thread.shutdown()
 
     def app(self, hosts: Sequence[str]) -> Starlette:
@@ -97,10 +95,8 @@ class MemoryPage:
             # A refused form's address is its own: who loads that again gets the conversation.
             Route("/chat/{tab}/{name}", self._back),
         ]
-        return Starlette(
-            routes=routes,
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
-        )
+        guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+        return Starlette(routes=routes, middleware=[guard])
 
     async def _start(self, _: Request) -> Response:
         tab = secrets.token_urlsafe(16)
@@ -160,18 +156,18 @@ class MemoryPage:
         await self._do(lambda c: c.forget(int(entry)))
 
     async def _render(
-        self, request: Request, turns: _Turns, error: str = "", typed: Mapping[str, str] = _NOTHING
+        self, request: Request, turns: _Turns, error: str = "", typed: dict[str, str] | None = None
     ) -> Response:
         entries = await self._do(lambda c: c.entries())
         text = self._template.render(
             about=self.about,
-            conversation=self.conversation,
+            system=self.conversation.system,
             here=f"/chat/{request.path_params['tab']}",
             turns=list(turns.items()),
             entries=entries[: -_MOST_SHOWN - 1 : -1],
             num_entries=len(entries),
             error=error,
-            typed=typed,
+            typed=typed or {},
         )
         return HTMLResponse(text, 422 if error else 200, headers=_HEADERS)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
 from pgra.core import UNDECIDED, Example, Json, Prediction, Scores
@@ -37,20 +36,12 @@ def calibrate(scores: Scores, free: Scores) -> Scores:
     Returns:
         (B, C): logarithms of the chances, which sum to 1.
     """
-    chances, bias = _shares(scores), _shares(free).mean(axis=1)
-    ratio = np.log(chances) - np.log(np.maximum(bias, np.finfo(np.float64).tiny))
-    return np.asarray(ratio - _log_sum(ratio), np.float32)
+    from scipy.special import log_softmax, softmax
 
-
-def _shares(logs: Scores) -> npt.NDArray[np.float64]:
-    values = logs.astype(np.float64)
-    shares = np.exp(values - _log_sum(values))
-    return np.maximum(np.asarray(shares, np.float64), np.finfo(np.float64).tiny)
-
-
-def _log_sum(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    top = values.max(axis=-1, keepdims=True)
-    return np.asarray(top + np.log(np.exp(values - top).sum(axis=-1, keepdims=True)))
+    bias = softmax(free.astype(np.float64), axis=-1).mean(axis=1)
+    ratio = log_softmax(scores.astype(np.float64), axis=-1)
+    ratio -= np.log(np.maximum(bias, np.finfo(np.float64).tiny))
+    return np.asarray(log_softmax(ratio, axis=-1), np.float32)
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pgra.artifacts import digest
-from pgra.config import (
-    Arguments,
-    RerankArguments,
-    RunArguments,
-    arg,
-    choose,
-    read_yaml,
-)
+from pgra.config import Arguments, RerankArguments, RunArguments, arg, choose, read_yaml
 from pgra.core import UNDECIDED, Example, Json, Prediction
 from pgra.data.examples import load_pool
 from pgra.data.references import Reference, load_references
@@ -44,13 +37,7 @@ from pgra.data.tasks import (
 from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
-from pgra.exemplars.selection import (
-    Chosen,
-    ExemplarPool,
-    Selector,
-    arrange,
-    vote,
-)
+from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
@@ -419,17 +406,11 @@ class Kate(Method):
         else:
             with self.timed("answers"), _counted(self.completer):
                 answers = self.answerer.answer(examples, prompts.texts)
-        predictions = [answer.prediction for answer in answers]
-        decided = self._report(examples, prompts, predictions)
-        details = [
-            {**answer.details, **line}
-            for answer, line in zip(answers, decided.details, strict=True)
-        ]
-        decided = replace(decided, details=details)
+        decided = self._report(examples, prompts, answers)
         if list(examples) != list(self.data.test):
             return decided
         if self.selection.compares and self.answerer is not None:
-            compared = self._compare_vote(prompts.chosen, predictions)
+            compared = self._compare_vote(prompts.chosen, decided.predictions)
             decided = replace(decided, metrics={**decided.metrics, "knn_vote": compared})
         return self._with_texts(decided) if self.data.references else decided
 
@@ -548,21 +529,21 @@ class Kate(Method):
         return is_behind or len(self.data.train) + one.entry.id in rows
 
     def _report(
-        self, examples: Sequence[Example], prompts: Prompts, predictions: Sequence[Prediction]
+        self, examples: Sequence[Example], prompts: Prompts, answers: Sequence[Answer]
     ) -> Decisions:
         """Tell of exemplars and memory: in each query's line, in counts and in notes."""
         chosen, fit, dropped = prompts.chosen, prompts.fit, prompts.chosen.num_dropped
         exemplars = [[self._example(row) for row in rows] for rows in prompts.rows]
+        predictions = [answer.prediction for answer in answers]
         used = [0, 0]  # queries with a correction, and those that are its very text
         details: list[dict[str, Json]] = []
         for i, (query, rows) in enumerate(zip(examples, prompts.rows, strict=True)):
             near = dict(zip(chosen.of(i), chosen.similarity[i].tolist(), strict=False))
-            likeness = [_rounded(near.get(row, math.nan)) for row in rows]
-            shown = zip(exemplars[i], likeness, strict=True)
-            line: dict[str, Json] = {
-                "exemplars": [{"id": one.id, "similarity": value} for one, value in shown],
-                "near_duplicates": int(dropped[i]),
-            }
+            shown = [
+                {"id": one.id, "similarity": _rounded(near.get(row, math.nan))}
+                for one, row in zip(exemplars[i], rows, strict=True)
+            ]
+            line = {**answers[i].details, "exemplars": shown, "near_duplicates": int(dropped[i])}
             if fit is not None:
                 line["over_budget"] = int(fit.num_dropped[i])
                 line["prompt_tokens"] = int(fit.num_tokens[i])

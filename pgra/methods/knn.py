@@ -14,9 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pgra.artifacts import digest
 from pgra.config import (
     CorpusArguments,
@@ -27,6 +24,7 @@ from pgra.config import (
 )
 from pgra.core import Example, Json, Prediction, Rows
 from pgra.errors import ConfigError
+from pgra.exemplars.selection import vote
 from pgra.methods.base import Decisions, Forecast, Method
 from pgra.methods.stages import Stages, neighbor_model, open_neighbors
 from pgra.report.metrics import measure
@@ -65,8 +63,6 @@ class NearestNeighbors(Method):
             )
         self.numbers = [n for n in NUMBERS if n <= len(train)] if number is None else [number]
         self.neighbors = open_neighbors(self.data, self.args.pgra, self.context)
-        labels = self.data.labels
-        self._columns = np.array([labels.index(str(e.label)) for e in train], dtype=np.int64)
 
     def identity(self) -> dict[str, Json]:
         """Return the encoder, and which numbers of neighbors are tried."""
@@ -90,8 +86,8 @@ class NearestNeighbors(Method):
         rows, truth = self._nearest(dev), [str(example.label) for example in dev]
         values = {}
         for number in self.numbers:
-            _, decided = vote(rows[:, :number], self._columns, len(labels))
-            values[number] = measure(metric, truth, [labels[i] for i in decided], labels)[metric]
+            decided = [next(iter(shares)) for shares in self._votes(rows, number)]
+            values[number] = measure(metric, truth, decided, labels)[metric]
         self.best = max(self.numbers, key=lambda number: values[number])
         self._how = f"best of {', '.join(map(str, self.numbers))} on the dev set"
         return {"metric": metric, "value": values[self.best], "num_neighbors": self.best}
@@ -99,13 +95,10 @@ class NearestNeighbors(Method):
     def decide(self, examples: Sequence[Example]) -> Decisions:
         """Decide by the vote of the nearest training examples."""
         logger.info("knn: %d neighbors, %s", self.best, self._how)
-        labels = self.data.labels
-        all_shares, decided = vote(
-            self._nearest(examples)[:, : self.best], self._columns, len(labels)
-        )
+        votes = self._votes(self._nearest(examples), self.best)
         predictions = [
-            Prediction(example.id, labels[column], dict(zip(labels, shares, strict=True)))
-            for example, column, shares in zip(examples, decided, all_shares.tolist(), strict=True)
+            Prediction(e.id, next(iter(shares)), {n: shares.get(n, 0.0) for n in self.data.labels})
+            for e, shares in zip(examples, votes, strict=True)
         ]
         notes = [
             f"{self.best} neighbors vote, {self._how}; ties go to the tied label with the nearest "
@@ -113,6 +106,11 @@ class NearestNeighbors(Method):
             f"the seed is {self.SEEDS}",
         ]
         return Decisions(predictions, notes=notes)
+
+    def _votes(self, rows: Rows, number: int) -> list[dict[str, float]]:
+        """Return the shares of the first so many neighbors' labels, each query's winner first."""
+        train = self.data.train
+        return [vote([str(train[row].label) for row in line]) for line in rows[:, :number].tolist()]
 
     def _nearest(self, examples: Sequence[Example]) -> Rows:
         """Return the nearest training examples of each, (B, k), nearest first; stored once."""
@@ -135,25 +133,3 @@ class NearestNeighbors(Method):
             )
         self.fingerprints["neighbors"] = digest(fields)
         return stored.candidates.rows
-
-
-def vote(
-    rows: Rows, columns: npt.NDArray[np.int64], num_labels: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Let neighbors vote, each as much as the others.
-
-    Args:
-        rows: Training examples, (B, k), nearest first.
-        columns: The label's column of each training example, (n,).
-        num_labels: C.
-
-    Returns:
-        Each label's share of the votes, (B, C), and the winning label's column, (B,).
-    """
-    heard = columns[rows]  # (B, k)
-    votes = (heard[:, :, None] == np.arange(num_labels)).sum(axis=1)  # (B, C)
-    is_top = votes == votes.max(axis=1, keepdims=True)
-    # The nearest neighbor among those whose label has the most votes.
-    place = np.take_along_axis(is_top, heard, axis=1).argmax(axis=1)
-    decided = np.take_along_axis(heard, place[:, None], axis=1)[:, 0]
-    return votes / rows.shape[1], decided

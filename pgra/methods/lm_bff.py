@@ -110,7 +110,7 @@ class LmBff(Pgra):
         notes = {**whole.notes, "rule": rule}
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, notes)
         prompt = FewShotPrompt(prompt_template(self.task))
-        self.stages = Stages(self.pgra, self.context, prompt, data=self.data)
+        self.stages = Stages(self.pgra, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 from transformers import AutoModelForSeq2SeqLM
 
-from pgra.artifacts import check_fingerprint
+from pgra.artifacts import artifact_dir, check_fingerprint
 from pgra.config import (
     CorpusArguments,
     FolderArguments,
@@ -56,7 +56,7 @@ from pgra.reader.arguments import ReaderTrainingArguments, check_trainer
 from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.fields import NOT_DECIDING
-from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, store_inputs
+from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
 from pgra.reader.module import check_adapters
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
@@ -214,16 +214,9 @@ class Pgra(Method):
             made: TokenizedInputs = self.new_inputs(examples, self.stages.evidence_lines(split))
             return made
 
-        return store_inputs(
-            self.pgra.artifacts / "inputs" / self.data.task.name,
-            split,
-            fields,
-            build,
-            examples=examples,
-            tokenizer=self.tokenizer,
-            verbalizer=self.verbalizer,
-            context=self.context,
-        )
+        folder = artifact_dir(self.pgra.artifacts / "inputs" / self.data.task.name, split, fields)
+        arrays = store_inputs(folder, fields, build, self.context)
+        return TokenizedInputs(*describe(examples, self.tokenizer, self.verbalizer), *arrays)
 
     def new_inputs(
         self, examples: Sequence[Example], lines: Sequence[Sequence[EvidenceLine]]
@@ -414,10 +407,7 @@ class Pgra(Method):
         method.source = find_model(str(home))
         method.open_tokenizer()
         method.open_trained(home)
-        if record.prompt is None:  # nothing is searched
-            method.stages = Stages(method.pgra, context, FewShotPrompt(prompt_template(task)))
-        else:
-            method.stages = _open_recorded(home, record, record.prompt, method.pgra, context)
+        method.stages = _open_recorded(home, record, method.data, method.pgra, context)
         return method
 
     def foresee(self) -> Forecast:
@@ -460,32 +450,31 @@ def _recorded_arguments(record: ReaderRecord, args: RunArguments, context: Conte
     """Return a run's arguments elsewhere; dtypes that depend on the device stay what they were."""
     args = RunArguments({"folder": FolderArguments(), **args.sections})  # a reader alone has none
     args = args.change("runtime", device=context.device)
-    lm = record.fingerprints.get("reranker")
-    encoder = _encoder_fields(record) or _exemplar_encoder(lm)
-    if isinstance(lm, Mapping) and "dtype" in lm:
+    made: Mapping[str, Any] = record.fingerprints
+    lm = made.get("reranker", {})
+    if "dtype" in lm:
         args = args.change("rerank", lm_dtype=lm["dtype"])
-    if encoder is not None:
+    encoder = _index_encoder(made) or lm.get("exemplar encoder")
+    if isinstance(encoder, Mapping) and "part" not in encoder:  # a part of the T5 has no dtype
         args = args.change("retriever", encoder_dtype=encoder["dtype"])
     return args
 
 
-def _encoder_fields(record: ReaderRecord) -> Mapping[str, Json] | None:
-    """Return what a run's index says of its encoder; None if it has none."""
-    index = record.fingerprints.get("index")
-    dense = index.get("dense", index) if isinstance(index, Mapping) else None
-    return dense if isinstance(dense, Mapping) and "encoder" in dense else None
-
-
-def _exemplar_encoder(lm: Json) -> Mapping[str, Json] | None:
-    """Return what a reranker says of the first stage's encoder, where that finds exemplars."""
-    encoder = lm.get("exemplar encoder") if isinstance(lm, Mapping) else None
-    return encoder if isinstance(encoder, Mapping) and "part" not in encoder else None
+def _index_encoder(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a run's index says of its encoder; empty if it has none."""
+    dense: Mapping[str, Any] = made.get("index", {})
+    dense = dense.get("dense", dense)
+    return dense if "encoder" in dense else {}
 
 
 def _open_recorded(
-    home: Path, record: ReaderRecord, prompt: FewShotPrompt, args: PgraArguments, context: Context
+    home: Path, record: ReaderRecord, data: TaskData, args: PgraArguments, context: Context
 ) -> Stages:
     """Open the stages; refuse what is not the run's before anything long is begun."""
+    assert isinstance(data.task, Task)
+    prompt = record.prompt or FewShotPrompt(prompt_template(data.task))
+    if not record.num_evidence:  # nothing is searched
+        return Stages(args, context, prompt, data)
     if not args.artifacts.is_dir():
         raise ArtifactError(
             f"{args.artifacts} does not exist, where the run's index and bank are looked for: name "
@@ -495,17 +484,16 @@ def _open_recorded(
     # hold. That they are the run's, the reranker's fingerprint says.
     is_own = args.rerank.per_query and args.rerank.reranker == "prompted"
     exemplars = Stages.read(args, context).exemplars if is_own else None
-    made = record.fingerprints
-    lm = made.get("reranker")
-    reference = Reference(made=lm if isinstance(lm, Mapping) else {})
-    stages = Stages(args, context, prompt, exemplars=exemplars, reference=reference)
+    made: Mapping[str, Any] = record.fingerprints
+    reference = Reference(made=made.get("reranker", {}))
+    stages = Stages(args, context, prompt, data, exemplars=exemplars, reference=reference)
     _check(home, "corpus", made.get("corpus"), stages.corpus.fingerprint["corpus_sha256"])
     _check(home, "reranker", made.get("reranker"), dict(stages.reranker.fingerprint))
     stages.reranker.check()  # before an index would be built
     if args.is_exhaustive:
         return stages
-    encoder = _encoder_fields(record)
-    if encoder is not None:  # its folder's digest tells before an index would be built with it
+    encoder = _index_encoder(made)
+    if encoder:  # its folder's digest tells before an index would be built with it
         _check(home, "encoder", encoder["encoder"], find_model(args.retriever.encoder).identity)
     _check(home, "index", made.get("index"), dict(stages.retriever.fingerprint))
     return stages

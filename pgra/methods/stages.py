@@ -65,8 +65,7 @@ class Stages(Timed):
     Attributes:
         args: What to search, and how.
         context: Where.
-        data: The task's examples; those that stand in the prompt are left out of train. None where
-            a finished run decides new queries.
+        data: The task's examples; those that stand in the prompt are left out of train.
         prompt: The LM's prompt; without exemplars where each query has its own.
         exemplars: Chooses each query's own; None where one prompt serves all.
         candidates: Of the first stage by split; the evidence itself where there is no first stage.
@@ -79,8 +78,8 @@ class Stages(Timed):
         args: PgraArguments,
         context: Context,
         prompt: FewShotPrompt,
+        data: TaskData,
         *,
-        data: TaskData | None = None,
         exemplars: NearestExemplars | None = None,
         reference: Reference | None = None,
     ) -> None:
@@ -90,14 +89,14 @@ class Stages(Timed):
             args: What to search, and how.
             context: Where.
             prompt: The LM's.
-            data: The task's examples, where evidence is found for them.
+            data: The task's examples; none where a finished run decides new queries.
             exemplars: Each query's own, where the prompt has none.
             reference: What a similarity is fitted to; None is the task's training examples.
         """
         super().__init__()
         context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
-        self._data, self._reference = data, reference
+        self.data, self._reference = data, reference
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
@@ -120,15 +119,9 @@ class Stages(Timed):
                 "lower --num_exemplars, or give more examples"
             )
         data = replace(data, train=train)
-        stages = cls(args, context, prompt, data=data, exemplars=exemplars)
+        stages = cls(args, context, prompt, data, exemplars=exemplars)
         stages.fingerprints |= {split: data.fingerprint(split) for split in SPLITS}
         return stages
-
-    @property
-    def data(self) -> TaskData:
-        """The task's examples."""
-        assert self._data is not None  # a finished run on new queries asks for no split
-        return self._data
 
     @property
     def depth(self) -> int:
@@ -250,15 +243,17 @@ class Stages(Timed):
                 )
         self._log_found(f"{self.args.retriever.retriever}: {k} candidates", self.candidates, splits)
         del retriever, self.retriever  # the LM may need the memory of index and encoder
-        with self.timed("states"):
-            self._read(splits)
+        with self.timed("states"):  # the LM reads the union of all candidates, each passage once
+            everything = [example for split in splits for example in self.data.examples(split)]
+            rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
+            work = self.reranker.prepare(everything, rows)
+            if work.num_passages:
+                pairs = int((rows != MISSING_ROW).sum())
+                logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
         with self.timed("evidence"):
             for split in splits:
                 first = self.candidates[split]
-                fields = {
-                    **self.reranker.fingerprint,
-                    "candidates": digest(first.fingerprint),
-                }
+                fields = {**self.reranker.fingerprint, "candidates": digest(first.fingerprint)}
                 self.evidence[split] = self._store(
                     "evidence",
                     split,
@@ -325,15 +320,6 @@ class Stages(Timed):
             context=self.context,
             measure=measure,
         )
-
-    def _read(self, splits: Sequence[str]) -> None:
-        """Let the LM read the union of the splits' candidates, each passage once."""
-        examples = [example for split in splits for example in self.data.examples(split)]
-        rows = np.concatenate([self.candidates[split].candidates.rows for split in splits])
-        work = self.reranker.prepare(examples, rows)
-        if work.num_passages:
-            pairs = int((rows != MISSING_ROW).sum())
-            logger.info("reranker: %d query-candidate pairs; %s", pairs, describe_work(work))
 
     def _find_in_all(self, splits: Sequence[str]) -> None:
         """Find evidence among all passages; it stands in for the first stage's candidates too."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.artifacts import artifact_dir, build_once, read_array, write_array
+from pgra.artifacts import build_once, read_array, write_array
 from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.data.read import is_utf8
 from pgra.errors import ConfigError, DataError, unknown_name
@@ -89,7 +89,7 @@ class TokenizedInputs:
         Raises:
             DataError: If an example has a label that the verbalizer does not know.
         """
-        return cls(*_describe(examples, tokenizer, verbalizer), *flatten(segments))
+        return cls(*describe(examples, tokenizer, verbalizer), *flatten(segments))
 
     def __len__(self) -> int:
         """Count the examples."""
@@ -125,7 +125,7 @@ def flatten(segments: Sequence[Sequence[TokenIds]]) -> tuple[npt.NDArray[Any], .
     return tokens, ends, np.cumsum([len(found) for found in segments], dtype=np.int64)
 
 
-def _describe(
+def describe(
     examples: Sequence[Example], tokenizer: Any, verbalizer: Verbalizer
 ) -> tuple[list[str], list[str | None], dict[str, TokenIds]]:
     """Return the examples' ids and labels, and the labels' targets."""
@@ -208,32 +208,25 @@ class SeparateInputs(TokenizedInputs):
 
 
 def store_inputs(
-    root: Path,
-    split: str,
+    folder: Path,
     fingerprint: Mapping[str, Json],
     make: Callable[[], TokenizedInputs],
-    *,
-    examples: Sequence[Example],
-    tokenizer: Any,
-    verbalizer: Verbalizer,
     context: Context = ALONE,
-) -> TokenizedInputs:
-    """Read a split's tokenised inputs, or make and write them; of several processes one does.
+) -> list[npt.NDArray[Any]]:
+    """Read a split's token arrays, or make and write them; of several processes one does.
 
     Args:
-        root: Folder of the tokenised inputs of a task.
-        split: Name of the split.
+        folder: Where they lie.
         fingerprint: All that determines the tokens.
         make: Makes them.
-        examples: The split's examples.
-        tokenizer: The reader's.
-        verbalizer: Gives each label its target.
         context: Who waits.
+
+    Returns:
+        The last three of `TokenizedInputs`.
 
     Raises:
         ArtifactError: If what is there is damaged.
     """
-    folder = artifact_dir(root, split, fingerprint)
     names = ("tokens", "segment_ends", "example_ends")
 
     def build(aside: Path) -> dict[str, Json]:
@@ -244,8 +237,7 @@ def store_inputs(
         return {**counts, "tokens": len(made.tokens)}
 
     build_once(folder, stage="inputs", fingerprint=fingerprint, build=build, context=context)
-    arrays = [read_array(folder / f"{name}.npy") for name in names]
-    return TokenizedInputs(*_describe(examples, tokenizer, verbalizer), *arrays)
+    return [read_array(folder / f"{name}.npy") for name in names]
 
 
 # Segments: a query and one evidence within the limit.

@@ -9,15 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from pgra import __version__
 from pgra.artifacts import find_damage, package_versions, record_file, write_json
 from pgra.config import from_values
-from pgra.core import Context, Example, Json, Prediction
+from pgra.core import Context, Json, Prediction
 from pgra.data.read import is_utf8
 from pgra.errors import ArtifactError, ConfigError, PgraError
-from pgra.lm.batching import PackedSegments
 from pgra.lm.load import choose_device, find_model, load_tokenizer
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.verbalizer import Verbalizer
@@ -221,16 +218,6 @@ class Reader:
         """The task's labels, in its order."""
         return self.record.labels
 
-    @property
-    def temperature(self) -> float:
-        """What scores are divided by before the softmax over labels."""
-        return self.record.calibration.temperature
-
-    @property
-    def num_evidence(self) -> int:
-        """How much evidence a query had in training; 0 for a plain T5."""
-        return self.record.num_evidence
-
     def predict(
         self,
         queries: Sequence[Query],
@@ -252,65 +239,12 @@ class Reader:
         """
         return self.classifier.predict(self._inputs(queries, evidence), Context(progress=progress))
 
-    def attention(
-        self, queries: Sequence[Query], evidence: Evidence | None = None
-    ) -> list[list[float]]:
-        """Say what the reader looks at while it writes the label it decides for.
-
-        Args:
-            queries: As in `predict`.
-            evidence: As in `predict`.
-
-        Returns:
-            For each query a share of the cross-attention for each evidence; they add up to 1. A
-            query without evidence has none.
-        """
-        inputs = self._inputs(queries, evidence)
-        _, shares = self.classifier.attend(inputs, Context(progress=False))
-        found = evidence or [[] for _ in queries]
-        return [part if texts else [] for part, texts in zip(shares, found, strict=True)]
-
-    def generate(
-        self,
-        queries: Sequence[Query],
-        evidence: Evidence | None = None,
-        *,
-        max_new_tokens: int = 32,
-        **options: Any,
-    ) -> list[str]:
-        """Write text freely, whatever the labels are.
-
-        Args:
-            queries: As in `predict`.
-            evidence: As in `predict`.
-            max_new_tokens: Most tokens of a text.
-            **options: As `transformers.GenerationMixin.generate` takes them (`num_beams`,
-                `do_sample`, ...).
-        """
-        model, tokenizer = self.classifier.module, self.classifier.tokenizer
-
-        def work(_: list[int], packed: PackedSegments) -> list[str]:
-            written = model.generate(packed, max_new_tokens=max_new_tokens, **options)
-            texts = tokenizer.batch_decode(written.cpu(), skip_special_tokens=True)
-            return [text.strip() for text in texts]
-
-        inputs = self._inputs(queries, evidence)
-        with torch.inference_mode():
-            return self.classifier.map_batches(inputs, work, Context(progress=False))
-
-    def examples(self, queries: Sequence[Query]) -> list[Example]:
-        """Give queries the task's fields.
-
-        Raises:
-            ConfigError: If one is not what the task takes.
-        """
-        return read_queries(queries, task=self.record.task, inputs=self.record.inputs)
-
     def _inputs(self, queries: Sequence[Query], evidence: Evidence | None) -> TokenizedInputs:
-        examples, record = self.examples(queries), self.record
-        if evidence is None and self.num_evidence:
+        record = self.record
+        examples = read_queries(queries, task=record.task, inputs=record.inputs)
+        if evidence is None and record.num_evidence:
             raise ConfigError(
-                f"this reader was trained with {self.num_evidence} evidence texts a query, and "
+                f"this reader was trained with {record.num_evidence} evidence texts a query, and "
                 "none are given: give evidence=[[...], ...], a list of texts for each query (pgra "
                 "predict finds them), or evidence=[] to read without on purpose"
             )

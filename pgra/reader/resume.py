@@ -90,13 +90,13 @@ class Stopper:
                 signal.Signals(number).name,
             )
 
-    def agree(self, *flags: int) -> list[int]:
-        """Return the largest of each flag over all processes; all must call it together."""
+    def agree(self, code: int) -> int:
+        """Return the largest exit code of all processes; all must call it together."""
         if self._world == 1:
-            return list(flags)
-        shared = torch.tensor(flags)  # on the CPU: no GPU waits for it
+            return code
+        shared = torch.tensor(code)  # on the CPU: no GPU waits for it
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=cpu_group())
-        return [int(flag) for flag in shared]
+        return int(shared)
 
     @property
     def wish(self) -> int:
@@ -152,8 +152,7 @@ class Stopper:
         Raises:
             Stopped: If it came, to any process.
         """
-        (code,) = self.agree(self.code)
-        if code:
+        if code := self.agree(self.code):
             raise _stopped(code, "after training")
 
 

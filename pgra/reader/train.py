@@ -357,7 +357,7 @@ def compiled_blocks(
 # The loss of every step.
 #
 # A loss stays on its device until several are copied at once, so that no step waits for a number.
-# One that is none stops the training at the next copy, and on a CPU at once.
+# One that is none stops the training at the next copy.
 
 
 @dataclass(frozen=True)
@@ -435,16 +435,6 @@ class LossLog:
         self._parts, self._ids = [], []
         if len(self._pending) >= _CHUNK:
             self.flush()
-
-    @property
-    def looks_broken(self) -> bool:
-        """Whether this process's last loss is none; always False on a GPU, for it would wait.
-
-        The next `flush` tells there.
-        """
-        if not self._pending or self._pending[-1][0].device.type != "cpu":
-            return False
-        return not bool(torch.isfinite(self._pending[-1][0]))
 
     def flush(self) -> None:
         """Gather and write the losses that are not written yet.
@@ -601,9 +591,8 @@ class Steps(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Agree on what comes next; let no broken number into a checkpoint."""
         self.losses.end_step()
-        code, is_broken = self.stopper.agree(self.stopper.wish, int(self.losses.looks_broken))
-        self.stopper.end_step(args, state, control, code=code)
-        if is_broken or control.should_log or control.should_evaluate or control.should_save:
+        self.stopper.end_step(args, state, control, code=self.stopper.agree(self.stopper.wish))
+        if control.should_log or control.should_evaluate or control.should_save:
             self.losses.flush()
         if control.should_save:
             # NaN and infinity survive a sum. One copy from the device for all.

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,6 @@ from pgra.retrieval.base import (
     refuse_strangers,
     write_recipe,
 )
-
-if TYPE_CHECKING:
-    from pgra.data.corpus import Corpus
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +83,7 @@ class BM25Retriever(Retriever):
         Raises:
             ArtifactError: If a given `index_dir` is no index, or another one.
         """
-        fields = bm25_fingerprint(request.corpus)
+        fields = {**request.corpus.fingerprint, **_SETTINGS}
         folder = artifact_dir(request.home, "bm25", fields)
         if request.args.retriever == "bm25":
             folder = Path(request.args.index_dir or request.output_dir or folder)
@@ -101,18 +98,18 @@ class BM25Retriever(Retriever):
         Raises:
             ArtifactError: If the one there is foreign or damaged.
         """
-        (folder,) = cls.folders(request)
-        fields, num_rows = bm25_fingerprint(request.corpus), len(request.corpus)
+        identity = cls.identify(request)
+        (folder,) = identity.folders
         if not is_finished(folder):
             refuse_strangers(folder, ())
         built = build_once(
             folder,
             stage=STAGE,
-            fingerprint=fields,
+            fingerprint=identity.fingerprint,
             build=lambda aside: _build(request, aside),
             context=request.context,
         )
-        return [BuiltIndex(folder, built.manifest, num_rows if built.reused else 0)]
+        return [BuiltIndex(folder, built.manifest, len(request.corpus) if built.reused else 0)]
 
     def retrieve(self, queries: Sequence[str], k: int) -> Candidates:
         """Return each query's best k passages.
@@ -136,11 +133,6 @@ class BM25Retriever(Retriever):
             best = Candidates.best(found[None, :], every[found][None, :], k)
             rows[line], scores[line] = best.rows[0], best.scores[0]
         return Candidates(rows, scores)
-
-
-def bm25_fingerprint(corpus: "Corpus") -> dict[str, Json]:
-    """Return all that determines a BM25 index."""
-    return {**corpus.fingerprint, **_SETTINGS}
 
 
 def _build(request: IndexRequest, folder: Path) -> dict[str, Json]:

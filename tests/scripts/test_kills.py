@@ -25,7 +25,7 @@ from pgra.config import CorpusArguments, RetrieverArguments
 from pgra.core import Context
 from pgra.data.corpus import open_corpus
 from pgra.retrieval import IndexRequest, find_retriever
-from pgra.retrieval.maintain import add_passages
+from pgra.retrieval.dense import add_passages
 from pgra.artifacts import check_files, load_manifest
 
 torch.set_num_threads(1)

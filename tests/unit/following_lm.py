@@ -1,8 +1,13 @@
-"""A completer that answers by a rule: for the bookkeeping of simulated users, not for results."""
+"""A completer that answers by a rule: for the bookkeeping of simulated users, not for results.
+
+`python following_lm.py memory chat ...` is `pgra memory chat ...` with it as its LM.
+"""
 
 import contextlib
 import json
 import re
+import signal
+import sys
 
 from pgra.lm.base import Completion
 from pgra.memory.chat import Conversation
@@ -10,7 +15,7 @@ from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup
 from pgra.memory.prompts import load_few_shot
-from pgra.memory.stream import PromptedLM
+from pgra.memory.stream import MemPrompt, PromptedLM
 
 SAID = {
     "synonym": "the synonym for {word} is x",
@@ -83,11 +88,13 @@ def write_stream(path, steps):
     return path
 
 
-def conversation(log, family="lexical", completer=None, **more):
+def conversation(log, family="lexical", completer=None, threshold=-5.0):
     """Return a person's conversation, by default about lexical relations."""
-    lm = PromptedLM(few_shot=load_few_shot(family), completer=completer or FollowingLM())
-    values = {"family": load_family(family), "lookup": EditLookup(log), "threshold": -5.0, **more}
-    return Conversation(lm=lm, log=log, **values)
+    few_shot = load_few_shot(family)
+    return Conversation(
+        lm=PromptedLM(few_shot=few_shot, completer=completer or FollowingLM()),
+        system=MemPrompt(load_family(family), few_shot, log, EditLookup(log), threshold),
+    )
 
 
 @contextlib.contextmanager
@@ -106,3 +113,12 @@ def open_page(path, *args, **more):
 def entries(app):
     with FeedbackLog.open(app.state.path, is_writable=False) as log:
         return [(entry.key, entry.feedback) for entry in log.entries()]
+
+
+if __name__ == "__main__":
+    from pgra.cli import main
+    from pgra.memory import stream
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's `&`
+    stream.open_lm = lambda *args, **more: FollowingLM()
+    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import reader_inputs
 
 from pgra.core import Context, Worker
@@ -65,6 +66,15 @@ def make_arguments(folder, **changes):
 
 def classifier_of(reader, t5_dir, **changes):
     return T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), VERBALIZER, **changes)
+
+
+def lively(folder: Path) -> FusionReader:
+    """Load a reader, livelier than T5's own start, so that errors show."""
+    reader = FusionReader.from_name(str(folder))
+    generator = torch.Generator().manual_seed(5)
+    for parameter in reader.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.1
+    return reader
 
 
 def train(t5_dir, arguments, *, rows=None, dev=None, reader=None, measure=accuracy, dropout=None):
@@ -157,13 +167,15 @@ def log_lines(result) -> list[dict]:
     ]
 
 
-def script(*words: object, processes: int = 1) -> subprocess.CompletedProcess:
-    """Run this file with arguments, in as many processes."""
+def script(
+    *words: object, processes: int = 1, file: Path = Path(__file__)
+) -> subprocess.CompletedProcess:
+    """Run this or another file with arguments, in as many processes."""
     here = Path(__file__).parent
     paths = [str(here.parents[1]), str(here.parent), str(here)]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     return subprocess.run(
-        [sys.executable, *(launch if processes > 1 else []), __file__, *map(str, words)],
+        [sys.executable, *(launch if processes > 1 else []), str(file), *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

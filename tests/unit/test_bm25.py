@@ -26,7 +26,8 @@ def test_scores_are_those_of_rank_bm25():
 def test_a_frequent_word_counts_nothing_and_ties_go_by_row_at_the_border_too():
     retriever = BM25Retriever.of_texts(["the sea", "the town", "the hill", "red"])
     assert (retriever.retrieve(["the"], 2).rows == -1).all()
-    assert retriever.retrieve(["the sea"], 2).rows.tolist() == [[0, -1]]
+    found = retriever.retrieve(["the sea", "xylophone", ""], 2).rows
+    assert found.tolist() == [[0, -1], [-1, -1], [-1, -1]]
     texts = [f"apple {word}" for word in ("aa", "bb", "cc", "dd")] + [f"pear {i}" for i in range(9)]
     retriever = BM25Retriever.of_texts(texts)
     assert retriever.retrieve(["apple"], 2).rows.tolist() == [[0, 1]]

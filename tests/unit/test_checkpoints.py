@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+import torch
 from small_training import at_batch, make_arguments, run_files, train
 from transformers import AutoModelForSeq2SeqLM
 
@@ -13,11 +14,14 @@ def run(t5_dir, tmp_path_factory):
     """A finished run with two checkpoints: the better, and the last."""
     folder = tmp_path_factory.mktemp("run")
     values = iter([0.9, 0.5])
-    train(
+    reader, result = train(
         t5_dir,
         make_arguments(folder, save_total_limit=2),
         measure=lambda labels, predictions: {"accuracy": next(values)},
     )
+    for kept in ("checkpoint-3", result.folder.name):
+        weights = AutoModelForSeq2SeqLM.from_pretrained(folder / kept).state_dict()
+        assert all(torch.equal(weights[n], w) for n, w in reader.state_dict().items())
     return folder
 
 
@@ -42,20 +46,18 @@ def test_a_checkpoint_is_a_t5_folder_and_a_half_one_is_passed_over(copy):
 
 
 NEEDED = ["optimizer.pt", "scheduler.pt", "rng_state.pth", "model.safetensors"]
+BROKEN = [(name, is_cut) for name in NEEDED for is_cut in (False, True)]
 
 
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_checkpoint_that_lacks_a_file_is_not_gone_on_from(copy, t5_dir, name):
-    (copy / "checkpoint-6" / name).unlink()
-    assert last_checkpoint(copy) == copy / "checkpoint-3"
-    asked = name.replace("model", "*")
-    if name == "rng_state.pth":
-        assert last_checkpoint(copy, num_processes=1) == copy / "checkpoint-3"
-    with pytest.raises(
-        ArtifactError, match=rf"6 is no whole checkpoint \({asked!s} is missing".replace("*", r"\*")
-    ):
-        again(t5_dir, copy, resume_from_checkpoint=str(copy / "checkpoint-6"))
-    (copy / "checkpoint-3" / name).unlink()
+@pytest.mark.parametrize(("name", "is_cut"), [*BROKEN, ("trainer_state.json", True)])
+def test_a_broken_checkpoint_is_not_gone_on_from(copy, t5_dir, name, is_cut):
+    for number, left in ((6, copy / "checkpoint-3"), (3, None)):
+        path = copy / f"checkpoint-{number}" / name
+        path.write_bytes(path.read_bytes()[:-20]) if is_cut else path.unlink()
+        assert last_checkpoint(copy, num_processes=1) == left
+        told = "is cut short" if is_cut else "is missing"
+        with pytest.raises(ArtifactError, match=rf"is no whole checkpoint \(.*{told}\): give"):
+            again(t5_dir, copy, resume_from_checkpoint=str(path.parent))
     with pytest.raises(ArtifactError, match=r"no whole checkpoint to resume from \(checkpoint-3: "):
         again(t5_dir, copy)
 

@@ -11,8 +11,7 @@ from small_index import World, flip_byte
 from pgra.artifacts import lock_folder, write_json
 from pgra.commands.common import quiet_libraries
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
-from pgra.retrieval.dense import search_kept
-from pgra.retrieval.maintain import add_passages, remove_rows, verify_index
+from pgra.retrieval.dense import add_passages, remove_rows, search_kept, verify_index
 
 OLD, NEW = SENTENCES[:7], SENTENCES[7:]
 

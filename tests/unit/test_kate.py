@@ -151,16 +151,6 @@ def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, near):
         run(having(kate, decide_by="vote", exemplars="random", name="random"))
 
 
-def test_a_written_text_that_is_no_label_counts_as_wrong(kate):
-    outcome = run(having(kate, decide_by="generation", max_new_tokens=4))
-    lines = lines_of(outcome.folder)
-    assert all("written" in line for line in lines)
-    wrong = [line for line in lines if line["prediction"] == "(no label)"]
-    assert wrong  # a tiny LM writes no label
-    assert all(sum(line["scores"].values()) == 0 for line in wrong)
-    assert any("are no label's word" in note for note in outcome.metrics["notes"])
-
-
 def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
     whole = lines_of(near.folder)
     most = max(line["prompt_tokens"] for line in whole)

@@ -102,7 +102,7 @@ def test_the_command_shows_means_over_seeds_and_keeps_every_row(run, tmp_path, c
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(rows) == 3 * 2 * 3  # with certainty one seed is enough
     for extra, message in (
-        (["--memory", "m"], "memory names m, and the simulated user fills one of its own"),
+        (["--memory", "m"], "leave --memory out: the simulated user fills one of its own"),
         (["--memory_weights", "2"], "memory_weights is 2.0: it must be at most 1"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -16,34 +16,34 @@ BROWSER = next(
 )
 
 
-@contextlib.contextmanager
-def served(app):
-    """Serve the page on a port of this machine; give its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, log_level="warning", lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-@contextlib.contextmanager
-def browser():
-    """Open a browser that looks for nothing outside."""
+@pytest.fixture
+def browse(tmp_path):
+    """Open a browser that looks for nothing outside, and a served page."""
     from playwright.sync_api import sync_playwright
 
     quiet = ["no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"]
     quiet += ["disable-background-networking", "disable-component-update"]
-    with sync_playwright() as tools:
-        opened = tools.chromium.launch(
-            executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
-        )
-        yield opened
-        opened.close()
+
+    @contextlib.contextmanager
+    def browse(**more):
+        with (
+            open_page(tmp_path / "memory.sqlite", **more) as app,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            sync_playwright() as tools,
+            tools.chromium.launch(
+                executable_path=BROWSER, args=[f"--{flag}" for flag in quiet]
+            ) as opened,
+        ):
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            try:
+                yield opened, f"http://127.0.0.1:{listener.getsockname()[1]}/", app
+            finally:
+                server.should_exit = True
+                thread.join()
+
+    return browse
 
 
 def focused(tab):
@@ -52,9 +52,8 @@ def focused(tab):
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    with open_page(path) as page, served(page) as address, browser() as opened:
+def test_in_a_browser_a_person_asks_corrects_and_asks_again_by_keyboard(browse):
+    with browse() as (opened, address, page):
         asked, said = [], []
         context = opened.new_context(viewport={"width": 390, "height": 800})
         context.on("request", lambda request: asked.append(request.url))
@@ -109,12 +108,8 @@ class Slow(FollowingLM):
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed (chromium)")
-def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(tmp_path):
-    with (
-        open_page(tmp_path / "memory.sqlite", completer=Slow()) as page,
-        served(page) as address,
-        browser() as opened,
-    ):
+def test_in_a_browser_a_form_is_not_sent_twice_while_the_lm_is_asked(browse):
+    with browse(completer=Slow()) as (opened, address, _):
         tab, sent = opened.new_page(), []
         tab.on("request", lambda request: sent.append(request.method))
         tab.goto(address)

@@ -1,13 +1,10 @@
 """`pgra memory`, as a user calls it."""
 
-from dataclasses import replace
-
 import pytest
 from following_lm import write_stream
 
 from pgra.cli import main
-from pgra.memory.families import load_family
-from pgra.memory.stream import make_stream
+from pgra.memory.stream import Step
 
 
 @pytest.fixture
@@ -32,27 +29,18 @@ def error(called):
 
 def test_a_question_of_any_kind_gets_feedback_of_its_like_and_no_other(memory):
     memory("add", "why?", "I want the reason for the last answer")
-    memory("add", "<b>bold</b>", "explain the tag")
     memory("add", "How do I reset my password", "of the router")
 
     def told(question, *flags):
         return memory("lookup", question, "--num_matches", 1, *flags)[1].split()[1]
 
-    like = (
-        "Why",
-        "<b>bold</B>",
-        "how do I  reset my pasword?",
-        "Please, how do I reset my password?",
-    )
-    other = ("hello", "tea", "x < 3 and y > 2", "<p>a</p>", "<i>what is the capital of France</i>")
-    assert [told(question) for question in like] == ["used"] * 4
-    assert {told(question) for question in other} == {"too"}
-    assert {told(question, "--family", "lexical") for question in other} == {
-        "used"
-    }  # the release's
-    assert memory("list", "--collisions")[1] == "0 pairs of near keys with different feedback\n"
+    like = ("Why", "how do I  reset my pasword?", "Please, how do I reset my password?")
+    other = ("hello", "x < 3 and y > 2", "<i>what is the capital of France</i>")
+    assert [told(question) for question in like] == ["used"] * 3
+    assert [told(question) for question in other] == ["too"] * 3
+    assert told("hello", "--family", "lexical") == "used"  # the release's
     _, out, _ = memory("add", "How do I reset my passwords?", "of the mail")
-    assert "note: entry 3 has a key at edit distance 1" in out
+    assert "note: entry 2 has a key at edit distance 1" in out
     assert "note: entry" not in memory("add", "how?", "in steps")[1]
 
 
@@ -93,19 +81,12 @@ def test_a_users_error_is_one_line_and_leaves_nothing(memory, tmp_path, words, m
 
 
 def test_the_gate_is_tried_on_the_half_that_it_was_not_chosen_on(memory, tmp_path):
-    family = load_family("lexical")
-    ways = {way.id: way for way in family.phrasings}
-    family = replace(family, phrasings=[ways["syn0"], ways["ant0"]])
-    words = {kind: {"a": ["b"], "c": ["d"]} for kind in family.answers}
-    steps = make_stream(family, words, num_steps=12, seed=0)
-    code, out, _ = memory("gate", "--stream", write_stream(tmp_path / "s.jsonl", [*steps, *steps]))
-    default, chosen = out.splitlines()
-    assert code == 0
+    asked = [("syn", "what is like < a > ?"), ("ant", "what is unlike < a > ?")] * 12
+    steps = [Step("", kind, text, f"I want {kind}", "a", ("x",)) for kind, text in asked]
+    path = write_stream(tmp_path / "s.jsonl", steps)
+    default, chosen = memory("gate", "--stream", path, "--skip", 4)[1].splitlines()
     # Both types among 12 questions: the first of each finds nothing right, one finds the other's.
     assert default.startswith("threshold -5 (default): precision 0.909, recall 1.000, 11 of 12")
-    assert chosen.startswith("threshold 0 (chosen on 12 others): precision 1.000, recall 1.000, 10")
-    _, out, _ = memory("gate", "--stream", "s.jsonl", "--skip", 4)
-    assert out.splitlines()[0] == default
-    assert "(chosen on 8 others)" in out.splitlines()[1]
-    called = memory("gate", "--stream", "s.jsonl", "--skip", 12)
+    assert chosen.startswith("threshold 0 (chosen on 8 others): precision 1.000, recall 1.000, 10")
+    called = memory("gate", "--stream", path, "--skip", 12)
     assert error(called).startswith("skip is 12, and the threshold is chosen on the first half")

@@ -11,7 +11,7 @@ from conftest import write_jsonl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pgra.errors import ArtifactError, DataError
+from pgra.errors import ArtifactError, DataError, PgraError
 from pgra.memory.log import (
     MAX_FEEDBACK_CHARS,
     MAX_KEY_CHARS,
@@ -30,17 +30,6 @@ ROOT = Path(__file__).parents[2]
 
 def event(key="what is like", feedback="a synonym"):
     return Event(key=key, feedback=feedback, time="2026-01-01")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "memory.sqlite"
-
-
-@pytest.fixture
-def log(path):
-    with FeedbackLog.open(path) as log:
-        yield log
 
 
 def told(log):
@@ -112,12 +101,12 @@ def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_facto
     log.close()
 
 
-def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(path, log):
+def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
     longest = event(key="\U0001f600" * MAX_KEY_CHARS, feedback='"' * MAX_FEEDBACK_CHARS)
     log.extend([longest, event()])
     first = next(log.events())
     log.close()
-    assert first.pack() in path.read_bytes()
+    assert first.pack() in log.path.read_bytes()
     assert len(longest.pack()) < 65_000
 
 
@@ -152,8 +141,8 @@ with FeedbackLog.open(Path(sys.argv[1])) as log:
 
 
 @pytest.mark.slow
-def test_what_two_processes_were_told_is_written_is_there_after_they_are_killed(path):
-    acknowledged = []
+def test_what_two_processes_were_told_is_written_is_there_after_they_are_killed(tmp_path):
+    path, acknowledged = tmp_path / "memory.sqlite", []
     for turn in range(3):  # both make the file; killed where they happen to be, and opened again
         writers = [
             subprocess.Popen(
@@ -184,11 +173,15 @@ def told_by(path):
         return list(log.entries())
 
 
-def test_a_damaged_page_is_told_and_the_rest_is_salvaged(path, log, tmp_path):
+def test_a_damaged_letter_or_page_is_told_and_the_rest_is_salvaged(log, tmp_path):
     log.extend(event(key=f"key {i}", feedback=f"said {i} " + "x" * 500) for i in range(600))
     log.forget(1)
     log.close()
+    path = log.path
     data = bytearray(path.read_bytes())
+    path.write_bytes(data.replace(b"said 1 ", b"sAid 1 "))
+    with pytest.raises(ArtifactError, match="event 2 is not what was written"):
+        told_by(path)
     data[6 * 65_536 : 7 * 65_536] = bytes(65_536)
     path.write_bytes(data)
     with pytest.raises(ArtifactError, match=f"{path} is damaged .*: pgra memory salvage {path}"):
@@ -203,31 +196,24 @@ def test_a_damaged_page_is_told_and_the_rest_is_salvaged(path, log, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["memory.sqlite", "new.sqlite"]
 
 
-def test_a_changed_letter_is_told_with_its_event(path, log):
-    log.write("a", "said 1")
-    log.close()
-    path.write_bytes(path.read_bytes().replace(b"said 1", b"sAid 1"))
-    with pytest.raises(ArtifactError, match="event 1 is not what was written"):
-        told_by(path)
-
-
-def test_what_was_not_written_back_yet_is_salvaged_too(path, tmp_path, log):
+def test_what_was_not_written_back_yet_is_salvaged_too(log, tmp_path):
     log.write("a", "in the write-ahead log")
-    wal = path.with_name("memory.sqlite-wal")
+    wal, copy = log.path.with_name("memory.sqlite-wal"), tmp_path / "copy.sqlite"
     assert b"in the write-ahead log" in wal.read_bytes()
-    copy = tmp_path / "copy.sqlite"
-    copy.write_bytes(b"?" * path.stat().st_size)
+    copy.write_bytes(b"?" * log.path.stat().st_size)
     copy.with_name("copy.sqlite-wal").write_bytes(wal.read_bytes())
     assert salvage(copy, tmp_path / "new.sqlite").kept == 1
     assert [entry.key for entry in told_by(tmp_path / "new.sqlite")] == ["a"]
 
 
-def test_salvage_refuses_what_it_cannot_do(path, tmp_path):
-    with pytest.raises(DataError, match="does not exist: name the damaged memory"):
-        salvage(path, tmp_path / "new.sqlite")
-    path.write_bytes(b"nothing of ours" * 100)
-    with pytest.raises(DataError, match="nothing can be read from"):
-        salvage(path, tmp_path / "new.sqlite")
-    with pytest.raises(ArtifactError, match="is there already: name a new file"):
-        salvage(path, path)
-    assert [p.name for p in tmp_path.iterdir()] == ["memory.sqlite"]
+def test_salvage_refuses_what_it_cannot_do(tmp_path):
+    nothing = tmp_path / "nothing"
+    nothing.write_bytes(b"nothing of ours" * 100)
+    for damaged, output, message in (
+        (tmp_path / "none", tmp_path / "new", "does not exist: name the damaged memory"),
+        (nothing, tmp_path / "new", "nothing can be read from"),
+        (nothing, nothing, "is there already: name a new file"),
+    ):
+        with pytest.raises(PgraError, match=message):
+            salvage(damaged, output)
+    assert list(tmp_path.iterdir()) == [nothing]

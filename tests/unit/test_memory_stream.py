@@ -1,12 +1,14 @@
 """The simulated user's bookkeeping, with a completer that follows clarifications by a rule."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import write_jsonl
 from following_lm import Echo, FollowingLM
 
+from pgra.cli import main
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.cache import AnswersCache, CachedLM
 from pgra.memory.experiment import Experiment, StreamArguments
@@ -26,7 +28,6 @@ from pgra.memory.report import (
     measure,
     render_report,
     score_file,
-    wrong_type_pairs,
 )
 from pgra.memory.stream import (
     MemPrompt,
@@ -36,6 +37,7 @@ from pgra.memory.stream import (
     Step,
     make_stream,
 )
+from pgra.report.results import read_object
 
 FAMILY, FEW_SHOT = load_family("lexical"), load_few_shot("lexical")
 WORDS = {kind: {f"word{i}": ["x"] for i in range(5)} for kind in FAMILY.answers}
@@ -54,12 +56,6 @@ def play(simulated, steps, system, p=1.0):
     return list(simulated.play(steps, system, probability=p, seed=0))
 
 
-@pytest.fixture
-def log(tmp_path):
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        yield log
-
-
 def remembering(log, threshold=-5.0):
     return MemPrompt(FAMILY, FEW_SHOT, log, EditLookup(log), threshold)
 
@@ -68,28 +64,28 @@ def understood(outcomes):
     return [step.understood for step in outcomes]
 
 
-def test_without_a_memory_nothing_is_learned_and_prompts_go_in_batches():
-    steps, simulated = stream(), simulation()
-    outcomes = play(simulated, steps, NoMemory(FEW_SHOT))
-    assert understood(outcomes) == [step.kind == "hom" for step in steps]
-    assert len(simulated.lm.completer.calls) == 4  # of 16 questions each at most
-    assert [step.step for step in outcomes] == list(range(1, 61))
-    assert not any(step.used_memory for step in outcomes)
-
-
-def test_only_what_was_misunderstood_is_written_and_then_is_understood(log):
-    """The paper's closest memory holds one key a phrasing: 12 fail here, homonyms never."""
-    steps = stream(150)
-    seen = set()
-    for step, one in zip(steps, play(simulation(), steps, remembering(log, 0.0)), strict=True):
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p):
+    """The paper's closest memory holds one key a phrasing: 12 can fail here, homonyms never."""
+    steps, seen, ahead, alone = stream(), set(), simulation(), simulation(num_ahead=1)
+    outcomes = play(ahead, steps, remembering(log, 0.0), p)
+    for number, (step, one) in enumerate(zip(steps, outcomes, strict=True), 1):
         frame = step.question.replace(step.word, "")
+        assert one.step == number
         assert one.understood == (step.kind == "hom" or frame in seen)
-        assert one.clarified == (not one.understood)
         assert one.used_memory == (frame in seen)
-        if one.clarified:
-            seen.add(frame)
-    assert len(log) == len(seen) == 12
-    assert {event.source for event in log.events()} == {"stream"}
+        assert not (one.clarified and one.understood)
+        seen |= {frame} if one.clarified else set()
+    assert len(log) == len(seen) == {0.0: 0, 1.0: 12}.get(p, len(seen))
+    assert {event.source for event in log.events()} <= {"stream"}
+    failed = [step.clarified for step in outcomes if not step.understood]
+    assert p * 0.5 <= sum(failed) / len(failed) <= p * 1.5
+    # Asking ahead changes no outcome, only the number of calls.
+    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
+        assert play(alone, steps, remembering(other, 0.0), p) == outcomes
+    assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
+    bare = play(simulation(), steps, NoMemory(FEW_SHOT), p)
+    assert p or bare == outcomes
 
 
 def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
@@ -100,7 +96,7 @@ def test_like_is_taken_for_unlike_until_its_own_key_is_there(log):
     outcomes = play(simulation(), steps, remembering(log))
     (wrong,) = [step for step in outcomes if step.is_wrong_kind]  # then both keys are there
     assert (wrong.score, wrong.understood) == (-2.0, False)
-    (pair,) = wrong_type_pairs(outcomes)
+    (pair,) = measure(outcomes)["wrong_type_pairs"]
     assert (pair["times"], pair["understood"]) == (1, 0)
     assert {pair["asked"], pair["found"]} == {"syn", "ant"}
     chosen = choose_threshold(steps, EditLookup)  # which keeps the two apart
@@ -129,29 +125,6 @@ def test_the_threshold_with_the_largest_f1_is_chosen_of_equals_the_strictest():
         choose_threshold(steps[:1], open_lookup)
 
 
-def test_asking_ahead_changes_nothing_but_the_number_of_calls(log, tmp_path):
-    steps, ahead, alone = stream(), simulation(), simulation(num_ahead=1)
-    outcomes = play(ahead, steps, remembering(log))
-    with FeedbackLog.open(tmp_path / "other.sqlite") as other:
-        assert play(alone, steps, remembering(other)) == outcomes
-        assert [e.key for e in other.events()] == [e.key for e in log.events()]
-    assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
-    assert max(alone.lm.completer.calls) == 1
-
-
-def test_a_patient_user_and_one_who_says_half_of_it(tmp_path):
-    steps, played = stream(), []
-    for name, p in (("half", 0.5), ("again", 0.5), ("whole", 1.0)):
-        with FeedbackLog.open(tmp_path / f"{name}.sqlite") as log:
-            played.append(play(simulation(), steps, remembering(log), p))
-    half, again, whole = played
-    assert half == again
-    failed = [step for step in half if not step.understood]
-    assert 0 < sum(step.clarified for step in failed) < len(failed)
-    assert all(step.clarified != step.understood for step in whole)
-    assert sum(understood(whole)) > sum(understood(half))
-
-
 def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_length(log):
     few_shot = load_few_shot("webquestions")
     family = replace(load_family("webquestions"), num_remembered=1)
@@ -168,6 +141,9 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     assert few_shot.examples[15].question not in prompt
     assert few_shot.examples[14].question in prompt
     assert not any(step.is_wrong_kind for step in outcomes)
+    shut = replace(system, threshold=-1.0)  # as with --threshold
+    assert [shut.ask(step).num_used for step in steps] == [1, 1, 1, 1]
+    assert [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote?", "x")] == [0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +225,7 @@ def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
     experiment(folder, FollowingLM()).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
         experiment(folder, FollowingLM(), threshold=-4.0).run(STREAMS, plan)
-    with pytest.raises(ArtifactError, match="was made of another stream"):
+    with pytest.raises(ArtifactError, match="was made with stream"):
         experiment(folder, FollowingLM()).run({0: stream(9)}, plan)
     (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
     with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
@@ -261,7 +237,7 @@ def result(steps, system, outcomes, *, p=1.0, seed=0, tokens=10):
         replace(step, understood=bool(u), num_prompt_tokens=tokens)
         for step, u in zip(steps, outcomes, strict=True)
     ]
-    return StreamResult(Variant(system, p, seed), measure(steps) | {"wrong_type_pairs": []}, steps)
+    return StreamResult(Variant(system, p, seed), measure(steps), steps)
 
 
 def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
@@ -298,20 +274,30 @@ def test_what_the_paper_compares_is_compared(four):
     ]
 
 
+@pytest.mark.slow
+def test_a_memory_makes_a_real_lm_understand_more(tmp_path, monkeypatch, two_threads):
+    monkeypatch.chdir(tmp_path)
+    texts = ["river", "bright", "stone", "gather", "fleece", "narrow", "thunder", "borrow"]
+    words = [{"type": t, "word": w, "answer": f"{w}s"} for t in FAMILY.answers for w in texts]
+    path = write_jsonl(tmp_path / "words.jsonl", words)
+    flags = "--num_steps 30 --lm bundled:smollm2-135m --systems no-mem mem --max_new_tokens 8"
+    flags += " --clarification_probabilities 1 --output_dir run --words"
+    assert main(["memory", "stream", *flags.split(), str(path)]) == 0
+    files = (Path("run", name, "metrics.json") for name in ("no-mem-seed0", "mem-p1-seed0"))
+    without, told = map(read_object, files)
+    assert told["understood"] > without["understood"] + 0.15
+    assert told["understood_area"] > without["understood_area"]
+
+
 # Outputs in a file, in the columns of the paper's release; the outputs are our own.
 # Of the first column syn 1 of 2, sent 2 (1 with a bracket) of 2, hom 0 of 1; of the second all.
 RESULTS = """\
 question,gold,GPT-3 generated,with_mem_learned_ir generated
-What is like < fog > ?,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog \
-is mist
-What is akin to < sea > ?,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for \
-sea is water, or ocean"
-make something with < cup > ?,a sentence with cup is: the cup fell,a sentence with cup is: the cup \
-broke,a sentence with cup is: the [ cup ] fell
-< net > can be used how ?,a sentence with net is: a net of gold,a sentence with net is: the \
-[ net ],"a sentence with net is: a [ net ] of ""gold"" leaf"
-what has a < bear > like ring to it ?,the homonym for bear is bare,a word like bear is bare,the \
-homonym for bear is bare
+,the synonym for fog is mist,the synonym for fog is haze,the synonym for fog is mist
+,the synonym for sea is ocean,the homonym for sea is see,"the SYNONYM for sea is water, or ocean"
+,a sentence with cup is: it fell,a sentence with cup is: it broke,a sentence with cup is: a [ cup ]
+,a sentence with net is: nets,a sentence with net is: the [ net ],"a sentence with net is: [ ""x""]"
+,the homonym for bear is bare,a word like bear is bare,the homonym for bear is bare
 """
 
 

@@ -1,6 +1,5 @@
 """`pgra memory web`: the page over HTTP."""
 
-import contextlib
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
+import following_lm
 import pytest
 from following_lm import Echo, FollowingLM, entries, open_page
 from starlette.testclient import TestClient
@@ -53,29 +53,19 @@ class Visitor:
 
 
 @pytest.fixture
-def visit(tmp_path):
-    """Open tabs of one page, whose conversation is as it is asked for first."""
-    with contextlib.ExitStack() as stack:
-        opened = []
-
-        def visit(*args, **more):
-            if not opened:
-                page = open_page(tmp_path / "memory.sqlite", *args, **more)
-                opened.append(stack.enter_context(page))
-            visit.app = opened[0]
-            return Visitor(opened[0])
-
-        yield visit
+def page(tmp_path):
+    with open_page(tmp_path / "memory.sqlite") as app:
+        yield app
 
 
-def test_a_question_is_asked_corrected_and_its_entry_forgotten(visit):
-    visitor = visit()
+def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
+    visitor = Visitor(page)
     visitor.send("ask", question=AKIN)
     assert visitor.answer.url.fragment == "answer"
     assert f"Question {AKIN} Understood the homonym for pretty is … Answer x" in visitor.shown()
     assert "nothing was found" in visitor.shown()
     visitor.send("correct", turn="1", feedback=f"{MEANT}\r\nplease")
-    assert entries(visit.app) == [(AKIN, f"{MEANT}\nplease")]
+    assert entries(page) == [(AKIN, f"{MEANT}\nplease")]
     assert "Noted as entry 1, and asked again." in visitor.shown()
     assert "Understood the synonym for pretty is …" in visitor.shown()
     told = f"Used entry 1, score 0.0000 (passes the gate of -5) Question {AKIN} Feedback {MEANT}"
@@ -84,33 +74,35 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(visit):
     assert "Not used: too far entry 1, score -14.0000 (does not pass the gate" in visitor.shown()
     assert visitor.answer.text.count('<details class="earlier">') == 2
     visitor.send("forget", entry="1")
-    assert (entries(visit.app), visitor.answer.url.fragment) == ([], "memory")
+    assert (entries(page), visitor.answer.url.fragment) == ([], "memory")
 
 
-def test_of_questions_of_fact_the_page_asks_for_the_right_answer(visit):
-    visitor = visit("webquestions", Echo(), threshold=None)
-    visitor.send("ask", question="who wrote the odyssey?")
-    visitor.send("correct", turn="1", feedback="Homer")
+def test_of_questions_of_fact_the_page_asks_for_the_right_answer(tmp_path):
+    with open_page(tmp_path / "m.sqlite", "webquestions", Echo(), threshold=None) as page:
+        visitor = Visitor(page)
+        visitor.send("ask", question="who wrote the odyssey?")
+        visitor.send("correct", turn="1", feedback="Homer")
     assert "Answer Homer Memory Used entry 1, score 0.0000 Question who wrote" in visitor.shown()
     assert "The right answer It is noted in the memory" in visitor.shown()
     assert "Understood" not in visitor.shown()
 
 
-def test_what_people_and_the_lm_wrote_is_text_and_never_markup(visit):
-    visitor = visit(completer=Hostile())
-    plain = visitor.answer.text
+def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
+    with open_page(tmp_path / "memory.sqlite", completer=Hostile()) as page:
+        visitor = Visitor(page)
+        plain = visitor.answer.text
+        visitor.send("ask", question=HOSTILE)
+        visitor.send("correct", turn="1", feedback=f"{HOSTILE} END \u202e")
+        visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
     assert "LM &lt;following&gt;" in plain
-    visitor.send("ask", question=HOSTILE)
-    visitor.send("correct", turn="1", feedback=f"{HOSTILE} END \u202e")
-    visitor.send("correct", turn="2", feedback=" ")  # the error's page, with what was typed
     assert visitor.answer.text.count("<script") == plain.count("<script") == 1
     assert visitor.shown().count(HOSTILE) >= 8
     assert "\\u202e" in visitor.shown()
     assert "\u202e" not in visitor.answer.text
 
 
-def test_two_tabs_have_a_conversation_each_and_one_memory(visit):
-    one, other = visit(), visit()
+def test_two_tabs_have_a_conversation_each_and_one_memory(page):
+    one, other = Visitor(page), Visitor(page)
     one.send("ask", question=AKIN)
     other.send("ask", question="expand on < fast > ?")
     assert "pretty" not in other.shown()
@@ -120,13 +112,13 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(visit):
     questions = [f"which word {'is' * n} < a{n} > ?" for n in range(1, 9)]
 
     def teach(question):
-        visitor = visit()
+        visitor = Visitor(page)
         visitor.send("ask", question=question)
         return visitor.send("correct", turn="1", feedback="I want a synonym").status_code
 
     with ThreadPoolExecutor(4) as pool:  # several at once
         assert list(pool.map(teach, questions)) == [200] * 8
-    assert sorted(entries(visit.app)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
+    assert sorted(entries(page)[1:]) == [(q, "I want a synonym") for q in sorted(questions)]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +130,8 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(visit):
         ("forget", {"entry": "-1"}, "'-1' is no entry's number", ""),
     ],
 )
-def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(visit, form, fields, message, kept):
-    visitor = visit()
+def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(page, form, fields, message, kept):
+    visitor = Visitor(page)
     visitor.send("ask", question=AKIN)
     answer = visitor.send(form, **fields)
     assert (answer.status_code, str(answer.url)) == (422, f"{visitor.address}/{form}")
@@ -147,11 +139,11 @@ def test_a_mistake_is_told_on_the_page_and_what_was_typed_stays(visit, form, fie
     assert message in visitor.shown()
     assert '<p class="error" role="alert"' in answer.text
     assert kept in answer.text
-    assert entries(visit.app) == []
+    assert entries(page) == []
 
 
-def test_another_page_or_name_may_not_send_forms_here(visit):
-    visitor = visit()
+def test_another_page_or_name_may_not_send_forms_here(page):
+    visitor = Visitor(page)
     address = f"{visitor.address}/ask"
 
     def code(**headers):
@@ -168,8 +160,8 @@ def test_another_page_or_name_may_not_send_forms_here(visit):
     assert codes == [413, 400, 400]
 
 
-def test_a_page_asks_for_nothing_of_another_host(visit):
-    visitor = visit()
+def test_a_page_asks_for_nothing_of_another_host(page):
+    visitor = Visitor(page)
     answer = visitor.send("ask", question=AKIN)
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
@@ -200,22 +192,12 @@ def test_a_page_that_cannot_open_says_why(tmp_path, monkeypatch, capsys):
     assert "the page needs uvicorn: pip install 'pgra[web]', or use" in capsys.readouterr().err
 
 
-SERVER = f"""
-import sys
-sys.path.insert(0, {str(ROOT / "tests" / "unit")!r})
-from following_lm import FollowingLM
-from pgra.cli import main
-from pgra.memory import stream
-stream.open_lm = lambda *args, **more: FollowingLM()  # no LM is loaded
-sys.exit(main(["memory", "web", "--port", "0", "--lm", "following", "--memory", sys.argv[1]]))
-"""
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_the_server_and_what_was_noted_stands(tmp_path):
     path = tmp_path / "memory.sqlite"
+    words = ["memory", "web", "--port", "0", "--lm", "following", "--memory", str(path)]
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(path)],
+        [sys.executable, following_lm.__file__, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

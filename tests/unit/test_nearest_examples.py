@@ -9,13 +9,14 @@ from following_lm import FollowingLM, write_stream
 from pgra.cli import main
 from pgra.core import Example
 from pgra.errors import ConfigError, DataError
+from pgra.memory import stream
 from pgra.memory.experiment import StreamArguments
 from pgra.memory.families import load_family
 from pgra.memory.log import FeedbackLog
 from pgra.memory.lookup import EditLookup, LookupArguments
 from pgra.memory.nearest_examples import choose_examples, read_pool, without_slots
 from pgra.memory.prompts import FewShot, PromptExample
-from pgra.memory.stream import GrowPrompt, MemPrompt, NoMemory, PromptedLM, Step
+from pgra.memory.stream import GrowPrompt, MemPrompt, PromptedLM, Step
 
 POOL = [
     PromptExample("what is akin to < red > ?", "the synonym for red is scarlet"),
@@ -75,24 +76,20 @@ def test_the_word_asked_about_does_not_count_unless_asked_for(tmp_path):
 
 
 def test_every_system_stands_behind_them(tmp_path):
-    prompt = chosen(tmp_path)
-    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
-        memory = MemPrompt(load_family("lexical"), prompt, log, EditLookup(log), -5.0)
-        assert memory.ask(step(ASKED[0])).text == NoMemory(prompt).ask(step(ASKED[0])).text
-        memory.learn(step(ASKED[0]))
-        asked = memory.ask(step(ASKED[0])).text
-        assert asked == prompt.write(ASKED[0], feedback="I want an antonym")
-        assert asked.startswith(POOL[1].question)
-        recalling = MemPrompt(load_family("webquestions"), prompt, log, EditLookup(log), None)
-        # One of the two examples gives way to the question that was answered wrongly.
-        text = recalling.ask(step(ASKED[0])).text
-        assert text.startswith(POOL[1].question)
-        assert POOL[0].question not in text
+    prompt, asked = chosen(tmp_path), step(ASKED[0])
+    shown = PromptExample(ASKED[0], asked.expected[0], asked.feedback)
     growing = GrowPrompt(PromptedLM(few_shot=prompt, completer=FollowingLM()))
-    growing.learn(step("q"))
-    shown = PromptExample("q", "the antonym for w is v", "I want an antonym")
-    assert growing.ask(step(ASKED[1])).text == prompt.write(ASKED[1], more=[shown])
-    assert chosen(tmp_path).fingerprint != PLAIN.fingerprint
+    growing.learn(asked)
+    assert growing.ask(asked).text == prompt.write(ASKED[0], more=[shown])
+    with FeedbackLog.open(tmp_path / "memory.sqlite") as log:
+        log.write(ASKED[0], asked.feedback)
+        lexical, facts = (
+            MemPrompt(load_family(name), prompt, log, EditLookup(log), None).ask(asked).text
+            for name in ("lexical", "webquestions")
+        )
+    assert lexical == prompt.write(ASKED[0], feedback=asked.feedback)
+    assert facts.startswith(POOL[1].question)  # the other gave way to what was answered wrongly
+    assert POOL[0].question not in facts
 
 
 def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
@@ -105,14 +102,14 @@ def test_a_pool_is_read_with_answers_or_an_answer(tmp_path):
         read_pool(path)
 
 
-def test_a_stream_runs_behind_nearest_examples(tmp_path, lm_dirs, capsys):
-    asked = [step(f"what is the reverse of < {word} > ?") for word in ("hot", "old")]
-    path = write_stream(tmp_path / "stream.jsonl", [replace(s, word="w") for s in asked])
-    words = ["memory", "stream", "--stream", str(path), "--device", "cpu", "--max_new_tokens", "2"]
-    words += ["--lm", str(lm_dirs["gpt2"]), "--artifacts_dir", str(tmp_path / "artifacts")]
-    words += ["--systems", "no-mem", "mem", "--output_dir", str(tmp_path / "kate")]
+def test_a_stream_runs_behind_nearest_examples(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stream, "open_lm", lambda *args: FollowingLM())
+    asked = [replace(step(f"what is the reverse of < {w} > ?"), word=w) for w in ("hot", "old")]
+    path = write_stream(tmp_path / "stream.jsonl", asked)
+    words = ["memory", "stream", "--stream", str(path), "--lm", "following", "--systems", "no-mem"]
+    words += ["--artifacts_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
     kate = ["--prefix", "kate", "--prefix_examples", "1", "--prefix_encoder", "bm25"]
     assert main([*words, *kate]) == 0
-    assert (tmp_path / "kate" / "report.md").is_file()
+    assert (tmp_path / "run" / "report.md").is_file()
     assert main(words) == 2
     assert "prompt_digest" in capsys.readouterr().err

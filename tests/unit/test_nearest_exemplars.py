@@ -51,44 +51,37 @@ def neighbors(encoder_dir, tmp_path):
     return Neighbors(partial(Encoder.from_name, str(encoder_dir), device="cpu"), TRAIN, tmp_path)
 
 
-def exemplars_of(neighbors, count=3, **values):
-    args = SelectionArguments(num_exemplars=count, **values)
+def exemplars_of(neighbors, count=3):
+    args = SelectionArguments(num_exemplars=count)
     return NearestExemplars(neighbors, PromptFormat(TEMPLATE, WORDS), args)
 
 
-def by_hand(neighbors, query, count):
-    """Sort all others by their cosine with the query; of copies only the first counts."""
-    encoder = neighbors.encoder
-    close = encoder.encode(TEXTS) @ encoder.encode([query.text])[0]
-    own = query.text.strip().lower().split()
-    order = [row for row in np.argsort(-close) if row != 3 and TEXTS[row].lower().split() != own]
-    return order[:count]
-
-
 def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbors):
-    exemplars = exemplars_of(neighbors)
+    exemplars, encoder = exemplars_of(neighbors), neighbors.encoder
     exemplars.look_up([*NEW, *TRAIN])
     for query in [*NEW, *TRAIN]:
-        expected = [f"train-{row}" for row in by_hand(neighbors, query, 3)]
+        close, own = encoder.encode(TEXTS) @ encoder.encode([query.text])[0], query.text.lower()
+        others = [row for row in np.argsort(-close) if TEXTS[row].lower().split() != own.split()]
+        expected = [f"train-{row}" for row in others if row != 3][:3]  # 3 is a copy of 0
         assert [e.id for e in exemplars.of(query)] == expected
     # The control: plainly asked, a training query's nearest are itself and its copy.
     assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
-    exemplars_of(neighbors, count=6)
     with pytest.raises(ConfigError, match="num_exemplars is 7, .* only 7 of them: ask for fewer"):
         exemplars_of(neighbors, count=7)
 
 
-def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs):
+def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs, caplog):
     exemplars = exemplars_of(neighbors, count=5)
     exemplars.look_up(NEW)
     lm, bare = CausalLM.from_name(str(lm_dirs["gpt2"])), exemplars.prompt(())
     whole = exemplars.encoder_for(PromptedEncoder(lm, bare), NEW[0])
-    assert (len(whole.prompt.exemplar_ids), exemplars.num_shortened) == (5, 0)
+    assert len(whole.prompt.exemplar_ids) == 5
     (asked,) = whole.tokenize([NEW[0].fields]).ids
     less = PromptedEncoder(lm, bare, max_prompt_tokens=len(asked) - 1)
     shorter = exemplars.encoder_for(less, NEW[0])
     assert shorter.prompt.exemplar_ids == whole.prompt.exemplar_ids[:4]
-    assert (exemplars.num_shortened, shorter.num_cut) == (1, 0)
+    exemplars.warn_shortened()
+    assert "1 queries got fewer than 5 exemplars" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["encoder", "reader"])

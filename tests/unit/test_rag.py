@@ -110,33 +110,18 @@ def test_the_loss_is_that_of_the_true_labels_scores(t5_dir, encoder, tokenizer, 
     assert reader(**batch, num_items_in_batch=1).loss.item() == pytest.approx(-total, rel=1e-4)
 
 
-def gradient(reader):
-    found = [p.grad.abs().max() for p in reader.query_encoder.parameters() if p.grad is not None]
-    return float(max(found, default=torch.tensor(0.0)))
-
-
-def loss_along_gradient(reader, batch, step):
-    """Return the loss with the query encoder moved by ``step`` along its gradient."""
-    moving = [p for p in reader.query_encoder.parameters() if p.grad is not None]
-    length = torch.stack([p.grad.norm() for p in moving]).norm()
-    with torch.no_grad():
-        for sign in (1, -1):
-            for parameter in moving:
-                parameter += sign * step * parameter.grad / length
-            if sign == 1:
-                loss = reader(**batch).loss
-    return loss
-
-
 def test_the_query_encoder_learns_and_the_index_does_not(t5_dir, encoder, inputs):
     reader = open_reader(t5_dir, encoder, 2)
     batch = batch_of(inputs)
     before = batch["pools"]["vectors"].clone()
     loss = reader(**batch).loss
     loss.backward()
-    assert gradient(reader) > 0
-    down, up = (loss_along_gradient(reader, batch, step) for step in (-0.02, 0.02))
-    assert down < loss < up  # by steps too short to choose other evidence
+    moving = [p for p in reader.query_encoder.parameters() if p.grad is not None]
+    length = torch.stack([p.grad.norm() for p in moving]).norm()
+    with torch.no_grad():  # a step too short to choose other evidence
+        for parameter in moving:
+            parameter -= 0.02 * parameter.grad / length
+    assert reader(**batch).loss < loss
     assert batch["pools"]["vectors"].grad is None
     assert torch.equal(batch["pools"]["vectors"], before)
     unused = [name for name, p in reader.named_parameters() if p.requires_grad and p.grad is None]

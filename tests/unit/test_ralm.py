@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra import Reader
 from pgra.commands.common import parse_run
-from pgra.commands.train import main as train
 from pgra.core import ALONE, Example
 from pgra.errors import ArtifactError, ConfigError, DataError, PgraError
 from pgra.lm.causal_lm import CausalLM
@@ -24,7 +23,6 @@ from pgra.methods.ralm import (
 from pgra.prompts.template import PromptTemplate
 from pgra.reader.causal import CausalModule
 from pgra.reader.train import read_losses
-from pgra.report.results import check_comparable, load_collection, row_names
 from pgra.runs import Predictor, evaluate_run, run
 
 WORDS = {"negative": "bad", "positive": "very good"}  # of one token and of several
@@ -111,8 +109,6 @@ def test_scores_are_those_of_stock_calls_whatever_the_batch(lm_dir):
     np.testing.assert_allclose(reader.score(prompts), expected, atol=1e-4)
     alone = reader.prompts(QUERIES[:1], EVIDENCE[:1])
     np.testing.assert_allclose(reader.score(alone)[0], expected[0], atol=1e-4)
-    other = reader.prompts(QUERIES, [["Something else entirely."]] * 3)
-    assert (np.abs(reader.score(other) - expected).max(axis=1) > 1e-3).all()  # evidence is read
 
 
 def classifier_of(lm_dir, rank=None):
@@ -161,7 +157,6 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     done = run(mine)
     assert done.metrics["method"] == "ralm"
     assert not (tmp_path / "run" / "reader").exists()
-    assert set(done.training) == {"metric", "value", "calibration"}
     prompt = (tmp_path / "run" / "prompt.txt").read_text()
     first = lines_of(tmp_path / "run")[0]
     assert first["evidence"][0]["text"] in prompt
@@ -171,20 +166,6 @@ def test_a_frozen_run_trains_nothing_and_leaves_no_reader(args, tmp_path):
     again = {"changes": {"reader": {"decode": "official"}}, "output_dir": tmp_path / "again"}
     with pytest.raises(ConfigError, match="decode is not an argument of method 'ralm'"):
         evaluate_run(tmp_path / "run", **again)
-
-
-def test_without_evidence_it_is_the_plain_lm_whatever_finds_evidence(args, tmp_path):
-    plain = with_rerank(args, num_evidence=0)
-    run(run_of(plain, "ralm", tmp_path / "a"))
-    run(run_of(with_retriever(plain, retriever="bm25"), "ralm", tmp_path / "other"))
-    assert lines_of(tmp_path / "a") == lines_of(tmp_path / "other")
-    run(run_of(args, "ralm", tmp_path / "b"))
-    scores = [[line["scores"] for line in lines_of(tmp_path / name)] for name in "ab"]
-    assert scores[0] != scores[1]  # the control
-    (group,) = load_collection([tmp_path / "a", tmp_path / "b"]).groups
-    check_comparable(group)
-    assert row_names(group) == ["ralm num_evidence=0", "ralm num_evidence=3"]
-    assert not any(each.is_seeded for each in group.runs)
 
 
 def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, tmp_path):
@@ -199,14 +180,6 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
     assert decided[0] != decided[1]
     AutoModelForCausalLM.from_pretrained(folder / "reader")
     lines = lines_of(folder)
-    prompts = [
-        "\n\n".join([*(e["text"] for e in reversed(line["evidence"])), _query(line["text"])])
-        for line in lines[:3]
-    ]
-    lm = CausalLM.from_name(str(folder / "reader"), dtype="float32", with_head=True)
-    logs = np.array(lm.score(prompts, [" negative", " positive"]))
-    shares = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)  # temperature 1: few dev
-    np.testing.assert_allclose([list(line["scores"].values()) for line in lines[:3]], shares, 1e-3)
     shutil.copytree(folder / "reader", moved)
     shutil.rmtree(folder)
     (answer,) = Predictor.open(moved, device="cpu").answer([lines[0]["text"]])
@@ -214,11 +187,6 @@ def test_adapters_learn_and_leave_a_plain_lm_that_decides_alike_elsewhere(args, 
     assert [each.row for each in answer.evidence] == [e["row"] for e in lines[0]["evidence"]]
     with pytest.raises(ConfigError, match="trained by --method ralm"):
         Reader.load(moved)
-
-
-def _query(text):
-    asked = "Does the following sentence have a positive or negative sentiment?"
-    return f"{asked}\n{text}\nThe answer is"
 
 
 # What is refused.
@@ -254,25 +222,3 @@ def test_what_cannot_read_is_refused_before_anything_is_found(
     with pytest.raises(PgraError, match=message):
         run(run_of(args, "ralm", tmp_path / "run", **changes))
     assert not (tmp_path / "artifacts" / "evidence").exists()
-
-
-@pytest.mark.slow
-def test_the_real_lm_learns_the_words_that_answer(tmp_path, monkeypatch, capsys, two_threads):
-    monkeypatch.chdir(tmp_path)
-    words = ["--task", "sst2", "--method", "ralm", "--reader_lm", "bundled:smollm2-135m"]
-    words += ["--dataset_name", "bundled:rotten-tomatoes", "--corpus", "bundled:wikipedia-19k"]
-    words += ["--retriever", "bm25", "--num_candidates", "4", "--reranker", "none"]
-    words += ["--num_evidence", "1", "--max_train_samples", "80", "--max_dev_samples", "12"]
-    words += ["--max_test_samples", "12", "--device", "cpu"]
-    lora = ["--lora_rank", "8", "--learning_rate", "5e-4", "--max_steps", "10"]
-    lora += ["--per_device_train_batch_size", "4", "--eval_steps", "10"]
-    for name, more in (("frozen", []), ("lora", lora)):
-        assert train([*words, *more, "--output_dir", name]) == 0, capsys.readouterr().err
-    losses = [record.loss for record in read_losses(tmp_path / "lora/losses.jsonl", 10)]
-    assert np.mean(losses[-3:]) < 0.5 * losses[0]
-    lines = lines_of(tmp_path / "lora")
-    assert lines != lines_of(tmp_path / "frozen")
-    answers = Predictor.open(tmp_path / "lora/reader").answer([line["text"] for line in lines[:2]])
-    for answer, line in zip(answers, lines, strict=False):
-        assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-3)
-        assert len(answer.evidence) == 1

@@ -1,10 +1,12 @@
 """The Trainer's features, through the fused reader."""
 
 import json
+from unittest.mock import Mock
 
 import pytest
 import torch
 from small_training import make_arguments, make_inputs, script, train
+from transformers import modeling_utils
 
 from pgra.reader.fid import FusionReader
 from pgra.reader.train import read_losses
@@ -37,18 +39,10 @@ def test_eight_at_once_are_twice_four_accumulated(t5_dir, tmp_path):
 
 
 def test_gradient_checkpointing_computes_the_same(plain, t5_dir, tmp_path, monkeypatch):
-    from transformers import modeling_utils
-
-    calls = []
-    original = modeling_utils.checkpoint
-
-    def spy(*args, **kwargs):
-        calls.append(1)
-        return original(*args, **kwargs)
-
+    spy = Mock(wraps=modeling_utils.checkpoint)
     monkeypatch.setattr(modeling_utils, "checkpoint", spy)
     found, reader, _ = run(t5_dir, tmp_path, gradient_checkpointing=True)
-    assert calls
+    assert spy.called
     assert found == pytest.approx(plain[0], rel=1e-6)
     for name, weight in plain[1].state_dict().items():
         torch.testing.assert_close(reader.state_dict()[name], weight)

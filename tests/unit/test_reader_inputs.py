@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from small_training import classifier_of, tokens
 
 from pgra.core import Example
+from pgra.data.tasks import load_task, task_names
 from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.batching import GroupCost, group_by_length, pack_segments
 from pgra.lm.load import find_model, load_tokenizer
@@ -18,8 +19,10 @@ from pgra.reader.fid import FusionReader
 from pgra.reader.inputs import (
     SegmentLayout,
     SeparateInputs,
+    TokenizedInputs,
     build_inputs,
     check_labels,
+    describe,
     store_inputs,
 )
 
@@ -126,6 +129,23 @@ def test_what_cannot_be_built_is_refused(build):
         check_labels(["test-0"], [None], ["a", "b"])
 
 
+@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("order", ["query_first", "evidence_first"])
+def test_a_long_passage_takes_neither_the_query_nor_its_slot(tokenizer, name, order):
+    """Cut on the right, as the released code does, an evidence in front would take both."""
+    task = load_task(name)
+    query = Example("q", {field: f"A {field} by the sea." for field in task.inputs}, task.labels[0])
+    verbalizer = Verbalizer(task.verbalizer, task.reader_template)
+    layout = SegmentLayout(task.reader_template, order)
+    built = build_inputs([query], [["the garden " * 99]], tokenizer, verbalizer, layout=layout)
+    (segment,), text = built[0].segments, task.reader_template.format_map(query.fields)
+    behind = "" if order == "query_first" else " "
+    ids = tokenizer(behind + text, add_special_tokens=False).input_ids
+    place = 0 if order == "query_first" else len(segment) - 1 - len(ids)
+    assert segment[place : place + len(ids)].tolist() == ids
+    assert len(segment) == layout.max_tokens
+
+
 # Tokens, as a sequence and on disk.
 
 ITEMS = [
@@ -146,32 +166,12 @@ def content(inputs):
     ]
 
 
-@pytest.fixture
-def store(tokenizer, tmp_path):
-    examples = [Example(name, {"text": name}, label) for name, _, label in ITEMS]
-
-    def run(make, **fields):
-        parts = {"examples": examples, "tokenizer": tokenizer, "verbalizer": VERBALIZER}
-        return store_inputs(tmp_path, "train", {"x": 1, **fields}, make, **parts)
-
-    return run
-
-
-def test_rows_come_back_as_they_were_given(tokenizer):
-    inputs = reader_inputs(tokenizer, VERBALIZER, ITEMS)
-    targets = dict(zip(VERBALIZER.labels, VERBALIZER.target_ids(tokenizer), strict=True))
-    assert content(inputs) == [
-        (name, tokenizer(list(segments)).input_ids, targets.get(label))
-        for name, segments, label in ITEMS
-    ]
-    assert inputs.sizes() == [sum(map(len, row.segments)) for row in inputs]
-    with pytest.raises(IndexError):
-        inputs[3]
-    assert reader_inputs(tokenizer, VERBALIZER, []).sizes() == []
-
-
-def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, store, tmp_path):
+def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, tmp_path):
     made = []
+    known = describe([Example(name, {}, label) for name, _, label in ITEMS], tokenizer, VERBALIZER)
+
+    def store(make):
+        return TokenizedInputs(*known, *store_inputs(tmp_path / "train", {"x": 1}, make))
 
     def make():
         made.append(1)
@@ -179,13 +179,10 @@ def test_what_is_stored_is_what_was_made_and_is_made_once(tokenizer, store, tmp_
 
     first, second = store(make), store(make)
     assert content(first) == content(second) == content(make())
+    assert first.sizes() == [sum(map(len, row.segments)) for row in first]
     assert len(made) == 2  # once by the store, once by the line above
-    store(make, x=2)
-    assert len(made) == 3
-    for path in tmp_path.glob("train-*/tokens.npy"):
-        data = bytearray(path.read_bytes())
-        data[-1] ^= 1
-        path.write_bytes(data)
+    path = tmp_path / "train" / "tokens.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(ArtifactError, match="tokens.npy is damaged"):
         store(lambda: pytest.fail("made again"))
 

@@ -33,10 +33,8 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     run = tmp_path / "run"
     reader, result = train(t5_dir, make_arguments(run, max_steps=30, eval_steps=10))
     losses = _losses(result)
-    assert len(losses) == 30
+    assert len(losses) == result.steps == 30
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    assert result.steps == 30
-    assert result.best_step in (10, 20, 30)
     measured = {e["step"]: e["eval_accuracy"] for e in result.history if "eval_accuracy" in e}
     assert sorted(measured) == [10, 20, 30]
     assert result.best_metric == max(measured.values()) == measured[result.best_step]
@@ -50,28 +48,15 @@ def test_the_loss_falls_and_the_best_reader_is_written(t5_dir, tmp_path):
     assert accuracy(dev.labels, [p.label for p in found]) == {"accuracy": result.best_metric}
 
 
-def test_the_checkpoint_with_the_highest_metric_is_kept_not_the_last(t5_dir, tmp_path):
-    values = iter([0.2, 0.9, 0.5])
-    reader, result = train(
-        t5_dir,
-        make_arguments(tmp_path, eval_steps=2),
-        measure=lambda labels, predictions: {"accuracy": next(values)},
-    )
-    assert (result.best_step, result.best_metric) == (4, 0.9)
-    kept = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "checkpoint-4").shared.weight
-    assert torch.equal(kept, reader.model.shared.weight)
-    written = AutoModelForSeq2SeqLM.from_pretrained(result.folder).shared.weight
-    assert torch.equal(written, kept)
-
-
 def test_examples_come_in_the_same_order_whatever_the_evidence(t5_dir, tmp_path):
     orders = []
     for name, extra, seed in (("none", (), 1), ("two", ("the sea", "a town"), 1), ("3", (), 2)):
         changes = {"eval_strategy": "no", "load_best_model_at_end": False, "seed": seed}
+        changes |= {"max_steps": 3, "save_strategy": "no"}
         with batches_read() as batches:
             arguments = make_arguments(tmp_path / name, **changes)
             train(t5_dir, arguments, rows=make_inputs(18, extra=extra))
-        orders.append(batches[:6])
+        orders.append(batches)
     assert orders[0] == orders[1] != orders[2]
 
 

@@ -14,7 +14,7 @@ from pgra.methods.base import SPLITS
 from pgra.methods.stages import Stages
 from pgra.report.results import read_object
 from pgra.rerank.similarity import SIMILARITIES
-from pgra.run_folder import check_same_run, check_writable
+from pgra.run_folder import check_same_run
 from pgra.runs import read_arguments
 
 
@@ -68,16 +68,6 @@ def test_fewer_matches_than_candidates_leave_lines_out(args, corpus_file):
     assert texts_of(stages, "test") == [["A zebra."]]
 
 
-def test_a_second_look_reuses_what_is_there(args):
-    found_for(args)
-    again = found_for(args)
-    assert all(stored.reused for stored in (*again.candidates.values(), *again.evidence.values()))
-    fewer = found_for(with_rerank(args, num_evidence=1))
-    assert all(stored.reused for stored in fewer.evidence.values())  # d is cut from what is stored
-    cosine = found_for(with_rerank(args, similarity="cosine"))
-    assert not any(stored.reused for stored in cosine.evidence.values())
-
-
 def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     for similarity in SIMILARITIES:
         args = with_rerank(args, similarity=similarity)
@@ -97,28 +87,23 @@ def test_exhaustive_is_the_two_stages_with_all_passages_as_candidates(args):
     assert 0 < counts["recall"]["12"] <= 1
 
 
-def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog, monkeypatch):
+def test_a_second_experiment_runs_the_lm_on_nothing(args, caplog):
     caplog.set_level("INFO")
     first, queries = found_for(args), 32 + 4 + 12
     rows = np.concatenate([s.candidates.rows.ravel() for s in first.candidates.values()])
     read = len(np.unique(rows))
-    begin = f"reranker: {queries * 6} query-candidate pairs; {read + queries} LM forwards"
-    assert any(record.getMessage().startswith(begin) for record in caplog.records)
-
-    def refuse(*_args, **_kwargs):
-        raise AssertionError("the LM was loaded")
-
-    caplog.clear()
+    assert f"reranker: {queries * 6} query-candidate pairs; {read + queries} LM for" in caplog.text
     exhaustive = with_retriever(args, retriever="exhaustive")
     found_for(exhaustive)
-    begin = f"exhaustive: {queries * len(SENTENCES)} query-passage pairs; {len(SENTENCES) - read}"
-    assert any(record.getMessage().startswith(begin) for record in caplog.records)
-    monkeypatch.setattr("transformers.AutoModel.from_pretrained", refuse)
+    pairs = queries * len(SENTENCES)
+    assert f"exhaustive: {pairs} query-passage pairs; {len(SENTENCES) - read} LM for" in caplog.text
     caplog.clear()
     again = found_for(with_rerank(exhaustive, num_evidence=5))  # another d: the same product
     assert all(stored.reused for stored in again.evidence.values())
     assert [len(lines) for lines in again.evidence_lines("test")] == [5] * 12
-    assert any("0 LM forwards" in record.getMessage() for record in caplog.records)
+    assert "0 LM forwards" in caplog.text
+    cosine = found_for(with_rerank(args, similarity="cosine"))
+    assert not any(stored.reused for stored in cosine.evidence.values())
 
 
 @pytest.mark.parametrize("similarity", ["dot", "label_words"])
@@ -148,7 +133,6 @@ def test_contradictions_are_refused(args):
     with pytest.raises(ConfigError, match="num_evidence .7. exceeds num_candidates .6."):
         with_rerank(args, num_evidence=7)
     exhaustive = with_retriever(args, retriever="exhaustive")
-    with_rerank(exhaustive, num_evidence=0, reranker="none")  # the plain reader
     with pytest.raises(ConfigError, match="reranker 'none' has none: use --reranker prompted"):
         with_rerank(exhaustive, reranker="none")
     with pytest.raises(ConfigError, match="num_evidence .13. exceeds the corpus .12 passages"):
@@ -160,15 +144,6 @@ def test_contradictions_are_refused(args):
 
 
 # The folder of a run.
-
-
-def test_a_folder_that_can_be_written_is_not_made(tmp_path):
-    check_writable(tmp_path / "a" / "b")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "x"):
-        with pytest.raises(NotADirectoryError, match="file"):
-            check_writable(path)
 
 
 def test_a_run_is_known_by_what_decides_it(tmp_path):

@@ -1,12 +1,8 @@
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from small_training import signal_self
+from small_training import script, signal_self
 
 from pgra.reader.resume import Stopper
 
@@ -23,10 +19,8 @@ with stopper.listening():
 
 AGREE = """
 import json, sys
-from types import SimpleNamespace
 import torch
 import torch.distributed as dist
-from pgra.errors import Stopped
 from pgra.reader.resume import Stopper
 
 dist.init_process_group(backend="cuda:gloo")
@@ -37,31 +31,10 @@ try:
 except RuntimeError as error:
     refused = str(error).splitlines()[0]
 stopper = Stopper(world=2, minutes=1e-9 if rank == 1 else None)
-told = stopper.agree(stopper.wish, 7 - rank)
-state = SimpleNamespace(global_step=3, max_steps=9, epoch=0.5)
-args = SimpleNamespace(eval_strategy="no", logging_strategy="no", save_strategy="steps")
-stopper.end_step(args, state, SimpleNamespace(should_save=False), code=told[0])
-code = 0
-try:
-    stopper.after_save(state)
-except Stopped as stop:
-    code = stop.code
-sys.stdout.write(json.dumps([rank, refused, told, code]) + "\\n")
+sys.stdout.write(json.dumps([refused, stopper.agree(stopper.wish)]) + "\\n")
 sys.stdout.flush()
 dist.destroy_process_group()
 """
-
-
-def python(*words):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run(
-        [sys.executable, *words],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
 
 
 def test_a_signal_is_heard_only_meanwhile():
@@ -81,20 +54,19 @@ def test_a_signal_is_heard_only_meanwhile():
 
 
 @pytest.mark.slow
-def test_a_second_signal_leaves_at_once():
-    done = python("-c", TWICE)
+def test_a_second_signal_leaves_at_once(tmp_path):
+    (file := tmp_path / "twice.py").write_text(TWICE)
+    done = script(file=file)
     assert done.stdout == "143\n"
     assert done.returncode == -signal.SIGTERM
 
 
 @pytest.mark.slow
-def test_processes_on_gpus_agree_and_leave_together(tmp_path):
+def test_processes_on_gpus_agree(tmp_path):
     """On GPUs their default group is of NCCL alone; this one refuses CPU tensors as that does."""
     file = tmp_path / "agree.py"
     file.write_text(AGREE)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(file)]
-    done = python(*launch)
+    done = script(processes=2, file=file)
     assert done.returncode == 0, done.stderr[-2000:]
-    told = sorted(json.loads(line) for line in done.stdout.splitlines())
     refused = "No backend type associated with device type cpu"
-    assert told == [[rank, refused, [124, 7], 124] for rank in (0, 1)]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[refused, 124]] * 2
