@@ -374,10 +374,8 @@ class Bank:
         context.barrier()  # all have looked before anyone writes
         if not len(missing):
             return 0
-        if cut is None:
-            shards = [missing[i : i + shard_rows] for i in range(0, len(missing), shard_rows)]
-        else:
-            shards = list(cut(missing))
+        cuts = range(shard_rows, len(missing), shard_rows)
+        shards = np.split(missing, cuts) if cut is None else cut(missing)
         share = context.worker.share(shards)
 
         def keep(keys: Rows, states: Tensor) -> None:

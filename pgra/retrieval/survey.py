@@ -121,7 +121,8 @@ class Survey:
             width=encoder.width if encoder else 0,
             index_bytes=sum(p.stat().st_size for f in finished for p in f.iterdir() if p.is_file()),
         )
-        if (stored := self._read_stored(identity)) is not None:
+        stored = None if identity is None else self._read_stored(identity)
+        if stored is not None:
             rows = _distinct(stored)
             return replace(
                 base,
@@ -138,10 +139,8 @@ class Survey:
         retriever = open_retriever(args, corpus, request.context, options=request.options)
         return self._count(base, retriever, args.num_candidates, len(corpus))
 
-    def _read_stored(self, identity: IndexIdentity | None) -> Rows | None:
+    def _read_stored(self, identity: IndexIdentity) -> Rows | None:
         """Read the candidates of all splits, (B, K), if all are there."""
-        if identity is None:
-            return None
         args, found = self.request.args, []
         for split, examples in self.splits.items():
             fields = candidates_fields(

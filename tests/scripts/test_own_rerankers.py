@@ -53,7 +53,6 @@ def test_it_is_planned_and_finds_the_evidence_of_a_reader_that_predicts(bench, n
     assert ("tokens/s" in told) == is_ours
     done = bench.train("run", config=config)
     assert done.code == 0, done.err
-    assert ("0 LM forwards" in pgra(*plan)) == is_ours
     kept = json.loads((bench.run("run") / "arguments.json").read_text())
     options = {**kept["rerank_options"], **kept.get("retriever_options", {})}
     assert {name: options[name] for name in named if name in options}.items() <= named.items()
@@ -86,7 +85,7 @@ def test_a_grids_dry_run_says_what_each_reranker_reads(bench, cross_encoder_dir,
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(grid))
     told = pgra("ablate", str(path), "--dry-run", "--output_dir", str(tmp_path / "grid"))
-    lines = {line.split()[1]: line for line in told.splitlines() if line.startswith("sst2")}
+    lines = {line.split()[0]: line for line in told.splitlines() if " sst2 " in line}
     # 8 to train on, 4 to choose on, 4 to test; one prompt for all has 2 of the 8.
     each = "each passage with each query, about "
     assert lines["neighbors"].split()[5] == str((8 + 4 + 4) * (6 + 1))
@@ -97,14 +96,14 @@ def test_a_grids_dry_run_says_what_each_reranker_reads(bench, cross_encoder_dir,
     assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.slow
 def test_its_evidence_is_measured_beside_chance_and_the_first_stages(bench, tmp_path):
-    named = {"reranker": "toys:ByLength"}
     assert bench.train("plain", num_evidence=0).code == 0
     words = ["--labeler", str(bench.run("plain")), "--output_dir", str(tmp_path / "evidence")]
-    done = call(evidence_main, [*words, *flags(bench, *_READERS, **named)])
+    done = call(evidence_main, [*words, *flags(bench, *_READERS, reranker="toys:ByLength")])
     assert done.code == 0, done.err
     rows = {line.split("  ")[0].strip() for line in done.out.splitlines()}
-    assert {"random", "first stage", named["reranker"]} <= rows
+    assert {"random", "first stage", "toys:ByLength"} <= rows
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,6 @@ def test_a_key_that_two_jobs_computed_counts_once(tmp_path):
     context = Context(barrier=lambda: next(barriers, lambda: None)(), progress=False)
     bank = fill(tmp_path, range(12), shard_rows=4, context=context)
     assert len(bank) == len(Bank(tmp_path, FIELDS)) == 12
-    keys = np.concatenate([block.keys for block in bank.blocks(rows=5)])
-    assert sorted(keys.tolist()) == list(range(12))
     np.testing.assert_array_equal(bank.states(range(12))[:, 0], range(12))
 
 
@@ -199,17 +197,14 @@ def test_two_jobs_do_not_fill_one_bank_but_take_up_what_the_other_wrote(tmp_path
     np.testing.assert_array_equal(late.states(range(6))[:, 0], np.arange(6))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 100])
-def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path, rows):
+def test_blocks_hold_states_as_they_lie_on_disk_so_many_at_a_time(tmp_path):
     fill(tmp_path, [20, 21, 30, 40, 5], shard_rows=2)  # (5, 20), (21, 30), (40)
     bank = fill(tmp_path, range(3), shard_rows=2)
-    blocks = list(bank.blocks(rows=rows))
-    assert [len(block.keys) for block in blocks[:-1]] == [rows] * (len(blocks) - 1)
-    keys = np.concatenate([block.keys for block in blocks])
-    assert keys.tolist() == [5, 20, 21, 30, 40, 0, 1, 2]
-    states, norms = ([getattr(b, name) for b in blocks] for name in ("states", "norms"))
-    np.testing.assert_array_equal(np.concatenate(states), bank.states(keys))
-    np.testing.assert_array_equal(np.concatenate(norms), bank.norms(keys))
+    blocks = list(bank.blocks(rows=3))
+    assert [block.keys.tolist() for block in blocks] == [[5, 20, 21], [30, 40, 0], [1, 2]]
+    for keys, states, norms in blocks:
+        np.testing.assert_array_equal(states, bank.states(keys))
+        np.testing.assert_array_equal(norms, bank.norms(keys))
     some = list(bank.blocks(np.array([40, 0, 30, 5]), rows=3))
     assert [block.keys.tolist() for block in some] == [[5, 30, 40], [0]]
 

@@ -180,7 +180,6 @@ def test_shards_hold_whole_queries(lm_dirs, open_one):
     shards = pairs.cut(pairs.keys, shard_rows=5)
     queries = [set(pairs.queries[pairs.find(shard)].tolist()) for shard in shards]
     assert queries == [{0, 1}, {2}]
-    assert all((np.diff(shard) > 0).all() for shard in shards)
     assert [len(s) for s in pairs.cut(pairs.keys, shard_rows=1)] == [4, 3, 4]
 
 

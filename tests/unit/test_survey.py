@@ -39,7 +39,7 @@ def having(survey, **changes):
     return replace(survey, request=replace(request, args=replace(request.args, **changes)))
 
 
-def run_first_stage(survey, *, store):
+def run_first_stage(survey, *, store=False):
     """Do as the pipeline does; give the distinct passages."""
     args, context = survey.request.args, survey.request.context
     retriever = open_retriever(args, survey.request.corpus, context)
@@ -57,35 +57,25 @@ def run_first_stage(survey, *, store):
     return rows[rows != MISSING_ROW]
 
 
-def products(survey):
-    return {path.name for path in survey.request.context.artifacts.iterdir()}
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_an_index_a_small_corpus_is_tried_whole_and_nothing_is_left(survey, kind):
+def test_a_small_corpus_is_tried_an_index_searched_and_stored_candidates_counted(survey, kind):
     survey = having(survey, retriever=kind)
-    found = survey.run()
-    assert found.basis == "searched"
-    assert found.num_to_encode == (0 if kind == "bm25" else len(SENTENCES))
-    assert found.index_bytes == 0
-    assert found.seconds > 0
-    assert products(survey) == {"corpora"}
-    np.testing.assert_array_equal(found.rows, run_first_stage(survey, store=False))
-    assert found.num_texts == len(found.rows) < len(SENTENCES)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_index_on_disk_is_searched_and_stored_candidates_are_counted(survey, kind):
-    survey = having(survey, retriever=kind)
-    rows = run_first_stage(survey, store=False)
+    tried = survey.run()
+    assert tried.num_to_encode == (0 if kind == "bm25" else len(SENTENCES))
+    assert (tried.index_bytes, tried.seconds > 0) == (0, True)
+    assert [p.name for p in survey.request.context.artifacts.iterdir()] == ["corpora"]
+    rows = run_first_stage(survey)
     searched = survey.run()
-    assert (searched.basis, searched.num_to_encode) == ("searched", 0)
-    assert searched.index_bytes > 0
-    np.testing.assert_array_equal(searched.rows, rows)
+    assert searched.num_to_encode == 0 < searched.index_bytes
+    stored = replace(survey, seconds=0).run()  # nothing is stored yet
+    assert stored.basis == "guessed"
     run_first_stage(survey, store=True)
     stored = replace(survey, seconds=0).run()
-    assert (stored.basis, stored.num_texts, stored.seconds) == ("stored", len(rows), 0)
-    np.testing.assert_array_equal(stored.rows, rows)
+    assert [found.basis for found in (tried, searched, stored)] == ["searched"] * 2 + ["stored"]
+    for found in (tried, searched, stored):
+        np.testing.assert_array_equal(found.rows, rows)
+        assert found.num_texts == len(rows) < len(SENTENCES)
+    assert stored.seconds == 0
 
 
 def test_an_index_that_is_gone_is_built_again_whatever_is_stored(survey):
@@ -111,7 +101,7 @@ def test_given_no_time_nothing_is_searched(survey):
 def test_given_little_time_a_part_of_the_queries_stands_for_all(survey):
     many = {"train": [Example(str(i), {"text": SENTENCES[i % 12]}) for i in range(200)]}
     survey = replace(survey, splits=many)
-    run_first_stage(survey, store=False)
+    run_first_stage(survey)
     hurried = replace(survey, seconds=1e-9).run()
     assert hurried.basis == "sampled"
     assert not hurried.is_exact
@@ -129,7 +119,7 @@ def test_a_given_index_of_something_else_is_refused(survey, tmp_path, corpus_fil
     (tmp_path / "other").mkdir()
     with pytest.raises(ArtifactError, match="has no manifest.json"):
         having(survey, index_dir=str(tmp_path / "other")).run()
-    run_first_stage(survey, store=False)
+    run_first_stage(survey)
     (index,) = (survey.request.context.artifacts / "indexes").iterdir()
     given = having(survey, index_dir=str(index))
     elsewhere = replace(given.request.context, artifacts=tmp_path / "elsewhere")
