@@ -138,7 +138,7 @@ def _describe_seconds(runs: "Sequence[GridRun]") -> str:
         for run, seconds in zip(runs, took, strict=True)
         for own in ({**seconds, "all": sum(seconds.values())},)
     ]
-    return Table("Seconds", ["run", *stages, "all"], rows).to_text()
+    return Table("Wall-clock seconds of each stage", ["run", *stages, "all"], rows).to_text()
 
 
 def describe_costs(grid: "Grid", runs: "Sequence[GridRun]", context: "Context") -> str:

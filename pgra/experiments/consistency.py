@@ -705,15 +705,11 @@ def _sample(rows: Mapping[Row, Sequence[Run]], task: str) -> list[str]:
             name = json.dumps(asked, sort_keys=True)
             if name not in corpora:
                 corpora[name] = open_corpus(CorpusArguments(**asked), artifacts)
-        except (KeyError, TypeError):
+        except (DataError, KeyError, TypeError) as error:
             raise DataError(
-                f"{run.folder} does not say which corpus its evidence is of, at which the labeler "
-                "is centred: give --no_centre for the paper's definition"
-            ) from None
-        except DataError as error:
-            raise DataError(
-                f"{error}; the labeler is centred at this corpus of {run.folder}: put it there, or "
-                "give --no_centre for the paper's definition"
+                f"{run.folder}: the labeler is centred at the corpus that it searched, which "
+                f"cannot be read ({error}): put it there, or give --no_centre for the paper's "
+                "definition"
             ) from None
     return sample_corpora(list(corpora.values()))
 
@@ -821,38 +817,29 @@ def compare_evidence(
         stages.find(("test",))
         pairs = zip(stages.data.examples("test"), stages.evidence_lines("test"), strict=True)
         lines[way] = [
-            {
-                "id": example.id,
-                "label": example.label,
-                "prediction": None,
-                "evidence": [{"text": line.text} for line in evidence],
-            }
-            for example, evidence in pairs
+            {**vars(example), "prediction": None, "evidence": [{"text": x.text} for x in found]}
+            for example, found in pairs
         ]
         task, labels = stages.data.task.name, list(stages.data.labels)
     _check_labels(task, labels, reader)
     texts = distinct_evidence(list(lines.values()))
     corpora = [open_corpus(args.corpus, args.artifacts, is_quiet=True)] if centre else []
-    known = label_texts(
-        *(reader, texts, output_dir / "pseudo_labels"),
-        sample=sample_corpora(corpora),
-        device=args.runtime.device,
-    )
-    runs: list[Consistency] = []
-    tables: list[Table] = []
-    for depth in depths or (most,):
-        own_runs = [
-            measure_consistency(way, task, [own], known.labels, labels=labels, depth=depth)
-            for way, own in lines.items()
+    kept, sample = output_dir / "pseudo_labels", sample_corpora(corpora)
+    known = label_texts(reader, texts, kept, sample=sample, device=args.runtime.device)
+    parts = [
+        [
+            measure_consistency(way, task, [x], known.labels, labels=labels, depth=depth)
+            for way, x in lines.items()
         ]
-        runs += own_runs
-        tables.append(score_table(own_runs, baseline=FIRST_STAGE, paper={}))
+        for depth in depths or (most,)
+    ]
+    runs = [run for part in parts for run in part]
+    tables = [score_table(part, baseline=FIRST_STAGE, paper={}) for part in parts]
     facts = known.describe(reader, texts)
     notes = [*tables[0].notes, reader.note(), note_labels(task, facts)]
     table = replace(tables[0], rows=[row for part in tables for row in part.rows], notes=notes)
     write_text(output_dir / "evidence.md", table.to_markdown() + "\n")
-    measured = [run.as_json() for run in runs]
-    for values in measured:
-        del values["by_count"]  # no reader decided anything
-    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": measured})
+    # No reader decided anything.
+    ways = [{k: v for k, v in run.as_json().items() if k != "by_count"} for run in runs]
+    write_json(output_dir / "evidence.json", {"labeler": facts, "ways": ways})
     return ConsistencyReport(runs, [table], known.num_read)

@@ -116,15 +116,6 @@ def test_sweeps_of_k_and_d_read_what_the_first_run_reads_and_no_more(write, forw
     assert len(forwards) > first
 
 
-def test_the_first_seed_of_all_points_and_the_largest_k_run_first(write, tmp_path):
-    names = [run.point.name for run in in_order(runs_of(write(grid=K), tmp_path)[1])]
-    assert names == [f"num_candidates={k}" for k in (8, 6, 4, 2)]
-    whole = write(grid={"num_candidates": [8], "bank": ["lazy", "full"]})
-    _, runs = runs_of(whole, tmp_path, seeds=(3, 1))
-    order = [(run.seed, run.args.pgra.rerank.bank) for run in in_order(runs)]
-    assert order == [(3, "full"), (3, "lazy"), (1, "full"), (1, "lazy")]
-
-
 def test_a_grid_over_several_methods_is_told_before_it_runs(write, tmp_path):
     path = write(
         title="The title",
@@ -176,6 +167,9 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
         ("sst2/max_steps=2/seed-0", "sst2"),
         ("mr/max_steps=2/seed-0", "mr"),
     ]
+    for share in (True, False):
+        folders = {run.args.pgra.artifacts for run in runs_of(path, tmp_path, share=share)[1]}
+        assert (tmp_path / "max_steps=2/artifacts" in folders) != share
     (only,) = runs_of(path, tmp_path, asked=["mr"])[1]  # all may follow where one was first
     assert only.folder == runs[1].folder
     assert [run.args["training"].learning_rate for run in runs] == [8e-5, 1e-4]
@@ -190,7 +184,8 @@ def test_several_tasks_have_a_folder_each_and_their_own_arguments(write, tmp_pat
 def test_the_cost_is_told_once_a_bank_and_is_nothing_once_all_is_read(write, forwards, tmp_path):
     path = write(grid={"num_candidates": [4, 8]}, points=[{}, {"method": "fid"}])
     _, runs = runs_of(path, tmp_path / "grid", seeds=(0, 1))
-    before = foresee(runs)
+    assert [(run.seed, run.width) for run in in_order(runs)][:2] == [(0, 8), (0, 8)]
+    before = foresee(runs)  # the first seed of all points and the largest k first
     assert [len(cost.runs) for cost in before] == [2] * 4
     assert [cost.note for cost in before] == [
         *("guessed", "the LM reads nothing"),
@@ -273,12 +268,3 @@ def test_what_cannot_be_run_is_one_line_and_leaves_nothing(
         assert (code, out) == (2, "")
     assert message in err.strip().splitlines()[-1]
     assert not (tmp_path / "grid").exists()
-
-
-def test_points_that_share_nothing_have_products_of_their_own(write, tmp_path):
-    folders = []
-    for share in (False, True):
-        _, runs = runs_of(write(grid={"num_evidence": [1, 2]}, share=share), tmp_path / "grid")
-        folders.append({run.args.runtime.artifacts_dir for run in runs})
-    assert folders[0] == {str(tmp_path / f"grid/num_evidence={d}/artifacts") for d in (1, 2)}
-    assert len(folders[1]) == 1

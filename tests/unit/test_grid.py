@@ -159,9 +159,6 @@ def test_axes_of_the_command_line_replace_the_yamls(write):
 def test_what_is_no_grid_is_refused_with_the_file(write, values, message):
     with pytest.raises(ConfigError, match=f"mine.yaml: .*{message}"):
         read_grid(write(**values))
-
-
-def test_an_unknown_grid_names_the_nearest():
     with pytest.raises(ConfigError, match="unknown grid 'retreiver'. Did you mean 'retriever'"):
         read_grid("retreiver")
 
@@ -193,11 +190,3 @@ def test_a_file_of_ablations_runs_the_grid_of_its_name(path):
         assert f'run(main, ["{path.stem}", *sys.argv[1:]])' in path.read_text()
         assert path.stem in grid_names()
     assert f"`{path.name}`" in (ABLATIONS / "README.md").read_text()
-
-
-def test_there_is_a_grid_for_what_the_paper_varies():
-    assert {
-        *("main", "large", "icl", "k", "d", "fid_d", "opt_size", "retriever", "granularity"),
-        *("exemplars", "similarity", "seeds", "training_cost", "profiles", "label_consistency"),
-        *("fever",),
-    } <= set(grid_names())

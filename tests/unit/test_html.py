@@ -167,7 +167,7 @@ def test_plots_follow_the_pages_colours_and_are_told_in_words(page):
     assert re.findall(r">(pgra|fid|t5)</text>", drawing) == ["t5", "pgra", "fid"]
 
 
-def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group):
+def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group, tmp_path):
     data = browser_data([group])
     (task,) = data["tasks"]
     runs = {run["name"]: run for run in task["runs"]}
@@ -182,9 +182,7 @@ def test_runs_of_one_test_set_stand_side_by_side_and_share_what_they_share(group
     assert task["gold"] == [1, 0, 1, 0]
     assert runs["fid"]["answers"] == [1, 1, 1, 1]
     assert runs["fid"]["chances"][0] == [[0, 0.1], [1, 0.9]]
-
-
-def test_a_run_in_two_groups_is_shown_once_and_other_test_sets_are_tasks(group, tmp_path):
+    # A run in two groups is shown once; another test set is another task.
     other = Group("B", [make_run(tmp_path, "t5", GOLD, texts=("another", *TEXTS[1:]))])
     tasks = browser_data([group, group, other])["tasks"]
     assert [(t["name"], len(t["runs"])) for t in tasks] == [("sst2", 4), ("sst2 (2)", 1)]
@@ -289,31 +287,6 @@ def test_filters_give_the_examples_worked_out_by_hand(group):
     assert answer["first"] == ["any", "no", "any", "any"]  # one run a method
     assert answer["columns"] == [["pgra (seed 0)", "pgra (seed 1)"], ["fid"], ["t5"]]
     assert answer["numbers"] == ["none", "0.000", "0.123", "-12.35", "1831.1"]
-
-
-MANY = """
-const {select, firstRuns} = require(process.argv[1]);
-const n = 10000, d = 16;
-const range = (k, f) => Array.from({length: k}, (_, i) => f(i));
-const run = (r) => ({name: `r${r}`, method: `r${r}`, answers: range(n, (i) => (i * (r + 1)) % 2),
-  chances: range(n, () => [[0, 0.5], [1, 0.5]]), evidence: range(n, (i) => r * n + i), read: d});
-const data = {texts: range(5 * n, (i) => `passage number ${i}, with words of a usual length in it`),
-  tasks: [{name: "t", labels: ["a", "b"], ids: range(n, (i) => `${i}`), queries: range(n, (i) => i),
-    gold: range(n, (i) => i % 2), runs: range(6, run),
-    lists: range(6 * n, (i) => range(4 * d, (k) => (k % 4 ? 1 : (i * 7 + k * 311) % (5 * n))))}]};
-const start = Date.now();
-const state = {task: 0, show: "all", label: -1, runs: firstRuns(data.tasks[0]),
-  text: "number 49999,", deep: true, order: "unsure"};
-const found = select(data, state).length;
-console.log(JSON.stringify({found, seconds: (Date.now() - start) / 1000}));
-"""
-
-
-@pytest.mark.skipif(NODE is None, reason="no node")
-def test_ten_thousand_examples_are_searched_with_their_evidence_at_once():
-    answer = ask_node(MANY)
-    assert 0 < answer["found"] < 10000
-    assert answer["seconds"] < 2  # a tenth of it on a machine that does nothing else
 
 
 def dom(path, words):

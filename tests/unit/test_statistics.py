@@ -12,7 +12,6 @@ from scipy import stats
 from pgra.data.tasks import METRICS
 from pgra.report.metrics import (
     Decisions,
-    Difference,
     average_differences,
     bootstrap,
     bootstrap_mean,
@@ -21,7 +20,6 @@ from pgra.report.metrics import (
     compare_methods,
     find_metric,
     holm,
-    interval_95,
     mcnemar,
     mean_sd_interval,
     sign_flip,
@@ -45,17 +43,10 @@ def compare(metric, labels, a, b, seed=0):
 @pytest.mark.parametrize("values", CASES)
 def test_the_interval_over_seeds_is_scipys(values):
     found = mean_sd_interval(values)
+    assert found.sd == pytest.approx(stats.tstd(values))
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
     assert found.n == len(values)
-
-
-def test_the_papers_table_8_by_hand():
-    """SST-2 of three runs: 94.4, 93.5, 93.9; printed are 93.9 and 0.45; t of 2 is 4.303."""
-    found = mean_sd_interval([94.4, 93.5, 93.9])
-    assert found.mean == pytest.approx(93.9333, abs=1e-4)
-    assert found.sd == pytest.approx(0.4509, abs=1e-4)
-    assert found.high - found.mean == pytest.approx(4.3027 * 0.4509 / 3**0.5, abs=1e-3)
 
 
 def test_welchs_test_is_scipys_in_either_order():
@@ -63,12 +54,9 @@ def test_welchs_test_is_scipys_in_either_order():
         p = stats.ttest_ind(a, b, equal_var=False).pvalue
         assert welch(a, b) == pytest.approx(p, rel=1e-9)
         assert welch(b, a) == welch(a, b) != pytest.approx(stats.ttest_ind(a, b).pvalue)
-
-
-def test_welchs_test_where_seeds_agree_or_are_too_few():
-    assert welch([0.9, 0.9], [0.9, 0.9]) == 1.0
+    assert welch([0.9, 0.9], [0.9, 0.9]) == 1.0  # seeds that agree
     assert welch([0.9, 0.9], [0.8, 0.8]) == 0.0
-    assert welch([0.9], [0.8, 0.7]) is None
+    assert welch([0.9], [0.8, 0.7]) is None  # too few
     assert 0 < welch([0.9, 0.9], [0.8, 0.7]) < 1
 
 
@@ -86,15 +74,6 @@ def test_mcnemar_is_scipys_binomial_whatever_the_order_and_the_side(pairs, rando
     assert mcnemar(*zip(*pairs, strict=True)) == p
     alike = [*pairs, (True, True), (False, False)]  # what both decide alike does not count
     assert mcnemar(*zip(*alike, strict=True)) == p
-
-
-def test_mcnemar_by_hand():
-    """3 against 9 of 12: 2 (1 + 12 + 66 + 220) / 2**12."""
-    a = [True] * 5 + [True] * 3 + [False] * 9 + [False] * 2
-    b = [True] * 5 + [False] * 3 + [True] * 9 + [False] * 2
-    assert mcnemar(a, b) == pytest.approx(598 / 4096, rel=1e-12)
-    with pytest.raises(ValueError, match="3 decisions and 2"):
-        mcnemar([True] * 3, [True] * 2)
 
 
 def test_holm_by_hand():
@@ -182,26 +161,6 @@ def test_a_comparison_depends_on_no_order_of_examples_and_turns_with_the_sides(
     assert (again.difference, again.p) == (pytest.approx(one.difference), pytest.approx(one.p))
 
 
-def test_the_bootstrap_has_the_spread_of_scipys():
-    labels = labels_of(120)
-    (draws,) = bootstrap(of("mcc", labels, decided(labels, places(120, 0.2, 0))), seed=0)
-    theirs = stats.bootstrap(
-        (
-            [NAMES.index(x) for x in labels],
-            [NAMES.index(x) for x in decided(labels, places(120, 0.2, 0))],
-        ),
-        lambda x, y: np.corrcoef(x, y)[0, 1],
-        vectorized=False,
-        paired=True,
-        n_resamples=1000,
-        method="percentile",
-        random_state=0,
-    )
-    interval = theirs.confidence_interval
-    assert interval_95(draws) == pytest.approx((interval.low, interval.high), abs=0.03)
-    assert draws.std() == pytest.approx(theirs.standard_error, rel=0.1)
-
-
 @pytest.mark.parametrize("metric", sorted(METRICS))
 def test_equal_predictions_give_p_1(metric):
     labels = labels_of(100)
@@ -209,19 +168,6 @@ def test_equal_predictions_give_p_1(metric):
     found = compare(metric, labels, runs, [runs[2], runs[0], runs[1]])
     assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
     assert found.difference == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_a_planted_gap_of_5_points_on_500_examples_is_found(seeds):
-    """One of twenty is wrong of the baseline only; both err elsewhere too, in 30 places alike."""
-    labels, both = labels_of(500), places(500, 0.06, 99)
-    free = [i for i in range(500) if i not in set(both)]
-    others = [np.random.default_rng(s).choice(free, size=25, replace=False) for s in range(seeds)]
-    b = [decided(labels, [*both, *more]) for more in others]
-    found = compare("accuracy", labels, [decided(labels, both)] * seeds, b)
-    assert found.difference == pytest.approx(0.05)
-    assert found.p <= 0.001
-    assert 0.02 < found.low < 0.05 < found.high < 0.08
 
 
 def test_several_seeds_are_the_bootstrap_of_the_mean_correctness():
@@ -241,23 +187,16 @@ def test_several_seeds_are_the_bootstrap_of_the_mean_correctness():
     assert bootstrap_mean(by_example, seed=1).std() == pytest.approx(found.draws.std(), rel=0.1)
 
 
-def test_the_average_of_tasks_has_the_spread_of_independent_ones():
-    generator = np.random.default_rng(0)
-    gaps = [
-        Difference(0.02, generator.normal(0.02, 0.01, 5000), 9),
-        Difference(0.04, generator.normal(0.04, 0.02, 5000), 9),
-    ]
-    found = average_differences(gaps)
-    assert found.difference == pytest.approx(0.03)
-    assert found.draws.std() == pytest.approx((0.01**2 + 0.02**2) ** 0.5 / 2, rel=0.05)
-
-
 def test_a_mean_over_tasks_counts_the_examples_of_all():
     labels = labels_of(50)
     one = compare("accuracy", labels, [labels], [decided(labels, range(3))])
     two = compare("mcc", labels, [labels], [decided(labels, range(4))], seed=1)
     assert average_differences([one, one]).exact_p == pytest.approx(2 / 2**6)
-    assert average_differences([one, two]).exact_p == 2 / 2**7
+    both = average_differences([one, two])
+    assert (both.exact_p, both.differing) == (2 / 2**7, 7)
+    assert both.difference == pytest.approx((one.difference + two.difference) / 2)
+    spread = (one.draws.std() ** 2 + two.draws.std() ** 2) ** 0.5 / 2  # of independent ones
+    assert both.draws.std() == pytest.approx(spread, rel=0.1)
 
 
 def gap_of(metric, only_a, only_b, n=60):
@@ -272,15 +211,6 @@ def test_seven_against_none_is_one_in_64():
     found = gap_of("accuracy", 7, 0)
     assert found.p == 0.015625 == gap_of("accuracy", 0, 7).p
     assert found.low > 0
-
-
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_five_examples_cannot_be_significant_by_any_metric(metric):
-    assert gap_of(metric, 5, 0).p >= 2 / 2**5
-    assert gap_of(metric, 12, 0).p < 0.05  # the control
-
-
-def test_more_examples_on_one_side_never_raise_p():
-    found = [gap_of("accuracy", only_a, 2).p for only_a in range(2, 20)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1]
+    for metric in METRICS:  # of five, no metric is significant
+        assert gap_of(metric, 5, 0).p >= 2 / 2**5
+        assert gap_of(metric, 12, 0).p < 0.05  # the control
