@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from pgra.config import RerankArguments
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
@@ -200,6 +201,30 @@ class PromptedEncoder:
             lambda tokens: remember_budget(self.lm, sharing, tokens),
         )
         self._check_room()
+
+    @classmethod
+    def open(
+        cls, args: RerankArguments, prompt: FewShotPrompt, device: str, *, with_head: bool = False
+    ) -> Self:
+        """Open an LM under a prompt; its weights are loaded when they are first needed.
+
+        Args:
+            args: Which LM.
+            prompt: The task's prompt.
+            device: Where it runs.
+            with_head: Whether it shall write words too.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text.
+            ModelError: If the LM cannot be used.
+        """
+        return cls(
+            CausalLM.open(args, device, with_head=with_head),
+            prompt,
+            sharing=args.prefix_sharing,
+            batch_tokens=args.lm_batch_tokens,
+            max_prompt_tokens=args.max_prompt_tokens,
+        )
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.
