@@ -311,9 +311,7 @@ def choose_device(name: str) -> torch.device:
         ModelError: If there is no such device.
     """
     if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        return ready_device(torch.device("cuda", torch.cuda.current_device()))
+        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -16,7 +16,7 @@ from pgra.config import DataArguments
 from pgra.core import Example
 from pgra.data.examples import draw_shots, load_pool, load_splits, open_split, read_split
 from pgra.data.tasks import load_task
-from pgra.errors import ConfigError, DataError
+from pgra.errors import DataError
 
 TASK = load_task("mr")
 LABELS = TASK.labels
@@ -271,5 +271,3 @@ def test_the_draw_is_numpys_shuffle_and_each_labels_first():
     assert draw_shots(examples, LABELS, 2, seed=43) != shots  # the control
     with pytest.raises(DataError, match=r"' has 5 .*num_shots \(3\) asks for 6.*lower it"):
         draw_shots(examples, LABELS, 3, seed=0)
-    with pytest.raises(ConfigError, match="num_shots is 1: it must be at least 2"):
-        draw_shots(examples, LABELS, 1, seed=0)
