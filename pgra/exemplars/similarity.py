@@ -61,17 +61,15 @@ class Similarity(ABC):
     def nearest(
         self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
     ) -> Candidates:
-        """Return each query's most alike among some rows of the pool, (B, depth), ties by row."""
-        compared = queries if self._key is None else self._key(queries)
-        return self._search(compared, rows, depth, sign)
+        """Return each query's most alike among some rows of the pool, (B, depth), ties by row.
 
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's least alike, the least first; scores are negative similarities.
+        With sign -1 the least alike, the least first; scores are negative similarities.
 
         Raises:
             ConfigError: If there is no such thing.
         """
-        return self.nearest(queries, rows, depth, sign=-1)
+        compared = queries if self._key is None else self._key(queries)
+        return self._search(compared, rows, depth, sign)
 
     @abstractmethod
     def _search(

@@ -85,6 +85,12 @@ class TaskData:
         return self.task.labels if isinstance(self.task, Task) else ()
 
     @property
+    def choice(self) -> Task:
+        """The task, where its labels are chosen."""
+        assert isinstance(self.task, Task)
+        return self.task
+
+    @property
     def metric(self) -> str:
         """The headline metric."""
         return self.task.metric if isinstance(self.task, Task) else self.task.metrics[0]

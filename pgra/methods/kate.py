@@ -183,7 +183,7 @@ class Kate(Method):
     """Lets a frozen LM decide queries behind labelled examples.
 
     Attributes:
-        selection: Which exemplars; the task has filled in their number.
+        selection: Which exemplars; the task has filled in their number, the run its seed.
         icl: How answers are taken; the task has filled in what it decides.
     """
 
@@ -217,7 +217,9 @@ class Kate(Method):
             self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
         )
         self.similarity = self._open_similarity(root)
-        self.selector = self._open_selector()  # refuses what the pool does not have
+        self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
+            self.selection, self.pool, self.similarity
+        )
         self._known: dict[tuple[str, ...], Prompts] = {}
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
@@ -259,6 +261,8 @@ class Kate(Method):
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
         self.selection, self.icl = self.args["selection"], self.args["icl"]
+        if self.selection.exemplar_seed is None:
+            self.selection = replace(self.selection, exemplar_seed=self.seed)
         if decide_by == "vote" and not self.selection.compares:
             raise ConfigError(
                 f"decide_by 'vote' is the neighbors' vote, and exemplars "
@@ -270,11 +274,6 @@ class Kate(Method):
                 "decide_by 'vote' asks no LM, and --memory adds to its prompts: leave one of them "
                 "out"
             )
-
-    def _open_selector(self) -> Selector:
-        args = replace(self.selection, exemplar_seed=self._draw_seed)
-        selector: Selector = args.selector(args, self.pool, self.similarity)
-        return selector
 
     def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
@@ -348,11 +347,6 @@ class Kate(Method):
             progress=progress,
         )
 
-    @property
-    def _draw_seed(self) -> int:
-        seed = self.selection.exemplar_seed
-        return self.seed if seed is None else seed
-
     def identity(self) -> dict[str, Json]:
         """Return all that decides predictions, besides the examples."""
         named: dict[str, Json] = {
@@ -396,7 +390,7 @@ class Kate(Method):
         other = super().with_seed(args)
         other._known = {}
         other._settle()
-        other.selector = other._open_selector()
+        other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
@@ -438,11 +432,11 @@ class Kate(Method):
         ]
         if self.answerer is None:
             return Prompts(chosen, wanted, corrections)
-        answerer, order = self.answerer, self.selection.order
+        answerer, order, seed = self.answerer, self.selection.order, self.selection.exemplar_seed
         asked = [self._clarified(*pair) for pair in zip(examples, corrections, strict=True)]
 
         def shown(i: int, count: int) -> list[int]:
-            return arrange(wanted[i][:count], order, query=examples[i].text, seed=self._draw_seed)
+            return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed or 0)
 
         def render(i: int, count: int) -> Sequence[str]:
             return answerer.prompts([self._example(row) for row in shown(i, count)], asked[i])
@@ -561,7 +555,7 @@ class Kate(Method):
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
-            "copies_in_pool": chosen.num_copies,
+            "copies_in_pool": self.pool.guard.num_copies if self.selection.count else 0,
         }
         if fit is not None:
             counts |= {

@@ -62,12 +62,8 @@ class LmBffArguments(Arguments):
         0.5,
         "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
         above=0,
+        most=1,
     )
-
-    def check(self) -> None:
-        """Refuse more than all of them."""
-        if self.exemplar_share > 1:
-            raise ConfigError(f"exemplar_share is {self.exemplar_share}: it must be at most 1")
 
 
 class LmBff(Pgra):
@@ -109,7 +105,7 @@ class LmBff(Pgra):
         logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.training.seed)
         notes = {**whole.notes, "rule": rule}
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, notes)
-        prompt = FewShotPrompt(prompt_template(self.task))
+        prompt = FewShotPrompt(prompt_template(self.data.choice))
         self.stages = Stages(self.pgra, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
@@ -135,7 +131,7 @@ class LmBff(Pgra):
         inputs = build_demonstrated(
             queries, drawn, support, self.tokenizer, self.verbalizer, layout=self.layout
         )
-        return inputs if split == "train" else SeparateInputs.over(inputs)
+        return inputs if split == "train" else SeparateInputs(**vars(inputs))
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -7,7 +7,9 @@ these are trained and saved; a finished model has them merged in and is a plain 
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 
 from pgra.config import LoraArguments
+from pgra.core import Context, Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
 
@@ -153,6 +156,41 @@ class ReaderModule(nn.Module):
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Do the same under the name by which a Trainer before transformers 5.23 asks for it."""
         self.model.gradient_checkpointing_enable(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Trainable(ABC):
+    """What training needs.
+
+    Attributes:
+        module: What is trained, in place; `module(**batch)` has a `.loss`.
+        tokenizer: Saved with each checkpoint.
+    """
+
+    module: ReaderModule
+    tokenizer: Any
+
+    @abstractmethod
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
+
+    def save(self, folder: Path) -> None:
+        """Write a plain model folder with its tokenizer."""
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+class Classifier(Trainable):
+    """A model that is trained to decide labels."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Sequence[str]:
+        """The task's labels, in order."""
+
+    @abstractmethod
+    def score(self, inputs: Any, context: Context) -> Scores:
+        """Return each label's log-probability, (B, C), in every process, the work shared."""
 
 
 def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -> None:

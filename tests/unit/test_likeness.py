@@ -78,7 +78,7 @@ def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric
     pool = neighbors.vectors().astype(np.float64)
     asked = neighbors.encode(QUERIES).astype(np.float64)
     every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
-    near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.farthest(QUERIES, ROWS, 3)
+    near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.nearest(QUERIES, ROWS, 3, sign=-1)
     np.testing.assert_array_equal(near.rows, ROWS[np.argsort(-every)[:, :3]])
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_words_find_what_shares_them_and_nothing_else(neighbors):
     without = likeness.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
     assert (without.rows == MISSING_ROW).all()
     with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
-        likeness.farthest(QUERIES, ROWS, 2)
+        likeness.nearest(QUERIES, ROWS, 2, sign=-1)
     with pytest.raises(ConfigError, match="'knn-mmr' compares exemplars with each other"):
         likeness.among(ROWS)
 

@@ -100,9 +100,9 @@ def test_a_task_keeps_all_training_examples(args, kind):
 def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     found = Stages.read(with_rerank(args, exemplars=name, exemplar_seed=5), ALONE)
     (query,) = found.data.test[:1]
-    ranked = found.search([query])
-    assert (ranked.best.rows >= 0).all()
-    assert sorted(ranked.best.rows[0]) == sorted(ranked.first.rows[0])
+    first, best = found.search([query])
+    assert (best.rows >= 0).all()
+    assert sorted(best.rows[0]) == sorted(first.rows[0])
     selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
     pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
     chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
@@ -137,5 +137,5 @@ def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path
     write_record(tmp_path, record)
     restored = open_run(tmp_path, Context(device="cpu"))
     assert restored.stages.args.retriever.encoder_dtype == expected
-    found = restored.stages.lines(restored.stages.search([query]))
+    found = restored.stages.new_lines([query])
     assert found[0] == stages.evidence_lines("test")[0]
