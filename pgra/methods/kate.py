@@ -11,10 +11,9 @@ was stopped goes on where it was.
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -38,7 +37,7 @@ from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
-from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
+from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
 from pgra.lm.prefix import PromptedEncoder
@@ -281,7 +280,7 @@ class Kate(Method):
         if not args.compares:
             return None
         kind, _, name = args.encoder.partition(":")
-        open_encoder = None
+        open_encoder: Callable[[], PromptedEncoder] | None = None
         if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
             if not name and completer.is_remote:
                 raise ConfigError(
@@ -292,7 +291,7 @@ class Kate(Method):
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
             encoder = PromptedEncoder.open(lm, prompt, self.context.device)
-            open_encoder = partial(PromptedStates, encoder)
+            open_encoder = lambda: encoder  # noqa: E731
         device = self.context.device
         return open_similarity(
             args, self.data.train, root, device=device, open_encoder=open_encoder

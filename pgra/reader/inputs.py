@@ -70,27 +70,6 @@ class TokenizedInputs:
     segment_ends: npt.NDArray[np.int64]
     example_ends: npt.NDArray[np.int64]
 
-    @classmethod
-    def of(
-        cls,
-        examples: Sequence[Example],
-        segments: Sequence[Sequence[TokenIds]],
-        tokenizer: Any,
-        verbalizer: Verbalizer,
-    ) -> "TokenizedInputs":
-        """Put segments into arrays.
-
-        Args:
-            examples: The examples, labelled or not.
-            segments: Token ids of each one's segments, at least one.
-            tokenizer: The reader's.
-            verbalizer: Gives each label its target.
-
-        Raises:
-            DataError: If an example has a label that the verbalizer does not know.
-        """
-        return cls(*describe(examples, tokenizer, verbalizer), *flatten(segments))
-
     def __len__(self) -> int:
         """Count the examples."""
         return len(self.example_ids)
@@ -289,7 +268,7 @@ def build_inputs(
             join.num_cut,
             sum(map(len, evidence)),
         )
-    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
+    return TokenizedInputs(*describe(examples, tokenizer, verbalizer), *flatten(segments))
 
 
 class Join:

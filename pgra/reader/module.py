@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
 from pgra.config import LoraArguments
 from pgra.core import Context, Scores
@@ -193,13 +195,15 @@ class Classifier(Trainable):
         """Return each label's log-probability, (B, C), in every process, the work shared."""
 
 
-def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -> None:
+def check_adapters(
+    args: LoraArguments, source: ModelSource, auto: Any = AutoModelForSeq2SeqLM
+) -> None:
     """Refuse adapters that could not be made, before the long stages.
 
     Args:
         args: Which adapters.
         source: The model.
-        auto: The class of `transformers` that builds it; None is `AutoModelForSeq2SeqLM`.
+        auto: The class of `transformers` that builds it.
 
     Raises:
         ConfigError: If `peft` is not installed.
@@ -211,12 +215,9 @@ def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -
         raise ConfigError("lora_rank needs peft: pip install 'pgra[lora]', or leave it out")
     if args.lora_target_modules is None:
         return
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
-
     try:
         with torch.device("meta"):  # names and shapes, without the weights
-            model = (auto or AutoModelForSeq2SeqLM).from_config(load_config(source))
+            model = auto.from_config(load_config(source))
     except ValueError:
         return  # another kind of model: that is refused where the reader is loaded
     layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]

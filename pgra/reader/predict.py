@@ -62,19 +62,12 @@ class T5Classifier(Classifier):
         verbalizer: Gives each label its words.
         decision: How labels are decided.
         batch_tokens: Most tokens in a batch; None is what suits the device.
-
-    Raises:
-        ConfigError: If the verbalizer does not suit the tokenizer.
     """
 
     module: FusionReader
     verbalizer: Verbalizer
     decision: Decision = Decision()
     batch_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse words that the tokenizer cannot write."""
-        self.verbalizer.audit(self.tokenizer, decode=self.decision.decode)
 
     @property
     def labels(self) -> Sequence[str]:

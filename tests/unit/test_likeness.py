@@ -13,7 +13,6 @@ from pgra.errors import ConfigError
 from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
 from pgra.exemplars.similarity import (
     CosineSimilarity,
-    PromptedStates,
     WordSimilarity,
     open_similarity,
 )
@@ -106,9 +105,9 @@ def test_an_lm_under_a_prompt_is_an_encoder(lm_dirs, tmp_path):
     prompts = [FewShotPrompt(template), FewShotPrompt(template, "Follow:\nRed\nThe answer is red")]
     found = []
     for number, prompt in enumerate(prompts):
-        states = PromptedStates(PromptedEncoder(lm, prompt))
+        states = PromptedEncoder(lm, prompt)
         neighbors = Neighbors(lambda states=states: states, POOL, tmp_path / str(number))
-        (expected,) = states.encoder.encode([QUERIES[0].text]).numpy()
+        (expected,) = states.encode([QUERIES[0].text]).numpy()
         np.testing.assert_allclose(neighbors.encode(QUERIES)[0], expected, atol=1e-5)
         found.append(CosineSimilarity(neighbors).nearest(QUERIES, ROWS, 8).scores)
     assert not np.allclose(found[0], found[1])  # the control: the prompt is part of the encoder
