@@ -17,22 +17,23 @@ from pgra.data.tasks import (
 )
 
 _WIDTH = 100
-DATA_EXAMPLE = """example:
+EXAMPLES = {
+    "data": """example:
   pgra data
   pgra rerank --task sst2 --dataset_name bundled:rotten-tomatoes \\
       --corpus bundled:wikipedia-19k --encoder bundled:minilm-l6 --lm bundled:smollm2-135m
-"""
-MODELS_EXAMPLE = """example:
+""",
+    "models": """example:
   pgra models
   pgra search "A warm and funny film." --corpus bundled:wikipedia-19k \\
       --encoder bundled:minilm-l6
-"""
+""",
+}
 
 
 def data(argv: Sequence[str] | None = None) -> int:
     """Show each task, then each bundled data set and corpus."""
-    about = "List the tasks, and the data that come inside packages."
-    _parse_help_only(argv, "pgra data", about, DATA_EXAMPLE)
+    _parse_help_only(argv, "data", "List the tasks, and the data that come inside packages.")
     _show(
         "tasks, for --task:",
         (_task_lines(load_task(name)) for name in task_names()),
@@ -56,7 +57,7 @@ def data(argv: Sequence[str] | None = None) -> int:
 def models(argv: Sequence[str] | None = None) -> int:
     """Show each bundled model with its role, licence and note."""
     about = "List the models that come inside packages, and say what else may be named."
-    _parse_help_only(argv, "pgra models", about, MODELS_EXAMPLE)
+    _parse_help_only(argv, "models", about)
     _show(
         "models inside packages, for --encoder, --lm and --model_name_or_path:",
         map(_bundled_lines, BUNDLED_MODELS.values()),
@@ -66,14 +67,12 @@ def models(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse_help_only(argv: Sequence[str] | None, prog: str, about: str, example: str) -> None:
-    argparse.ArgumentParser(
-        prog=prog,
-        description=about,
-        epilog=example,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    ).parse_args(argv)
+def _parse_help_only(argv: Sequence[str] | None, name: str, about: str) -> None:
+    form, example = argparse.RawDescriptionHelpFormatter, EXAMPLES[name]
+    parser = argparse.ArgumentParser(
+        f"pgra {name}", description=about, epilog=example, formatter_class=form, allow_abbrev=False
+    )
+    parser.parse_args(argv)
 
 
 def _task_lines(task: Task | GenerationTask) -> list[str]:

@@ -222,12 +222,9 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
     from pgra.core import join_context
     from pgra.runs import evaluate_run
 
-    wanted = {
+    wanted: dict[str, dict[str, Any]] = {
         "data": {"test_file": args.test_file},
-        "reader": {
-            "decode": args.decode,
-            "evidence_attention": True if args.evidence_attention else None,
-        },
+        "reader": {"decode": args.decode, "evidence_attention": args.evidence_attention or None},
         "runtime": {"device": args.device, "artifacts_dir": args.artifacts_dir},
     }
     changes = {
@@ -235,12 +232,9 @@ def evaluate(argv: Sequence[str] | None = None) -> int:
         for section, values in wanted.items()
     }
     context = join_context(args.device or "auto")
+    target = None if args.output_dir is None else Path(args.output_dir)
     outcome = evaluate_run(
-        Path(args.run),
-        context,
-        split=args.split,
-        changes=changes,
-        output_dir=None if args.output_dir is None else Path(args.output_dir),
+        Path(args.run), context, split=args.split, changes=changes, output_dir=target
     )
     if context.is_main:
         say(show_metrics(outcome))

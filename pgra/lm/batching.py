@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -289,12 +289,9 @@ class PackedSegments:
 
     def to(self, device: torch.device) -> "PackedSegments":
         """Copy to a device."""
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            places=self.places.to(device),
-        )
+        parts = {n: part.to(device) for n, part in vars(self).items() if isinstance(part, Tensor)}
+        moved: dict[str, Any] = {**vars(self), **parts}
+        return PackedSegments(**moved)
 
     def as_inputs(self) -> dict[str, Any]:
         """Name the parts as `FusionReader.forward` takes them."""

@@ -20,25 +20,10 @@ from pgra.config import LMArguments
 from pgra.core import Json, machine_memory
 from pgra.data.bundled import cache_dir
 from pgra.errors import ConfigError, ModelError
+from pgra.lm import load
 from pgra.lm.base import Advance, Completion
 from pgra.lm.batching import pad
 from pgra.lm.kernels import LastLayer, Packer, in_blocks, tolerance
-from pgra.lm.load import (
-    ModelSource,
-    check_8bit,
-    check_placement,
-    check_quantization,
-    choose_dtype,
-    find_model,
-    first_device,
-    load_config,
-    load_pretrained,
-    load_tokenizer,
-    model_fields,
-    placement,
-    quantization_kwargs,
-    settle_4bit,
-)
 
 if TYPE_CHECKING:
     from pgra.lm.generate import PromptReader
@@ -70,7 +55,7 @@ class CausalLM:
         window: Most tokens of prompt and answer together.
     """
 
-    source: ModelSource
+    source: load.ModelSource
     config: Any
     tokenizer: Any
     device: torch.device
@@ -109,16 +94,18 @@ class CausalLM:
         """
         from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-        place = first_device(device, args.lm_device_map)
-        dtype = choose_dtype(args.lm_dtype, place)
-        check_quantization(args.lm_quantization, dtype)
-        source = find_model(args.lm)
-        config = load_config(source)
+        place = load.first_device(device, args.lm_device_map)
+        dtype = load.choose_dtype(args.lm_dtype, place)
+        load.check_quantization(args.lm_quantization, dtype)
+        source = load.find_model(args.lm)
+        config = load.load_config(source)
         is_pair = getattr(config, "is_encoder_decoder", False)
         if is_pair or config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
             what = "an encoder-decoder" if is_pair else f"a {config.model_type}"
             raise ModelError(f"'{args.lm}' is {what}, not a causal LM: give a GPT, OPT, Llama, ...")
-        return cls(source, config, load_tokenizer(source, config), place, dtype, with_head, args)
+        return cls(
+            source, config, load.load_tokenizer(source, config), place, dtype, with_head, args
+        )
 
     @cached_property
     def model(self) -> Any:
@@ -141,10 +128,10 @@ class CausalLM:
         """
         model = self._load()
         if self.how.lm_device_map != "none":
-            check_placement(model, self.source, self.device)
+            load.check_placement(model, self.source, self.device)
         if self.quantization == "8bit":
-            check_8bit(model, self.source)
-        settle_4bit(model, self.source)
+            load.check_8bit(model, self.source)
+        load.settle_4bit(model, self.source)
         return model.eval().requires_grad_(False)
 
     def _load(self) -> Any:
@@ -152,13 +139,13 @@ class CausalLM:
 
         kind = AutoModelForCausalLM if self.with_head else AutoModel
         try:
-            model, report = load_pretrained(
+            model, report = load.load_pretrained(
                 kind.from_pretrained,
                 self.source,
                 dtype=self.dtype,
-                device_map=placement(self.device, self.how.lm_device_map),
+                device_map=load.placement(self.device, self.how.lm_device_map),
                 output_loading_info=True,
-                **quantization_kwargs(self.quantization, self.dtype),
+                **load.quantization_kwargs(self.quantization, self.dtype),
             )
         except torch.OutOfMemoryError as error:
             raise ModelError(
@@ -217,7 +204,7 @@ class CausalLM:
     def fingerprint(self) -> Mapping[str, Json]:
         """All that states and answers depend on, besides the prompt."""
         more = {} if self.quantization == "none" else {"quantization": self.quantization}
-        return {**model_fields(self.source, self.dtype), **more}
+        return {**load.model_fields(self.source, self.dtype), **more}
 
     @cached_property
     def width(self) -> int:
@@ -332,13 +319,25 @@ class CausalLM:
             ConfigError: If a prompt is empty, or does not fit the window with a word.
             ModelError: As `complete`, or if the tokenizer joins a word to the prompt before it.
         """
-        from pgra.lm.generate import score
+        from pgra.lm.generate import chance_alone, word_chances
 
         pairs = [self.read_words(prompt, words) for prompt in prompts]
         ids, behind = [prompt for prompt, _ in pairs], [own for _, own in pairs]
         self._check_room(prompts, ids, max((len(w) for own in behind for w in own), default=0))
+        scores: list[list[float]] = [[] for _ in ids]
         with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
-            return score(self.reader, ids, behind, advance=advance)
+            if self.reader.fault is not None:
+                for row, prompt in enumerate(ids):
+                    scores[row] = [chance_alone(self, prompt, word) for word in behind[row]]
+                    advance(1)
+                return scores
+            for batch in self.reader.batches(ids):
+                for rows, cache in self.reader.read(ids, batch):
+                    found = word_chances(self.reader, cache, [behind[row] for row in rows])
+                    for row, values in zip(rows, found, strict=True):
+                        scores[row] = values
+                    advance(len(rows))
+        return scores
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*self.lead_ids, *ids] for ids in self.tokenize(texts)]
@@ -446,7 +445,6 @@ def remember_budget(lm: CausalLM, kind: str, tokens: int) -> None:
     """Keep the tokens that fitted in one batch; the last word on an LM and device stands."""
     path, key = _budget_file(lm, kind)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**key, "tokens": tokens})
         logger.warning("%d tokens are remembered in %s: delete it to forget them", tokens, path)
     except OSError as error:

@@ -194,7 +194,7 @@ class PromptReader:
         self._cost = replace(batching.GroupCost.on(lm.device), max_tokens=most)
         advice = f"{lm.device} with '{lm.source.name}': use a smaller LM or --lm_dtype"
         self._back_off = batching.BackOff(most, advice)
-        self._behind: tuple[tuple[int, ...], KVCache] | None = None  # the last shared beginning
+        self._behind: tuple[Tokens, KVCache | None] = ((), None)  # the last shared beginning
         self.buffer = KVBuffer()  # where prompts that are written on are laid
 
     @torch.inference_mode()
@@ -393,22 +393,22 @@ class PromptReader:
     def _read_shared(self, shared: tuple[int, ...]) -> KVCache | None:
         if not shared:
             return None
-        known = self._count_known(shared)
-        begun = self._behind[1].cut(known) if self._behind is not None and known else None
-        if self._behind is None or self._behind[0] != shared:
-            self._behind = None  # gone before the next is read
-            if begun is None or known < len(shared):
+        known, (last, begun) = self._count_known(shared), self._behind
+        if last != shared:
+            begun = begun.cut(known) if begun and known else None
+            self._behind = ((), None)  # gone before the next is read
+            if known < len(shared):
                 begun = self.read_batch([shared], behind=begun)
             self.num_tokens += len(shared) - known
             self._behind = (shared, begun)
-        return self._behind[1]
+        return begun
 
     def _count_known(self, shared: Tokens) -> int:
         """Count the tokens at its start that the last shared beginning started with too.
 
         A prompt that grows from call to call is so read once.
         """
-        joint = batching.count_joint(self._behind[0] if self._behind else (), shared)
+        joint = batching.count_joint(self._behind[0], shared)
         return joint if joint >= batching.LEAST_SHARED else 0
 
 
@@ -530,46 +530,19 @@ def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
     return found
 
 
-def score(
-    reader: PromptReader,
-    prompts: Sequence[Tokens],
-    words: Sequence[Sequence[Tokens]],
-    *,
-    advance: Advance = int,
+def word_chances(
+    reader: PromptReader, cache: KVCache, words: Sequence[Sequence[Tokens]]
 ) -> list[list[float]]:
     """Return log P(word | prompt), over all of a word's tokens.
 
     Args:
-        reader: Reads the prompts; each once for all its words.
-        prompts: Token ids of B prompts, none empty; all fit the LM's window with their words.
+        reader: What read the prompts.
+        cache: R prompts.
         words: For each prompt the token ids of its words, none empty.
-        advance: Told how many more prompts are done.
 
     Returns:
         For each prompt a value a word.
-
-    Raises:
-        ModelError: If a prompt does not fit the memory.
     """
-    scores: list[list[float]] = [[] for _ in prompts]
-    if reader.fault is not None:
-        for row, ids in enumerate(prompts):
-            scores[row] = [chance_alone(reader.lm, ids, word) for word in words[row]]
-            advance(1)
-        return scores
-    for batch in reader.batches(prompts):
-        for rows, cache in reader.read(prompts, batch):
-            found = word_chances(reader, cache, [words[row] for row in rows])
-            for row, values in zip(rows, found, strict=True):
-                scores[row] = values
-            advance(len(rows))
-    return scores
-
-
-def word_chances(
-    reader: PromptReader, cache: KVCache, words: Sequence[Sequence[Tokens]]
-) -> list[list[float]]:
-    """Return `score` of R prompts that were read."""
     first = cache.logits.log_softmax(dim=1).cpu()
     found = [[float(first[row, word[0]]) for word in own] for row, own in enumerate(words)]
     longer = [
@@ -616,16 +589,8 @@ def write_alone(
     advance: Advance = int,
 ) -> list[list[int]]:
     """Write by transformers' own `generate`, which knows each LM's cache; see `write`."""
-    from transformers import GenerationConfig, StoppingCriteriaList
+    from transformers import StoppingCriteriaList
 
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        pad_token_id=0,
-    )
     written, lm = [], reader.lm
     for ids in prompts:
         whole, start = torch.tensor([list(ids)], device=lm.device), len(ids)
@@ -637,8 +602,13 @@ def write_alone(
             out = lm.whole.generate(
                 input_ids=whole,
                 attention_mask=torch.ones_like(whole),
-                generation_config=config,
                 stopping_criteria=StoppingCriteriaList([stop]),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                num_beams=1,
+                repetition_penalty=1.0,
+                no_repeat_ngram_size=0,
+                pad_token_id=0,
             )
         written.append(out[0, start:].tolist())
         advance(1)

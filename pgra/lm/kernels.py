@@ -389,22 +389,19 @@ def _attend_if_same(
     Returns:
         (R, T, heads, the values' width), and None for the weights.
     """
-    T, whole = query.shape[2], (module, query, key, value, mask)
+    T, scaling, first = query.shape[2], kwargs.get("scaling"), (query[:1], key[:1], value[:1])
     is_told = mask is not None or any(kwargs.get(name) is not None for name in _UNKNOWN_BLOCKS)
     is_plain = getattr(module, "is_causal", True) and not kwargs.get("dropout")
-    if is_told or not is_plain or key.shape[2] != T or T <= _BLOCK:
-        return stock_attention(*whole, **kwargs)
-    scaling, first = kwargs.get("scaling"), (query[:1], key[:1], value[:1])
-    is_same = _is_trusted(
+    can_cut = is_plain and not is_told and key.shape[2] == T > _BLOCK
+    if can_cut and _is_trusted(
         module,
         _IN_BLOCKS,
         fast=lambda: attend_in_blocks(*first, scaling),
         stock=lambda: stock_attention(module, *first, None, **kwargs)[0],
         at=query,
-    )
-    if not is_same:
-        return stock_attention(*whole, **kwargs)
-    return attend_in_blocks(query, key, value, scaling), None
+    ):
+        return attend_in_blocks(query, key, value, scaling), None
+    return stock_attention(module, query, key, value, mask, **kwargs)
 
 
 def attend_in_blocks(

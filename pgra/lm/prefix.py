@@ -10,12 +10,15 @@ few texts, and not in the results.
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from pgra.config import RerankArguments
 from pgra.core import Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
@@ -56,19 +59,41 @@ class SharedPrefix:
         Returns:
             (n, H) in the LM's dtype, on its device: the state at each text's last token.
         """
-        device, lengths = self.lm.device, [len(ids) for ids in texts]
-        row_tokens = ROW_TOKENS if way == "packed" else 1
-        if way == "cascade" and kernels.takes_one_row(device):
+        lm, lengths = self.lm, [len(ids) for ids in texts]
+        is_cascade = way == "cascade"
+        row_tokens, spans = ROW_TOKENS if way == "packed" else 1, None
+        if is_cascade and kernels.takes_one_row(lm.device):
             row_tokens = sum(lengths)
+            spans = kernels.Spans.of(torch.tensor(lengths), len(self.ids), lm.device)
         layout = RowLayout.of(lengths, batching.pack_rows(lengths, row_tokens))
-        ids, positions = layout.place(texts), layout.positions + len(self.ids)
-        ends = batching.send(layout.ends, device)
-        run = self._run_cascade if way == "cascade" else self._run_masked
-        _ = self._prefix  # runs whole, before the last layer is shortened
-        with torch.inference_mode(), self.lm.last_layer.only_at(ends):
-            hidden = run(
-                batching.send(ids, device), batching.send(positions, device), layout
-            )  # (R, T, H)
+        ids, positions, ends = (
+            batching.send(part, lm.device)
+            for part in (layout.place(texts), layout.positions + len(self.ids), layout.ends)
+        )
+        how: dict[str, Any]
+        if is_cascade:
+            how = {
+                # Any mask of four axes keeps transformers from making one; it is not looked at.
+                "attention_mask": torch.zeros(1, 1, 1, 1, dtype=lm.dtype, device=ids.device),
+                "cascade": kernels.Cascade(self._prepared_prefix, spans),
+                "use_cache": False,
+            }
+        else:
+            # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind
+            # it makes the one copy that is needed. It is gone with its batch.
+            how = {
+                "attention_mask": batching.send(layout.mask(len(self.ids), lm.dtype), lm.device),
+                "past_key_values": stock_cache(self._prefix, len(ids)),
+                "use_cache": True,
+            }
+        attending = kernels.attending(lm.model, kernels.NAME, kernels.attend)
+        with (
+            torch.inference_mode(),
+            attending if is_cascade else nullcontext(),
+            lm.last_layer.only_at(ends),
+        ):
+            output = lm.model(input_ids=ids, position_ids=positions, **how)
+        hidden = output.last_hidden_state  # (R, T, H)
         states: Tensor = hidden.flatten(0, 1)[ends.to(hidden.device)]
         return states
 
@@ -85,6 +110,8 @@ class SharedPrefix:
             way: One of `WAYS`.
             prompts: A few, whole.
         """
+        if way == "cascade" and not kernels.are_allowed():
+            return "--fast_kernels is off"
         truth = self.lm.states_of(prompts)  # before any attempt: that it does not fit is no fault
         if any(ids[: len(self.ids)] != self.ids for ids in prompts):
             return "its prompts do not begin alike"
@@ -100,33 +127,6 @@ class SharedPrefix:
         return self.lm.last_layer.find_fault(
             lambda: self.run(texts * copies, way), truth, dtype=self.lm.dtype, noise=noise
         )
-
-    def _run_cascade(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        spans = None
-        if kernels.takes_one_row(self.lm.device):
-            spans = kernels.Spans.of(layout.lengths, len(self.ids), self.lm.device)
-        with kernels.attending(self.lm.model, kernels.NAME, kernels.attend):
-            hidden: Tensor = self.lm.model(
-                input_ids=ids,
-                position_ids=positions,
-                # Any mask of four axes keeps transformers from making one; it is not looked at.
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=self.lm.dtype, device=ids.device),
-                use_cache=False,
-                cascade=kernels.Cascade(self._prepared_prefix, spans),
-            ).last_hidden_state
-        return hidden
-
-    def _run_masked(self, ids: Tensor, positions: Tensor, layout: RowLayout) -> Tensor:
-        # The cache holds the prefix once for all rows: that the LM lays a batch's keys behind it
-        # makes the one copy that is needed. It is gone with its batch.
-        hidden: Tensor = self.lm.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=batching.send(layout.mask(len(self.ids), self.lm.dtype), self.lm.device),
-            past_key_values=stock_cache(self._prefix, len(ids)),
-            use_cache=True,
-        ).last_hidden_state
-        return hidden
 
     @cached_property
     def _prefix(self) -> list[tuple[Tensor, Tensor]]:
@@ -201,6 +201,30 @@ class PromptedEncoder:
             lambda tokens: remember_budget(self.lm, sharing, tokens),
         )
         self._check_room()
+
+    @classmethod
+    def open(
+        cls, args: RerankArguments, prompt: FewShotPrompt, device: str, *, with_head: bool = False
+    ) -> Self:
+        """Open an LM under a prompt; its weights are loaded when they are first needed.
+
+        Args:
+            args: Which LM.
+            prompt: The task's prompt.
+            device: Where it runs.
+            with_head: Whether it shall write words too.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text.
+            ModelError: If the LM cannot be used.
+        """
+        return cls(
+            CausalLM.open(args, device, with_head=with_head),
+            prompt,
+            sharing=args.prefix_sharing,
+            batch_tokens=args.lm_batch_tokens,
+            max_prompt_tokens=args.max_prompt_tokens,
+        )
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.
@@ -313,16 +337,16 @@ class PromptedEncoder:
     def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
         """Return the states of tokenised prompts; see `encode`."""
         ids, skip = prompts.ids, len(self.shared_ids)
-        begin_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
-        num_own = sum(len(i) - skip * alike for i, alike in zip(ids, begin_alike, strict=True))
+        are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]
+        num_own = sum(len(i) - skip * alike for i, alike in zip(ids, are_alike, strict=True))
         states = torch.empty(len(ids), self.lm.width, dtype=self.lm.dtype)
         rows: list[int] = []
         held: list[Tensor] = []
         with kernels.packed_for(self.lm.model, num_own):
-            shares = self.way != "none" if ids else False
-            behind = [row for row, alike in enumerate(begin_alike) if alike and shares]
-            whole = [row for row, alike in enumerate(begin_alike) if not (alike and shares)]
-            for group, shared in ((behind, skip), (whole, 0)):
+            if not ids or self.way == "none":
+                are_alike = [False] * len(ids)
+            for is_alike, shared in ((True, skip), (False, 0)):
+                group = [row for row, alike in enumerate(are_alike) if alike == is_alike]
                 for batch, found in self._run(ids, group, shared):
                     held += found
                     rows += batch
@@ -407,11 +431,9 @@ class PromptedEncoder:
     def _find_way(self) -> str:
         cut, fields = self.num_cut, [self.prompt.template.passage_fields(t) for t in CHECKED]
         prompts, self.num_cut = self.tokenize(fields).ids, cut
-        name, faults = self.lm.source.name, []
-        for way in WAYS if self.sharing == "auto" else (self.sharing,):
-            if way == "cascade" and not kernels.are_allowed():
-                faults += ["--fast_kernels is off"] if self.sharing == way else []
-                continue
+        name, faults = self.lm.source.name, list[str]()
+        ways = WAYS if kernels.are_allowed() else WAYS[1:]
+        for way in ways if self.sharing == "auto" else (self.sharing,):
             try:
                 fault = self._behind.find_fault(way, prompts)
             except torch.OutOfMemoryError as error:
@@ -422,12 +444,11 @@ class PromptedEncoder:
                     cost = self._behind.cost_of(way)
                     logger.warning("'%s' costs %s: %s", way, cost, "; ".join(faults))
                 return way
-            faults.append(fault if self.sharing == way else f"'{way}' does not work here ({fault})")
+            faults.append(f"'{way}' does not work here ({fault})")
         if self.sharing == "auto":
             why = "; ".join(faults)
             logger.warning("'%s' reads the whole prompt with every text: %s", name, why)
             return "none"
         raise ModelError(
-            f"prefix_sharing '{self.sharing}' does not work on '{name}' ({faults[0]}): "
-            "use auto or none"
+            f"prefix_sharing '{self.sharing}' does not work on '{name}' ({fault}): use auto or none"
         )

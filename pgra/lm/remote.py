@@ -159,12 +159,10 @@ class RemoteLM:
         if price is not None and new_price is not None:
             paid = counts["num_prompt_tokens"] * price + counts["num_new_tokens"] * new_price
             cost = paid / 1e6
+        names = ("num_calls", "num_kept", "num_prompt_tokens", "num_new_tokens")
         return Spending(
-            counts["num_calls"],
-            counts["num_kept"],
-            max(0, counts["num_requests"] - counts["num_asked"]),
-            counts["num_prompt_tokens"],
-            counts["num_new_tokens"],
+            **{name: counts[name] for name in names},
+            num_retries=max(0, counts["num_requests"] - counts["num_asked"]),
             is_estimated=counts["num_estimated"] > 0,
             cost=cost,
         )
@@ -399,33 +397,26 @@ class RemoteLM:
         try:
             reply = json.loads(text)
             choice = reply["choices"][0]
-            written = choice["text"]
+            usage, scored = reply.get("usage") or {}, choice.get("logprobs") or {}
+            num_prompt_tokens, num_new_tokens = (
+                count if isinstance(count := usage.get(name), int) and count >= 0 else None
+                for name in ("prompt_tokens", "completion_tokens")
+            )
+            written, chances = choice["text"], scored.get("token_logprobs") or ()
             if not isinstance(written, str):
                 raise TypeError
-        except (ValueError, KeyError, IndexError, TypeError):
+            return Reply(
+                written,
+                num_prompt_tokens,
+                num_new_tokens,
+                tokens=tuple(map(str, scored.get("tokens") or ())),
+                chances=tuple(None if value is None else float(value) for value in chances),
+            )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             raise ModelError(
                 f"{self.name} answered '{self._excerpt(text)}', which is no completion: is "
                 "--base_url that of an OpenAI-compatible endpoint (it usually ends in /v1)?"
             ) from None
-
-        def of(part: Any, kind: type) -> Any:
-            return part if isinstance(part, kind) else kind()
-
-        usage, chances = of(reply.get("usage"), dict), of(choice.get("logprobs"), dict)
-        num_prompt_tokens, num_new_tokens = (
-            count if isinstance(count := usage.get(name), int) and count >= 0 else None
-            for name in ("prompt_tokens", "completion_tokens")
-        )
-        return Reply(
-            written,
-            num_prompt_tokens,
-            num_new_tokens,
-            tokens=tuple(map(str, of(chances.get("tokens"), list))),
-            chances=tuple(
-                float(value) if isinstance(value, int | float) else None
-                for value in of(chances.get("token_logprobs"), list)
-            ),
-        )
 
     def _excerpt(self, text: str) -> str:
         """Shorten what an endpoint said to one line without the key."""

@@ -41,6 +41,7 @@ from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vo
 from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
@@ -52,7 +53,6 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report import metrics as measures
 from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
-from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
 logger = logging.getLogger(__name__)
@@ -292,7 +292,8 @@ class Kate(Method):
                 )
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
-            open_encoder = partial(PromptedStates, open_prompted_encoder(lm, prompt, self.context))
+            encoder = PromptedEncoder.open(lm, prompt, self.context.device)
+            open_encoder = partial(PromptedStates, encoder)
         device = self.context.device
         return open_similarity(
             args, self.data.train, root, device=device, open_encoder=open_encoder

@@ -229,10 +229,9 @@ def _draw_inline(study: Study, column: str) -> dict[str, str]:
     words = []
     for row in study.rows:
         result = study.results.get((row, column))
-        low, high = (result.interval if result else None) or (math.nan, math.nan)
+        ends = [100 * end for end in (result.interval if result else None) or ()]
         value = "missing" if result is None else f"{100 * result.spread.mean:.1f}"
-        interval = "" if math.isnan(low) else f" ({100 * low:.1f} to {100 * high:.1f})"
-        words.append(f"{row}: {value}{interval}")
+        words.append(f"{row}: {value}" + (f" ({Cell.interval(ends, '.1f').text})" if ends else ""))
     label = "; ".join(words)
     paper = [f"{row}: {value:.1f}" for (row, of), value in study.paper.items() if of == column]
     if paper:

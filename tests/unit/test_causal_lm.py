@@ -86,8 +86,12 @@ def test_a_device_map_is_for_one_process_and_all_gpus(lm_dirs, monkeypatch):
 def test_weights_that_do_not_fit_name_the_ways_out(lm_dirs, monkeypatch):
     little = psutil.virtual_memory()._replace(available=60_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
-    with pytest.raises(ModelError, match=r"does not fit the memory here: \d+ of its \d+ parts"):
-        open_lm(lm_dirs["opt"], device_map="auto").states_of(IDS)
+    for bits, told in (
+        ("none", r"does not fit the memory here: \d+ of its \d+ parts"),
+        *((bits, f"In {bits} an LM must lie on its GPUs whole") for bits in ("8bit", "4bit")),
+    ):
+        with pytest.raises(ModelError, match=told):
+            open_lm(lm_dirs["opt"], device_map="auto", quantization=bits).states_of(IDS)
 
     def too_large(*args, **kwargs):
         raise torch.OutOfMemoryError("too small")

@@ -59,6 +59,7 @@ def test_runs_on_one_test_set_and_division_may_stand_together(tmp_path, runs):
         ((FID, {"split": "dev"}), r"another split \(test, dev\)"),
         ((FID, having("data", split_seed=1)), r"another split rule \(split_seed 0, 1\)"),
         (({}, {**KNN, **FEW}), r"another split rule \(max_train_samples None, 16\)"),
+        (({}, {"method": "Mine", **FEW}), "another split rule"),  # a class from outside
         ((FID, marks(dev="d" * 64)), r"another split rule \(other dev examples"),
         ((FID, marks(train="d" * 64)), "other train examples: aaaaaaaa, dddddddd"),
         (

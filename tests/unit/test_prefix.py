@@ -2,7 +2,6 @@
 
 import functools
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,11 +59,10 @@ def lm(lm_dir):
 
 def test_every_way_gives_the_states_of_whole_prompts_in_any_batch_and_order(lm, lm_dir):
     order = [5, 1, 14, 0, 3, 2, 4, 13, 6, 12, 11, 7, 9, 10, 8]
-    for sharing in (*WAYS, "none", "auto"):
-        for batch_tokens in (1, 70):
-            encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
-            states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
-            assert error_of(states, lm_dir) < 1e-4
+    for sharing, batch_tokens in zip((*WAYS, "none", "auto"), (70, 1, 70, 1, 512), strict=True):
+        encoder = PromptedEncoder(lm, PROMPT, sharing, batch_tokens)
+        states = encoder.encode([TEXTS[i] for i in order])[torch.tensor(order).argsort()]
+        assert error_of(states, lm_dir) < 1e-4
     assert encoder.way == "cascade"
     assert len(encoder.shared_ids) > 50
     assert lm.model.config._attn_implementation == "sdpa"  # as before
@@ -100,10 +98,7 @@ def test_an_odd_attention_takes_the_way_that_it_can(tmp_path, caplog, kind):
             open_encoder(folder, sharing="cascade").encode(["a"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(
-    lm_dirs, monkeypatch, dtype
-):
+def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(lm_dirs, monkeypatch):
     run, off = SharedPrefix.run, 0.0
 
     def lie(self, own, way):
@@ -112,15 +107,14 @@ def test_a_way_that_errs_by_half_of_what_a_text_has_of_its_own_is_refused(
         return states.to(self.lm.dtype)
 
     monkeypatch.setattr(SharedPrefix, "run", lie)
-    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype=dtype)
+    lm = CausalLM.from_name(str(lm_dirs["opt"]), dtype="bfloat16")
     # As in real LMs, a large common part: half of a text's own is less than 5 % of its length.
     lm.model.decoder.final_layer_norm.bias.data += 4
     assert PromptedEncoder(lm, PROMPT).way == "cascade"  # the control: it does not lie yet
     off = 0.5
     with pytest.raises(ModelError, match=r"\(it gives other values than the stock way\)"):
         PromptedEncoder(lm, PROMPT, sharing="cascade").encode(["a"])
-    encoder = PromptedEncoder(lm, PROMPT)
-    whole = PromptedEncoder(lm, PROMPT, sharing="none")
+    encoder, whole = (PromptedEncoder(lm, PROMPT, sharing) for sharing in ("auto", "none"))
     torch.testing.assert_close(encoder.encode(TEXTS), whole.encode(TEXTS))
     assert encoder.way == "none"
 
@@ -160,42 +154,29 @@ def test_a_prefix_that_cannot_be_tokenised_apart_is_tokenised_whole(lm_dirs):
     torch.testing.assert_close(encoder.encode(TEXTS), truth, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def memory(monkeypatch, tmp_path):
-    """The own tokens that a device holds at a time, by way; and the attempts that failed."""
+def test_what_does_not_fit_is_run_in_parts_refused_or_run_otherwise(lm_dirs, monkeypatch, tmp_path):
     monkeypatch.setenv("PGRA_HOME", str(tmp_path))
-    run, held = SharedPrefix.run, []
-    memory = SimpleNamespace(room=dict.fromkeys(WAYS, 1 << 20), failed=[])
+    run, held, failed = SharedPrefix.run, [], []
+    room = dict.fromkeys(WAYS, 1 << 20)
 
     def run_if_it_fits(self, texts, way):
         assert all(ref() is None for ref in held)  # nothing is left of a failed attempt
-        if sum(map(len, texts)) > memory.room[way]:
+        if sum(map(len, texts)) > room[way]:
             tensor = torch.zeros(3)
             held.append(weakref.ref(tensor))
-            memory.failed.append(len(texts))
+            failed.append(len(texts))
             raise torch.OutOfMemoryError("too small")
         return run(self, texts, way)
 
     monkeypatch.setattr(SharedPrefix, "run", run_if_it_fits)
-    return memory
-
-
-def test_out_of_memory_halves_the_batch_and_no_later_one_fails(lm_dirs, memory):
     encoder = open_encoder(lm_dirs["opt"], batch_tokens=400)
     truth = encoder.encode(TEXTS * 4)
-    memory.room["cascade"] = 250
-    torch.testing.assert_close(encoder.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
-    assert len(memory.failed) == 1
-    later = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400)  # as of the next run
-    for again in (encoder, later):
-        torch.testing.assert_close(again.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
-    assert len(memory.failed) == 1
-
-
-def test_what_does_not_fit_alone_is_refused_or_another_way_is_taken(lm_dirs, memory):
-    encoder = open_encoder(lm_dirs["opt"])
-    encoder.encode(["a"])
-    memory.room["cascade"] = 0
+    room["cascade"] = 250
+    for is_new in (False, False, True):  # the last as of the next run
+        one = PromptedEncoder(encoder.lm, PROMPT, batch_tokens=400) if is_new else encoder
+        torch.testing.assert_close(one.encode(TEXTS * 4), truth, rtol=1e-4, atol=1e-4)
+        assert len(failed) == 1
+    room["cascade"] = 0
     with pytest.raises(ModelError, match=r"one text of \d+ tokens does not fit the memory of cpu"):
         encoder.encode(["a"])
     assert open_encoder(lm_dirs["opt"]).way == "packed"

@@ -1,5 +1,6 @@
 """Prompts as they are written: which exemplars, in what order and words, and within the window."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,9 +9,13 @@ from pgra.core import Example
 from pgra.data.tasks import load_task, task_names
 from pgra.errors import ConfigError, DataError
 from pgra.exemplars.prompt import build_prompt
+from pgra.exemplars.selection import vote
+from pgra.lm.load import find_model, load_tokenizer
+from pgra.methods.answers import calibrate
 from pgra.prompts.fewshot import FORMATS, answer_words, line_format, task_format
 from pgra.prompts.fitting import fit_prompts
 from pgra.prompts.template import SEPARATOR, PromptTemplate, check_template
+from pgra.prompts.verbalizer import Verbalizer
 
 LABELS = ["a", "b", "c"]
 WORDS = {"a": "Apple", "b": "Bee", "c": "Cat"}
@@ -163,3 +168,90 @@ def test_equal_prompts_are_counted_once_and_the_longest_of_a_querys_must_fit():
     message = r"query a has 15 tokens .*, and the LM reads 17, 3 of them its answer .*: leave it ou"
     with pytest.raises(DataError, match=message):
         fit(write_two, (1, 1, 1), 17)
+
+
+# Verbalizers: which word the reader writes for which label.
+
+
+SLOTTED = "{text} It was <extra_id_0> ."
+
+
+def test_a_target_fills_the_slot_only_if_the_template_has_one():
+    words = {"bad": "terrible"}
+    assert Verbalizer(words, SLOTTED).target_text("bad") == "<extra_id_0> terrible <extra_id_1>"
+    assert Verbalizer(words, "Review: {text} Answer:").target_text("bad") == "terrible"
+
+
+def test_target_tokens_are_sentinel_word_sentinel_end(reader_dir):
+    tokenizer = load_tokenizer(find_model(str(reader_dir)))
+    verbalizer = Verbalizer({"bad": "terrible"}, SLOTTED)
+    verbalizer.audit(tokenizer)
+    slots = tokenizer(["<extra_id_0>", "<extra_id_1>"], add_special_tokens=False).input_ids
+    (start,), (end,) = slots
+    assert tokenizer.unk_token_id not in (start, end)
+    ((first, *word, last, eos),) = verbalizer.target_ids(tokenizer)
+    assert (first, last, eos) == (start, end, tokenizer.eos_token_id)
+    assert tokenizer.decode(word).strip() == "terrible"
+
+
+def test_words_are_found_without_case_punctuation_or_articles():
+    verbalizer = Verbalizer({"bad": "terrible", "good": "great"}, SLOTTED)
+    assert verbalizer.label_of_word(" A Great! ") == "good"
+    assert verbalizer.label_of_word("greatest") is None
+
+
+NO_SLOT = "'<extra_id_0>' is no token of this reader: give a --reader_template"
+
+
+@pytest.mark.parametrize(
+    ("reader", "words", "decode", "message"),
+    [
+        ("t5", {"x": "a b", "y": "a▁b"}, "verbalizer", r"'a▁b' \(y\) are the same tokens"),
+        ("t5", {"x": "a b", "y": "a c"}, "official", "begin with one token"),
+        ("t5", {"snow": "☃"}, "verbalizer", "'☃' of label 'snow' is not in the reader's vocab"),
+        ("byt5", {"x": "bad", "y": "good"}, "official", "all 2 labels are more to this reader"),
+        ("gpt2", {"x": "a"}, "verbalizer", NO_SLOT),
+    ],
+)
+def test_words_that_cannot_be_told_apart_or_written_are_refused(
+    t5_dirs, lm_dirs, reader, words, decode, message
+):
+    tokenizer = load_tokenizer(find_model(str({**t5_dirs, **lm_dirs}[reader])))
+    verbalizer = Verbalizer(words, SLOTTED)
+    with pytest.raises(ConfigError, match=message):
+        verbalizer.audit(tokenizer, decode=decode)
+    if decode == "official":  # the control: more than one token, told apart by the second
+        assert verbalizer.audit(tokenizer) == ("x", "y")
+
+
+@pytest.mark.slow
+def test_entity_is_two_tokens_of_the_real_t5():
+    tokenizer = load_tokenizer(find_model("bundled:t5-small-titles"))
+    words = ["Description", "Entity", "Expression", "Human", "Location", "Number"]
+    audit = Verbalizer({word.lower(): word for word in words}, SLOTTED).audit(tokenizer)
+    assert audit == ("entity",)
+
+
+# What is taken off for nothing, and the vote.
+
+
+def test_calibration_by_hand():
+    scores = np.log(np.array([[0.06, 0.04], [0.2, 0.2]], np.float32))
+    # Without content the LM says 0.8 and 0.2 on the mean of three inputs.
+    free = np.log(np.array([[[0.9, 0.1], [0.8, 0.2], [0.07, 0.03]]] * 2, np.float32))
+    expected = np.array([[0.6 / 0.8, 0.4 / 0.2], [0.5 / 0.8, 0.5 / 0.2]])
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.exp(calibrate(scores, free)), expected, rtol=1e-5)
+    even = np.zeros((2, 3, 2), np.float32)  # the control: an LM that leans to nothing
+    plain = np.array([[0.6, 0.4], [0.5, 0.5]])
+    np.testing.assert_allclose(np.exp(calibrate(scores, even)), plain, rtol=1e-5)
+
+    scores = np.array([[-2000.0, -1.0]], np.float32)  # chances of next to nothing stay finite
+    assert np.isfinite(calibrate(scores, even[:1])).all()
+
+
+def test_a_tie_of_the_vote_goes_to_the_nearest_of_the_tied():
+    assert list(vote(["c", "a", "b", "b", "a"])) == ["a", "b", "c"]
+    assert list(vote(["c", "b", "a", "b", "a"])) == ["b", "a", "c"]  # the control
+    assert vote(["c", "a", "a", "c"]) == {"c": 0.5, "a": 0.5}
+    assert vote([]) == {}

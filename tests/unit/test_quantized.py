@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import psutil
 import pytest
 import torch
 from conftest import SENTENCES
@@ -16,7 +15,6 @@ from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 
 KINDS = ["gpt2", "llama", "opt", "opt-350m"]
-WAYS = [("8bit", kind) for kind in KINDS[1:]] + [("4bit", kind) for kind in KINDS]
 IDS = [list(range(5, 25)), list(range(9, 18)), list(range(20, 50))]
 # The 16 values of NF4 (Dettmers et al. 2023, appendix E), times the largest of 64 weights.
 NF4 = torch.tensor(
@@ -92,15 +90,9 @@ def test_states_are_those_of_rounded_weights(folders, kind, quantization, rounde
     torch.testing.assert_close(states, alone, rtol=1e-4, atol=1e-4)
     spread = load(folders[kind], quantization, device_map="auto")
     assert torch.equal(spread.states_of(IDS), states)
-
-
-@pytest.mark.parametrize(
-    ("quantization", "kind", "most"), [("8bit", "llama", 0.08), ("4bit", "gpt2", 0.45)]
-)
-def test_states_come_in_the_dtype_asked_for(folders, kind, quantization, most):
-    states = load(folders[kind], quantization, "bfloat16").states_of(IDS)
-    assert states.dtype == torch.bfloat16
-    assert relative_error(states, load(folders[kind]).states_of(IDS)) < most
+    half = load(folders[kind], quantization, "bfloat16").states_of(IDS)
+    assert half.dtype == torch.bfloat16
+    assert relative_error(half, states) < 0.2
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("8bit", 0.28), ("4bit", 0.16)])
@@ -117,21 +109,15 @@ def test_the_layers_weights_take_a_quarter_and_an_eighth_of_the_bytes(folders, q
     assert layer_bytes(small) < most * layer_bytes(plain)
 
 
-@pytest.mark.parametrize(("quantization", "kind"), WAYS)
+@pytest.mark.parametrize(
+    ("quantization", "kind"), [("8bit", "llama"), ("4bit", "gpt2"), ("4bit", "opt-350m")]
+)
 def test_the_prefix_is_shared_all_the_same(folders, kind, quantization):
     prompt = FewShotPrompt(PromptTemplate("Is this good?\n{text}"), "A plot.\nThe answer is bad")
     lm = load(folders[kind], quantization)
     shared, whole = PromptedEncoder(lm, prompt), PromptedEncoder(lm, prompt, sharing="none")
     assert relative_error(shared.encode(SENTENCES), whole.encode(SENTENCES)) < 1e-4
     assert shared.way != whole.way == "none"
-
-
-def test_quantized_weights_that_do_not_fit_name_the_ways_out(folders, monkeypatch):
-    little = psutil.virtual_memory()._replace(available=60_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
-    for bits in ("8bit", "4bit"):
-        with pytest.raises(ModelError, match=f"In {bits} an LM must lie on its GPUs whole"):
-            load(folders["llama"], bits, device_map="auto").states_of(IDS)
 
 
 def test_plain_and_quantized_states_are_never_taken_for_each_other(folders):
@@ -157,18 +143,16 @@ def test_what_a_library_would_get_wrong_is_refused(folders, lm_dirs):
 
 
 @pytest.mark.parametrize(
-    ("quantization", "library", "other"),
-    [("8bit", "torchao", "4bit"), ("4bit", "bitsandbytes", "8bit")],
+    ("bits", "library", "other"), [("8bit", "torchao", "4bit"), ("4bit", "bitsandbytes", "8bit")]
 )
 def test_a_missing_library_is_named_before_anything_runs(
-    folders, monkeypatch, quantization, library, other
+    folders, monkeypatch, bits, library, other
 ):
     monkeypatch.setitem(sys.modules, library, None)
-    told = rf"'{quantization}' needs {library} .*pip install 'pgra\[int8\]'"
+    told = rf"'{bits}' needs {library} .*pip install 'pgra\[int8\]'"
     with pytest.raises(ModelError, match=told):
-        load(folders["opt"], quantization)
-    for way in ("none", other):  # which needs the other library
-        assert load(folders["opt"], way).states_of(IDS).shape == (3, 64)
+        load(folders["opt"], bits)
+    assert load(folders["opt"], other).states_of(IDS).shape == (3, 64)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -306,7 +307,7 @@ ASKER = """
     from pgra.lm.base import CompleterArguments, open_lm
     args = CompleterArguments(lm="openai:toy", base_url=sys.argv[1], max_parallel_calls=2)
     lm = open_lm(args, Context(artifacts=Path(sys.argv[2])))
-    print("openai" in sys.modules, "torch" in sys.modules, flush=True)
+    assert "openai" in sys.modules and "torch" not in sys.modules  # an endpoint needs none
     lm.complete([f"Q: {i}" for i in range(20)], max_new_tokens=4, stop="\\n")
 """
 
@@ -314,24 +315,19 @@ ASKER = """
 @pytest.mark.slow
 def test_a_killed_run_goes_on_without_paying_twice(server, open_at, tmp_path):
     server.seconds = 0.05
-    prompts = [f"Q: {i}" for i in range(20)]
     with server.serve() as url:
         words = [sys.executable, "-c", textwrap.dedent(ASKER), url, str(tmp_path)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killed:
-            assert killed.stdout.readline() == "True False\n"  # an endpoint needs no torch
+        with subprocess.Popen(words) as killed:
             while server.num_answered < 6:
                 assert killed.poll() is None
                 threading.Event().wait(0.01)
             killed.kill()
-        server.seconds = 0.0
-        paid = server.num_answered
-        assert paid < 20
-        again = open_at(url)
-        assert complete(again, prompts) == [f" {i}" for i in range(20)]
-    asked = [str(body["prompt"]) for body in server.bodies]
-    twice = [prompt for prompt in set(asked) if asked.count(prompt) > 1]
-    assert len(twice) <= 2  # those on their way when it was killed
-    assert len(asked) == again.spending.num_calls + paid == 20 + len(twice)
+        server.seconds, paid, again = 0.0, server.num_answered, open_at(url)
+        assert complete(again, [f"Q: {i}" for i in range(20)]) == [f" {i}" for i in range(20)]
+    asked = Counter(str(body["prompt"]) for body in server.bodies)
+    twice = asked.total() - len(asked)
+    assert twice <= 2  # those on their way when it was killed
+    assert again.spending.num_calls == 20 + twice - paid < 20
 
 
 PROMPT, WORD = "It was", " great fun"
