@@ -483,15 +483,9 @@ def load_encoder(args: RetrieverArguments, device: str) -> Encoder:
     # Only where there is one: indexes that were made before keep their fingerprints.
     fingerprint |= {"passage_prompt": prompt} if prompt else {}
     fingerprint |= {"lower_case": True} if sentence.is_lower else {}
-    return Encoder(
-        model,
-        tokenizer,
-        fingerprint=fingerprint,
-        device=place,
-        batch_tokens=args.encoder_batch_tokens,
-        sentence=sentence,
-        query_prompt=sentence.query_prompt if args.query_prompt is None else args.query_prompt,
-    )
+    query_prompt = sentence.query_prompt if args.query_prompt is None else args.query_prompt
+    batch_tokens = args.encoder_batch_tokens
+    return Encoder(model, tokenizer, fingerprint, place, batch_tokens, sentence, query_prompt)
 
 
 def _load_model(source: ModelSource, pooling: str, dtype: torch.dtype) -> Any:
@@ -556,10 +550,5 @@ def load_t5_encoder(args: RetrieverArguments, name: str, device: str) -> Encoder
         "max_tokens": args.max_encoder_tokens or DEFAULT_MAX_TOKENS,
         "dtype": load.dtype_name(torch.float32),
     }
-    return Encoder(
-        model.to(place).eval(),
-        load.load_tokenizer(source),
-        fingerprint=fingerprint,
-        device=place,
-        batch_tokens=args.encoder_batch_tokens,
-    )
+    tokenizer, batch_tokens = load.load_tokenizer(source), args.encoder_batch_tokens
+    return Encoder(model.to(place).eval(), tokenizer, fingerprint, place, batch_tokens)

@@ -170,22 +170,16 @@ class RowLayout:
         """Lay out texts of these lengths in these rows, each text once."""
         sizes = np.asarray(lengths, dtype=np.int64)
         order = np.concatenate([np.asarray(members, dtype=np.int64) for members in rows])
-        row = np.repeat(np.arange(len(rows)), [len(members) for members in rows])
+        taken = np.array([sizes[members].sum() for members in map(list, rows)])
+        is_token = np.arange(taken.max()) < taken[:, None]  # row by row, as `order` has them
         stop = np.cumsum(sizes[order])
-        start = stop - sizes[order]
-        own = np.arange(stop[-1]) - np.repeat(start, sizes[order])
-        start -= start[np.searchsorted(row, np.arange(len(rows)))][row]  # less its row's first
-        width = int((start + sizes[order]).max())
-        first = row * width + start
-        place = np.repeat(first, sizes[order]) + own
-        segments = np.full(len(rows) * width, -1)
-        positions = np.zeros(len(rows) * width, dtype=np.int64)
-        segments[place], positions[place] = np.repeat(order, sizes[order]), own
+        segments = np.full(is_token.shape, -1)
+        segments[is_token] = np.repeat(order, sizes[order])
+        positions = np.zeros(is_token.shape, dtype=np.int64)
+        positions[is_token] = np.arange(stop[-1]) - np.repeat(stop - sizes[order], sizes[order])
         ends = np.empty(len(sizes), dtype=np.int64)
-        ends[order] = first + sizes[order] - 1
-        shape = (len(rows), width)
-        arrays = (segments.reshape(shape), positions.reshape(shape), ends, sizes)
-        return cls(*map(torch.from_numpy, arrays))
+        ends[order] = np.flatnonzero(is_token)[stop - 1]
+        return cls(*map(torch.from_numpy, (segments, positions, ends, sizes)))
 
     def place(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return token ids where they belong, (R, T) int64; padding is 0."""

@@ -226,16 +226,15 @@ def find_model_file(source: ModelSource, name: str) -> Path | None:
     try:
         return Path(hf_hub_download(source.path, name, **source.kwargs))
     except hub_errors() as error:
-        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-            logger.debug("%s has no %s", source.name, name)
-            return None
-        logger.warning(
-            "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, --query_prompt "
-            "and --passage_prompt to be sure (%s)",
-            source.name,
-            name,
-            hub_reason(error),
-        )
+        is_known = isinstance(error, EntryNotFoundError)
+        if not is_known or isinstance(error, LocalEntryNotFoundError):
+            logger.warning(
+                "cannot see if '%s' has %s, its own pooling or prompts: give --pooling, "
+                "--query_prompt and --passage_prompt to be sure (%s)",
+                source.name,
+                name,
+                hub_reason(error),
+            )
     return None
 
 
