@@ -213,7 +213,6 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
 BAD_LINES = [
     ("lexical", {**LINE, "type": "cyc"}, "type 'cyc' is none of the family 'lexical' .syn, ant"),
     ("lexical", {**LINE, "question": ""}, "question is '', and must be text"),
-    ("webquestions", {"question": "q", "answers": ["a", 1]}, "'webquestions' takes question"),
     ("ert_cat", SITUATIONS[0] | {"label": "FINE"}, "label 'FINE' is none of GOOD, BAD, OKAY"),
 ]
 
@@ -256,7 +255,6 @@ def test_a_scrambled_word_can_be_told_back(kind, word, seed):
     assert claims[kind]
 
 
-WAY = {"id": "x", "type": "syn", "question": "x", "feedback": "x"}
 FORM = {"about": "category", "labels": ["A"], "output": "{about}", "feedback": "{about}"}
 
 
@@ -264,10 +262,7 @@ FORM = {"about": "category", "labels": ["A"], "output": "{about}", "feedback": "
     ("folder", "name", "changes", "message"),
     [
         ("memory", "lexical", {"answers": {"syn": "x"}}, "must name the same types"),
-        ("memory", "lexical", {"phrasings": [WAY]}, "and {word} in its question"),
-        ("memory", "lexical", {"num_remembered": 3}, "a family of relations has no num_remembered"),
         ("memory", "ert_cat", {"situations": FORM}, "output of situations must have {label}"),
-        ("memory_prompts", "lexical", {"separator": " # "}, "separator must have a line break"),
         ("memory_prompts", "lexical", {"clarified": "{question}"}, "must have {question} and"),
     ],
 )
@@ -277,8 +272,6 @@ def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path, folder, name, change
     path.write_text(yaml.safe_dump(values | changes))
     with pytest.raises(ConfigError, match=message):
         load(str(path))
-    with pytest.raises(ConfigError, match=f"unknown .* '{name}x'. Did you mean '{name}'"):
-        load(f"{name}x")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +280,6 @@ def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path, folder, name, change
         ("this question is about loyalty The answer is bad", ("loyalty", "bad")),
         ("This question is about: a. b, and c. The answer is OKAY", ("a. b, and c", "okay")),
         ("This question is about: loyalty", ("loyalty", "")),
-        ("The answer is GOOD.", ("", "")),
         ("It's about: harm. The answer is GOOD because it helps.", ("harm", "good")),
     ],
 )
