@@ -28,13 +28,6 @@ AKIN, MEANT = "what is akin to < pretty > ?", "when I ask for akin to, I want a 
 HOSTILE = '<script>alert("1")</script>&lt;{{ 7 * 7 }}'
 
 
-class Hostile(FollowingLM):
-    """Writes markup."""
-
-    def _go_on(self, prompt):
-        return Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
-
-
 class Visitor:
     """A tab that reads pages and sends their forms."""
 
@@ -78,7 +71,9 @@ def test_a_question_is_asked_corrected_and_its_entry_forgotten(page):
 
 
 def test_what_people_and_the_lm_wrote_is_text_and_never_markup(tmp_path):
-    with open_page(tmp_path / "memory.sqlite", completer=Hostile()) as page:
+    lm = FollowingLM()
+    lm._go_on = lambda prompt: Completion(f"the synonym for {HOSTILE} is {HOSTILE} END", 1, 1)
+    with open_page(tmp_path / "memory.sqlite", completer=lm) as page:
         visitor = Visitor(page)
         plain = visitor.answer.text
         visitor.send("ask", question=HOSTILE)
