@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES, review_rows, write_jsonl
+from conftest import ENCODER_KINDS, LM_KINDS, SENTENCES
 
 
 @cache
@@ -53,30 +53,6 @@ def build(root: Path) -> None:
     """Write models and files into an empty folder."""
     shutil.copytree(_models(), root / "m")
     shutil.copytree(Path(__file__).parent / "files", root, dirs_exist_ok=True)
-    (root / "corpus.txt").write_text("\n".join(SENTENCES) + "\n")
-    write_jsonl(root / "train.jsonl", review_rows(40))
-    write_jsonl(root / "test.jsonl", review_rows(8, start=20))
-    write_jsonl(root / "other.jsonl", review_rows(4, start=25))
-    write_jsonl(root / "dev.jsonl", review_rows(52, start=30))
-    (root / "lexical.yaml").write_text(_family())
-
-
-def _family() -> str:
-    """Give the shipped family, understood by letters that a tiny LM does write."""
-    import yaml
-
-    import pgra
-
-    path = Path(pgra.__file__).parents[1] / "configs/memory/lexical.yaml"
-    values = yaml.safe_load(path.read_text())
-    values["understood_by"] = {
-        "syn": ["ter"],
-        "ant": ["q"],
-        "hom": ["a"],
-        "defn": ["q"],
-        "sent": ["b"],
-    }
-    return yaml.safe_dump(values, sort_keys=False)
 
 
 def _states(kind: str) -> dict[str, object]:

@@ -184,15 +184,6 @@ def test_near_questions_are_told_from_others_and_too_few_are_refused(benchmark, 
         near.main([str(path)])
 
 
-def test_a_library_that_is_not_there_is_named_with_its_command(benchmark, tmp_path, monkeypatch):
-    index = benchmark("index")
-    (tmp_path / "others.py").write_text("""print('{"missing": "rank_bm25"}')""")
-    monkeypatch.setattr(index, "OTHERS", str(tmp_path / "others.py"))
-    message = "rank-bm25 is not installed: pip install rank-bm25, or leave it out by --parts"
-    with pytest.raises(ConfigError, match=message):
-        index.other_way("words")
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_users_error_is_a_line_and_exit_code_2(name, benchmark, tmp_path):
     called = call(benchmark(name).main, ["--quick", "--json", str(tmp_path)])

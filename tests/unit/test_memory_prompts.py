@@ -192,22 +192,12 @@ def test_streams_are_read_as_the_release_has_them_and_situations_with_what_they_
     assert [step.meaning for step in steps] == ["care", "cheating", "care"]
     assert steps[1].feedback == "this question is about: cheating."
     assert steps[1].expected == ("This question is about: cheating. The answer is BAD.",)
+    with pytest.raises(DataError, match="s.jsonl, line 2: .*label 'FINE' is none of GOOD, BAD"):
+        read("ert_cat", [SITUATIONS[0], SITUATIONS[0] | {"label": "FINE"}])
     rules = [{"situation": "s", "rule_of_thumb": rule, "label": "GOOD"} for rule in "aba"]
     steps = read("ert_nl", rules)
     assert [step.kind for step in steps] == FAMILIES["ert_nl"].kinds * 3
     assert steps[0].meaning == steps[2].meaning != steps[1].meaning
-
-
-@pytest.mark.parametrize(
-    ("family", "line", "message"),
-    [
-        ("lexical", {**LINE, "type": "cyc"}, "type 'cyc' is none of the family 'lexical' .syn, a"),
-        ("ert_cat", SITUATIONS[0] | {"label": "FINE"}, "label 'FINE' is none of GOOD, BAD, OKAY"),
-    ],
-)
-def test_a_bad_line_of_a_stream_is_named(tmp_path, family, line, message):
-    with pytest.raises(DataError, match=f"s.jsonl, line 1: .*{message}"):
-        read_stream(write_jsonl(tmp_path / "s.jsonl", [line]), FAMILIES[family])
 
 
 def test_a_stream_of_a_word_list_is_the_same_for_the_same_seed_only(tmp_path):
@@ -248,7 +238,6 @@ FORM = {"about": "category", "labels": ["A"], "output": "{about}", "feedback": "
 @pytest.mark.parametrize(
     ("load", "name", "changes", "message"),
     [
-        (load_family, "memory/lexical", {"answers": {"syn": "x"}}, "must name the same types"),
         (load_family, "memory/ert_cat", {"situations": FORM}, "situations must have {label}"),
         (load_few_shot, "memory_prompts/lexical", {"clarified": "{question}"}, "must have {quest"),
     ],
@@ -261,19 +250,17 @@ def test_a_yaml_whose_parts_do_not_fit_is_refused(tmp_path, load, name, changes,
         load(str(path))
 
 
-@pytest.mark.parametrize(
-    ("output", "verdict"),
-    [
-        ("this question is about loyalty The answer is bad", ("loyalty", "bad")),
-        ("This question is about: a. b, and c. The answer is OKAY", ("a. b, and c", "okay")),
-        ("This question is about: loyalty", ("loyalty", "")),
-        ("It's about: harm. The answer is GOOD because it helps.", ("harm", "good")),
-    ],
-)
-def test_an_output_is_read_for_its_understanding_and_its_label(output, verdict):
-    assert read_verdict(output) == verdict
+def test_an_output_is_read_for_its_understanding_and_its_label():
+    verdicts = {
+        "this question is about loyalty The answer is bad": ("loyalty", "bad"),
+        "This question is about: a. b, and c. The answer is OKAY": ("a. b, and c", "okay"),
+        "This question is about: loyalty": ("loyalty", ""),
+        "It's about: harm. The answer is GOOD because it helps.": ("harm", "good"),
+    }
+    assert {output: read_verdict(output) for output in verdicts} == verdicts
     right = "This question is about: loyalty. The answer is BAD."
-    assert judge_situation(output, right) == (verdict[0] == "loyalty", verdict[1] == "bad")
+    judged = [judge_situation(output, right) for output in verdicts]
+    assert judged == [(True, True), (False, False), (True, False), (False, False)]
 
 
 class Guessing(FollowingLM):

@@ -188,7 +188,7 @@ class Stopping(FollowingLM):
         return super().complete(prompts, **more)
 
 
-def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
+def test_a_stopped_stream_goes_on_asks_nothing_again_and_is_no_other(tmp_path):
     plan, cache = [Variant("mem", 1.0, 0)], AnswersCache(tmp_path / "answers")
     stopping, going_on, unbroken, idle = Stopping(2), FollowingLM(), FollowingLM(), FollowingLM()
     with pytest.raises(KeyboardInterrupt):
@@ -200,16 +200,11 @@ def test_a_stopped_stream_goes_on_and_asks_nothing_again(tmp_path):
     assert 0 < before < before + then <= sum(unbroken.calls)
     (again,) = experiment(tmp_path / "one", idle).run(STREAMS, plan)
     assert (idle.calls, again.outcomes) == ([], one.outcomes)
-
-
-def test_a_folder_of_another_experiment_or_stream_is_refused(tmp_path):
-    plan, folder = [Variant("no-mem", 0.0, 0)], tmp_path / "run"
-    experiment(folder, FollowingLM()).run(STREAMS, plan)
     with pytest.raises(ArtifactError, match="was made with threshold -5.0, this run asks for -4"):
-        experiment(folder, FollowingLM(), threshold=-4.0).run(STREAMS, plan)
-    (folder / "no-mem-seed0" / "steps.jsonl").write_text("{")
+        experiment(tmp_path / "one", idle, threshold=-4.0).run(STREAMS, plan)
+    (tmp_path / "one" / "mem-p1-seed0" / "steps.jsonl").write_text("{")
     with pytest.raises(ArtifactError, match="steps.jsonl is damaged .*: delete"):
-        experiment(folder, FollowingLM()).run(STREAMS, plan)
+        experiment(tmp_path / "one", idle).run(STREAMS, plan)
 
 
 def result(steps, system, outcomes, *, p=1.0, seed=0, tokens=10):

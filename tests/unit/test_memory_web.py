@@ -109,7 +109,6 @@ def test_two_tabs_have_a_conversation_each_and_one_memory(page):
 @pytest.mark.parametrize(
     ("form", "fields", "message", "kept"),
     [
-        ("ask", {"question": f"< {'a ' * 2000}>"}, "makes a prompt of", "a " * 2000),
         ("correct", {"turn": "1", "feedback": "y" * 2001}, "the feedback has 2,001 char", "y" * 99),
         ("correct", {"turn": "9", "feedback": "z"}, "that question is no longer on the page", "z"),
     ],
