@@ -125,8 +125,8 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
     assert few_shot.examples[14].question in prompt
     assert not any(step.is_wrong_kind for step in outcomes)
     shut = replace(system, threshold=-1.0)  # as with --threshold
-    assert [shut.ask(step).num_used for step in steps] == [1, 1, 1, 1]
-    assert [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote?", "x")] == [0, 0]
+    used = [shut.ask(replace(steps[0], question=q)).num_used for q in ("who wrote a", "who wrote?")]
+    assert used == [1, 0]
 
 
 @pytest.fixture(scope="module")
