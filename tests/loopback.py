@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 
 class Loopback:
     """A server whose handler knows it as `owner`."""
@@ -74,6 +76,22 @@ class Repo:
     is_gated: bool = False
 
 
+def point_client(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path, *, is_offline: bool = False
+) -> None:
+    """Have this process's hub client ask there: it reads the environment when it is imported."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    for name, value in {
+        "ENDPOINT": endpoint,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": is_offline,
+        "HF_TOKEN_PATH": str(cache / "no-token"),
+        "HUGGINGFACE_CO_URL_TEMPLATE": endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
 def commit_of(files: Files) -> str:
     told = json.dumps({name: blob_id(data) for name, data in files.items()})
     return hashlib.sha1(told.encode()).hexdigest()
@@ -100,7 +118,6 @@ class LoopbackHub(Loopback):
         self.blobs: dict[str, bytes] = {}
         self.made: list[dict[str, object]] = []
         self.messages: list[str] = []
-        self.cards: list[str] = []
         self.is_broken = False  # large files are refused
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
@@ -174,9 +191,8 @@ class HubHandler(Handler):
         owner, name = self.owner, "/".join(parts[1:4])
         kind = parts[4] if len(parts) > 4 else "/".join(parts[1:])
         if parts == ["api", "validate-yaml"]:  # of a model card
-            owner.cards.append(json.loads(body)["content"])
             return {"errors": [], "warnings": []}
-        if kind not in ("repos/create", "branch", "preupload", "commit", "objects"):
+        if kind not in ("repos/create", "preupload", "commit", "objects"):
             return None
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token == READ_TOKEN:
@@ -194,10 +210,6 @@ class HubHandler(Handler):
                 owner.made.append(asked)
             owner.repos.setdefault(f"models/{name}", Repo({"main": {".gitattributes": b""}}))
             return {"url": f"{self._here()}/{name}", "name": name, "id": name}
-        if kind == "branch":
-            revisions = owner.repos[name].revisions
-            revisions[parts[5]] = dict(revisions["main"])
-            return {"name": parts[5]}
         if kind == "preupload":
             modes = {True: "lfs", False: "regular"}
             files = [

