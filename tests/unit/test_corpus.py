@@ -50,7 +50,6 @@ def test_blank_lines_and_duplicates_are_dropped_and_counted(tmp_path):
     whole = read(path, tmp_path, drop_duplicates=False)
     assert everything(whole) == ["one two", "three", "one two", "three", "fo ur"]
     assert whole.counts["duplicates"] == 2
-    assert everything(read(path, tmp_path, max_passages=2)) == ["one two", "three"]
     assert everything(load_corpus(corpus.folder)) == everything(corpus)
     for _ in range(2):  # when it is read, and when it is found read
         with pytest.raises(DataError, match=r"2 blank lines, 2 duplicates, and --strict refuses"):
@@ -94,13 +93,11 @@ def test_texts_are_found_across_batches_and_rows_outside_are_refused(tmp_path):
     assert len(corpus.batches) == 3
     rows = [39_999, 0, 16_383, 16_384, 0, 32_768]
     assert corpus.texts(rows) == [f"p{i}" for i in rows] == [corpus[i] for i in rows]
-    assert corpus.slice(39_998, 50_000) == ["p39998", "p39999"]
     parts = list(corpus.batched(15_000))
     assert [len(part) for part in parts] == [15_000, 15_000, 10_000]
     assert [text for part in parts for text in part] == lines
-    for row in (-1, 40_000):
-        with pytest.raises(IndexError, match=f"row {row} of a corpus of 40000"):
-            corpus.texts([0, row])
+    with pytest.raises(IndexError, match="row 40000 of a corpus of 40000"):
+        corpus.texts([0, 40_000])
 
 
 @pytest.mark.parametrize(("kind", "line"), [("txt", "p%d"), ("jsonl", '{"text": "p%d"}')])
@@ -223,7 +220,7 @@ def test_a_missing_file_names_its_neighbours_and_is_not_looked_for_on_the_hub(
 # Duplicates are found however many texts there are, and in whatever batches they come.
 
 
-@pytest.mark.parametrize(("run_rows", "size"), [(8, 1), (64, 7), (1 << 23, 100)])
+@pytest.mark.parametrize(("run_rows", "size"), [(8, 1), (64, 7)])
 def test_the_first_of_equal_texts_is_new_and_no_other(tmp_path, monkeypatch, run_rows, size):
     monkeypatch.setattr(corpus_module, "_RUN_ROWS", run_rows)
     texts = [f"text {n}" for n in np.random.default_rng(0).integers(0, 300, 700)]

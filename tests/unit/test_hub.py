@@ -155,7 +155,7 @@ WIKI = {  # two configurations, one of them in two files and two splits
     "new/train-00001-of-00002.parquet": parquet("three", "one"),
     "new/test.parquet": parquet("test"),
 }
-REVIEW = '{"text": "A %s film.", "label": 0, "label_text": "%s"}\n'
+REVIEW = b'{"text": "A %s film.", "label": 1, "label_text": "positive"}'
 
 
 @pytest.fixture
@@ -166,10 +166,7 @@ def whole_hub(lm_dirs, encoder_dirs):
     cls = {"1_Pooling/config.json": json.dumps({"pooling_mode_cls_token": True}).encode()}
     asked = parquet("Question 0 ?", "Question 1 ?", coarse_label=[3, 2])
     trec = {f"default/{split}/0000.parquet": asked for split in ("train", "test")}
-    sst2 = {
-        f"{name}.jsonl": (REVIEW % (name, "positive") + REVIEW % ("dull", "negative")).encode()
-        for name in ("train", "dev", "test")
-    }
+    reviews = {f"{name}.jsonl": REVIEW % name.encode() for name in ("train", "dev", "test")}
     scripted = {"old_set.py": SCRIPT, "README.md": b""}
     converted = {"default/train/0000.parquet": parquet("script")}
     revisions = {
@@ -177,8 +174,7 @@ def whole_hub(lm_dirs, encoder_dirs):
         "models/some/plain-bert": {"main": bert},
         "datasets/owner/texts": {"main": {"file.txt": "\n".join(SENTENCES).encode()}},
         "datasets/CogComp/trec": {"main": {"trec.py": SCRIPT}, "refs/convert/parquet": trec},
-        "datasets/SetFit/sst2": {"main": sst2},
-        "datasets/SetFit/subj": {"main": {"train.jsonl": b'{"text": "A fi'}},
+        "datasets/SetFit/sst2": {"main": reviews},
         "datasets/some/wiki": {"main": WIKI},
         "datasets/some/old_set": {"main": scripted, "refs/convert/parquet": converted},
         "datasets/none/old_set": {"main": scripted},
@@ -191,12 +187,11 @@ def whole_hub(lm_dirs, encoder_dirs):
 CORPORA = {
     "owner/texts/file.txt": SENTENCES,
     "some/wiki:new": ["one", "two", "three"],
-    "some/wiki:new:test": ["test"],
     "some/old_set": ["script"],  # the hub's own conversion: its code is never run
 }
 TASKS = {
     "trec": [("Question 0 ?", "human"), ("Question 1 ?", "description")],
-    "sst2": [("A dev film.", "positive"), ("A dull film.", "negative")],
+    "sst2": [("A dev film.", "positive")],
 }
 FAILED = {
     "owner/texts/none.txt": "cannot find corpus '{name}'.*Entry Not Found",
@@ -266,9 +261,6 @@ def test_corpora_and_task_data_come_from_the_hub_and_stay_there_offline(
             error = told(lambda name=name: ask_corpus(name, tmp_path))
             assert re.search(message.format(name=name), error)
             assert "\n" not in error
-        damaged = told(lambda: ask_task("subj"))
-    assert damaged.startswith("cannot load data set")
-    assert "JSON parse error" in damaged  # the cause, not that there was an error
     made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
     # Data sets ask the hub that is down for what they have; they are read where it is told so.
     client(NOWHERE, is_offline=True)

@@ -11,7 +11,6 @@ import torch
 from conftest import with_rerank
 from planted_runs import plant
 
-from pgra.commands.consistency import main
 from pgra.config import CorpusArguments
 from pgra.core import ALONE
 from pgra.errors import ArtifactError, ConfigError, DataError
@@ -19,7 +18,6 @@ from pgra.experiments.consistency import (
     PseudoLabels,
     compare_evidence,
     label_texts,
-    note_labels,
     open_labeler,
     report_consistency,
     ways_of,
@@ -106,10 +104,6 @@ def read(monkeypatch):
     return seen
 
 
-def told(report):
-    return " ".join(note for table in report.tables for note in table.notes)
-
-
 def test_what_was_read_before_it_was_stopped_is_not_read_again(labeler, tmp_path, read):
     asked, kept = [*TEXTS[:3], "stop", *TEXTS[3:]], tmp_path / "kept"
     with pytest.raises(KeyboardInterrupt):
@@ -136,12 +130,9 @@ def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
     assert (sorted(read), both.num_read) == (sorted(TEXTS), 2)
     again = report_consistency(runs, out, labelers=[labeler], **QUIET)
     assert (len(read), again.num_read) == (len(TEXTS), 0)
-    assert again.tables == both.tables
     other = shutil.copytree(labeler, tmp_path / "other")
-    layout = SegmentLayout("{text} This is <extra_id_0> .", "query_first", 64)
-    write_record(other / "reader", replace(RECORD, layout=layout))
+    write_record(other / "reader", replace(RECORD, length_normalize=True))
     assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
-    assert len(list((out / "pseudo_labels").glob("reviews-*.jsonl"))) == 2
 
 
 def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
@@ -176,17 +167,8 @@ def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
     assert [(run.name, run.seeds) for run in report.runs] == [("FID", 2), ("PGRA", 1)]
     assert report.runs[0].queries.sum() == 6  # of both seeds
     assert "difference to FID" in report.tables[0].columns
-    assert "Missing: PGRA (seed 1)." in told(report)
+    assert "Missing: PGRA (seed 1)." in " ".join(report.tables[0].notes)
     assert "PLAIN on reviews has no evidence: left out" in caplog.text
-
-
-def test_the_command_draws_its_plots(labeler, runs, tmp_path):
-    out = tmp_path / "out"
-    words = ["--labeler", str(labeler), "--runs", *map(str, runs), "--output_dir", str(out)]
-    assert main([*words, "--device", "cpu", "--no_centre"]) == 0
-    for kind, start in (("png", b"\x89PNG\r"), ("svg", b"<?xml")):
-        for name in ("counts", "scores"):
-            assert (out / f"{name}-reviews.{kind}").read_bytes().startswith(start)
 
 
 def test_runs_and_labelers_that_cannot_be_used_are_named(labeler, runs, tmp_path):
@@ -245,21 +227,14 @@ def scored(names, *chances):
     return {str(i): dict(zip(names, one, strict=True)) for i, one in enumerate(chances)}
 
 
-def test_a_centred_labeler_calls_half_of_its_corpus_each_label(labeler):
+def test_a_centred_labeler_calls_half_of_its_corpus_each_label():
     # All "pos", as nearly all of Wikipedia is.
     scores = scored(("neg", "pos"), *((1 - c, c) for c in (0.6, 0.7, 0.8, 0.9, 0.95)))
-    texts, sample = ["0", "3"], list(scores)
-    centred, plain = PseudoLabels(scores, 5, sample), PseudoLabels(scores, 5)
+    centred, plain = PseudoLabels(scores, 5, list(scores)), PseudoLabels(scores, 5)
     # The median's own text ties, and goes to the first label.
     assert list(centred.labels.values()) == ["neg", "neg", "neg", "pos", "pos"]
     assert list(plain.labels.values()) == ["pos"] * 5  # the control: the paper's
     assert centred.medians == pytest.approx({"neg": math.log(0.2), "pos": math.log(0.8)})
-    facts = centred.describe(open_labeler(labeler), texts)
-    assert facts["corpus_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert facts["corpus_labels"] == {"neg": 0.6, "pos": 0.4}
-    assert facts["evidence_labels_uncentred"] == {"neg": 0.0, "pos": 1.0}
-    assert facts["evidence_labels"] == {"neg": 0.5, "pos": 0.5}
-    assert "pos 100.0 % before, neg 60.0 %, pos 40.0 % after" in note_labels("t", facts)
 
 
 def test_of_more_labels_each_is_measured_by_its_own_median():
@@ -303,7 +278,4 @@ def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
         assert run.shares.tolist() == pytest.approx(shares)
     assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
-    assert (written["is_centred"], written["corpus_texts"]) == (True, len(passages))
     assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
-    assert "the labeler is centred at its medians" in told(centred)
-    assert "the labeler is not centred (the paper's way)" in told(plain)

@@ -17,7 +17,6 @@ from loopback import Fault, LoopbackEndpoint, Written, busy, toy_writer
 from pgra.core import Context, Worker
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.base import CompleterArguments, open_lm
-from pgra.lm.cache import CachedLM
 from pgra.lm.causal_lm import CausalLM
 from pgra.lm.remote import Reply, Spending, word_chance
 
@@ -144,10 +143,9 @@ def error_of(message, code=None):
 )
 def test_what_trying_again_does_not_mend_is_told_at_once(server, open_at, fault, told):
     server.faults = [fault]
-    with server.serve() as url, pytest.raises(ModelError, match=told) as caught:
+    with server.serve() as url, pytest.raises(ModelError, match=told):
         complete(open_at(url), ["Q: red"])
     assert len(server.bodies) == 1
-    assert "\n" not in str(caught.value)
 
 
 def test_words_are_scored_from_the_echoed_prompt(server, open_at):
@@ -183,7 +181,6 @@ def test_tokens_and_their_price_are_counted(server, open_at):
         assert (answer.num_prompt_tokens, answer.num_new_tokens) == (2, 2)  # a token for 3 bytes
         assert other.spending.is_estimated
         assert "about 2 prompt tokens" in str(other.spending)
-    assert "cost 0.0000" in str(spent)
 
 
 def test_the_key_is_nowhere(server, open_at, tmp_path, caplog, capfd):
@@ -246,26 +243,20 @@ def test_the_fingerprint_names_model_endpoint_window_and_tokenizer(open_at, lm_d
     lm = open_at(f"{URL}/")
     fields = {"lm": "openai:toy", "base_url": URL, "window": 65, "tokens": "estimate"}
     assert (lm.fingerprint, lm.window) == (fields, 64)  # one token is written by scoring
-    assert lm.count_tokens(["", "abc", "abcd", "é!"]) == [0, 1, 2, 1]
     for name in ("tokenizer.json", "tokenizer_config.json"):  # no weights
         (tmp_path / name).write_bytes((lm_dirs["opt"] / name).read_bytes())
     named = open_at(URL, tokenizer=str(tmp_path))
     assert named.fingerprint["tokens"] not in ("estimate", open_at(URL).fingerprint["tokens"])
-    with pytest.raises(ModelError, match="cannot load the tokenizer"):
-        open_at(URL, tokenizer=str(lm_dirs["opt"].parent))
 
 
-def test_a_name_opens_an_lm_here_with_its_window_or_a_smaller_one(lm_dirs, tmp_path):
-    name, here = str(lm_dirs["gpt2"]), Context(artifacts=tmp_path, device="cpu")
-    lm = open_lm(CompleterArguments(lm=name), here)
-    assert isinstance(lm, CachedLM)
-    small, large = (CompleterArguments(lm=name, lm_window=lm.window + by) for by in (-1, 1))
-    assert open_lm(small, here).window == lm.window - 1
-    with pytest.raises(ConfigError, match=f"lm_window is {lm.window + 1}, and .* {lm.window} tok"):
+def test_a_window_is_no_larger_than_the_lms_and_one_process_asks_an_endpoint(lm_dirs, tmp_path):
+    here = Context(Worker(1, 2), artifacts=tmp_path, device="cpu")
+    large = CompleterArguments(lm=str(lm_dirs["gpt2"]), lm_window=9999)
+    with pytest.raises(ConfigError, match="lm_window is 9999, and .* tokens"):
         open_lm(large, here)
     far = CompleterArguments(lm="openai:m", base_url=URL)
     with pytest.raises(ConfigError, match="which one process asks, and there are 2: start it"):
-        open_lm(far, Context(Worker(1, 2), artifacts=tmp_path, device="cpu"))
+        open_lm(far, here)
 
 
 ASKER = """

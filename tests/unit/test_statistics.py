@@ -160,15 +160,6 @@ def test_seven_against_none_is_one_in_64(metric):
     assert compare(metric, labels, [none], [decided(labels, range(5))]).p >= 2 / 2**5
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS))
-def test_equal_predictions_give_p_1(metric):
-    labels = labels_of(100)
-    runs = [decided(labels, places(100, 0.2, seed)) for seed in range(3)]
-    found = compare(metric, labels, runs, [runs[2], runs[0], runs[1]])
-    assert (found.p, found.low, found.high) == (1.0, 0.0, 0.0)
-    assert found.difference == pytest.approx(0, abs=1e-12)
-
-
 def test_several_seeds_are_the_bootstrap_of_the_mean_correctness():
     """Accuracy is a mean over examples, and a mean's bootstrap spread is sd / sqrt(n)."""
     labels = labels_of(400)
