@@ -243,27 +243,22 @@ def test_a_hub_model_is_the_model_of_its_folder_and_loads_without_the_hub(
     for is_offline in (False, True):
         client(NOWHERE, is_offline=is_offline)
         assert ask() == online
-    assert "from the cache" in caplog.text
     assert "--pooling" not in caplog.text  # that a model has no pooling of its own is known
 
 
 @pytest.mark.slow
 def test_corpora_and_task_data_come_from_the_hub_and_stay_there_offline(
-    whole_hub, client, tmp_path, caplog
+    whole_hub, client, tmp_path
 ):
-    caplog.set_level("INFO")
     with whole_hub.serve() as endpoint:
         client(endpoint)
         assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
         assert {name: ask_task(name) for name in TASKS} == TASKS
-        assert "read from refs/convert/parquet" in caplog.text
         for name, message in FAILED.items():
             error = told(lambda name=name: ask_corpus(name, tmp_path))
             assert re.search(message.format(name=name), error)
             assert "\n" not in error
-    made = sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir())
     # Data sets ask the hub that is down for what they have; they are read where it is told so.
     client(NOWHERE, is_offline=True)
     assert {name: ask_corpus(name, tmp_path) for name in CORPORA} == CORPORA
     assert {name: ask_task(name) for name in TASKS} == TASKS
-    assert sorted(path.name for path in (tmp_path / "artifacts" / "corpora").iterdir()) == made
