@@ -208,7 +208,6 @@ def test_fevers_own_files_are_read_without_claims_that_have_no_verdict(tmp_path)
     write_jsonl(tmp_path / "shared_task_dev.jsonl", claims)
     splits = load_splits(load_task("fever"), DataArguments(dataset_name=str(tmp_path)))
     assert ids(splits.test) == ["test-0", "test-1", "test-3"]  # its row, though one is left out
-    assert labels_of(splits.test) == ["SUPPORTS", "REFUTES", "REFUTES"]
     assert len(splits.train) + len(splits.dev) == 15
     assert splits.notes["ignored_rows"] == {"train": 5, "test": 1}
 

@@ -21,22 +21,15 @@ from pgra.methods.pgra import reader_template
 from pgra.methods.stages import Stages, prompt_template
 from pgra.retrieval import open_retriever
 
-PAIR = {
-    "sentence1": "The boats came home.",
-    "sentence2": "The sea was calm.",
-    "sentence": "Main flows through Frankfurt.",
-    "question": "What flows through Frankfurt?",
-}
 PASSAGE = "Red apples grow."
 
 
-@pytest.mark.parametrize("name", ["mrpc", "qnli", "rte"])
-def test_a_pair_is_shown_in_two_lines_and_a_passage_alone(name):
-    task = load_task(name)
-    template = prompt_template(task)
-    question, *lines = template.render({name: PAIR[name] for name in task.inputs}).split("\n")
+def test_a_pair_is_shown_in_two_lines_and_a_passage_alone():
+    template = prompt_template(load_task("rte"))
+    pair = {"sentence1": "The boats came home.", "sentence2": "The sea was calm."}
+    question, *lines = template.render(pair).split("\n")
     assert question.endswith("?")
-    assert lines == [PAIR[name] for name in task.inputs]
+    assert lines == list(pair.values())
     passage = template.passage_fields(PASSAGE)
     assert template.render_query(passage, after_prefix=True) == (
         f"\n\n{question}\n{PASSAGE}\nThe answer is"

@@ -135,20 +135,6 @@ def test_each_distinct_text_is_read_once_and_no_other_labelers_labels_count(
     assert report_consistency(runs[:1], out, labelers=[other], **QUIET).num_read == 4
 
 
-def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone(labeler, runs, tmp_path):
-    report = report_consistency(runs, tmp_path / "out", labelers=[labeler], **QUIET)
-    reader = Reader.load(labeler, device="cpu")
-    said = {text: reader.predict([text])[0].label for text in TEXTS}
-    assert set(said.values()) == set(LABELS)  # else nothing could be told
-    for name, run in zip(("fid", "pgra"), report.runs, strict=True):
-        lines = load_run(tmp_path / name).predictions
-        shares = [
-            sum(said[seen["text"]] == line["label"] for seen in line["evidence"]) / 3
-            for line in lines
-        ]
-        assert (run.name, run.shares.tolist()) == (name, shares)
-
-
 def test_a_grid_gives_its_labeler_its_rows_its_baseline_and_what_is_missing(
     labeler, tmp_path, caplog
 ):
@@ -252,7 +238,7 @@ def with_corpus(folder, path):
     (folder / "arguments.json").write_text(json.dumps({"corpus": asked, "runtime": runtime}))
 
 
-def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
+def test_a_pseudo_label_is_what_the_reader_says_of_the_text_alone_centred_at_the_corpus_or_not(
     labeler, runs, tmp_path, corpus_file
 ):
     how = {**QUIET, "labelers": [labeler], "centre": True}
@@ -267,13 +253,13 @@ def test_runs_are_measured_with_a_labeler_centred_at_their_corpus(
     passages = list(dict.fromkeys(corpus_file.read_text().splitlines()))
     reader = Reader.load(labeler, device="cpu")
     chance = {t: reader.predict([t])[0].scores["positive"] for t in (*passages, *TEXTS)}
-    middle = np.median([chance[text] for text in passages])
-    for run in centred.runs:
-        shares = []
-        for line in load_run(tmp_path / run.name).predictions:
-            said = [chance[seen["text"]] > middle for seen in line["evidence"]]
-            shares.append(said.count(line["label"] == "positive") / len(said))
-        assert run.shares.tolist() == pytest.approx(shares)
+    for report, middle in ((plain, 0.5), (centred, np.median([chance[t] for t in passages]))):
+        for run in report.runs:
+            shares = []
+            for line in load_run(tmp_path / run.name).predictions:
+                said = [chance[seen["text"]] > middle for seen in line["evidence"]]
+                shares.append(said.count(line["label"] == "positive") / len(said))
+            assert run.shares.tolist() == pytest.approx(shares)
     assert [r.score for r in centred.runs] != [r.score for r in plain.runs]  # the control
     written = json.loads((tmp_path / "out" / "consistency.json").read_text())["labelers"]["reviews"]
     assert abs(written["corpus_labels"]["positive"] - 0.5) <= 0.5 / len(passages) + 1e-9
