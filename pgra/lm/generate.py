@@ -467,13 +467,8 @@ def write(
     is_whole = [False] * len(prompts)
 
     def add(rows: Sequence[int], cache: KVCache) -> None:
-        before, (best, tokens) = sum(is_whole), cache.logits.max(dim=1)
-        if not torch.isfinite(best).all():
-            raise ModelError(
-                f"'{reader.lm.source.name}' gives no finite number in {reader.lm.dtype} for a "
-                "prompt: use --lm_dtype bfloat16 or float32"
-            )
-        for row, token in zip(rows, tokens.tolist(), strict=True):
+        before = sum(is_whole)
+        for row, token in zip(rows, _likeliest(cache.logits, reader.lm), strict=True):
             if not is_whole[row]:
                 written[row].append(token)
                 is_whole[row] = len(written[row]) >= max_new_tokens or is_done(written[row])
@@ -517,6 +512,17 @@ def write(
             rows, cache = drop_done(rows, cache, share=_DONE_SHARE)
         writing += [(rows, cache)] if rows else []
     return written
+
+
+def _likeliest(logits: Tensor, lm: "CausalLM") -> list[int]:
+    best, tokens = logits.max(dim=1)
+    if not torch.isfinite(best).all():
+        raise ModelError(
+            f"'{lm.source.name}' gives no finite number in {lm.dtype} for a prompt: "
+            "use --lm_dtype bfloat16 or float32"
+        )
+    found: list[int] = tokens.tolist()
+    return found
 
 
 def word_chances(
