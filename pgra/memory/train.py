@@ -145,8 +145,7 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
             use_cpu=args.device == "cpu",
         )
         trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
-        rows = [asdict(pack) for pack in packs]
-        fit(trainable, rows, arguments, folder=folder / LM_FOLDER, title="finetune")
+        fit(trainable, packs, arguments, folder=folder / LM_FOLDER, title="finetune")
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path)
     return seen
