@@ -174,7 +174,7 @@ class Experiment(Simulation):
             "family": self.family.name,
             "family_digest": digest(family)[:12],
             "prompt": self.lm.few_shot.name,
-            "prompt_digest": digest(self.lm.few_shot.fingerprint)[:12],
+            "prompt_digest": digest(asdict(self.lm.few_shot))[:12],
             "lookup": lookup,
             "threshold": self.threshold,
             "max_new_tokens": self.lm.max_new_tokens,

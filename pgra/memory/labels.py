@@ -154,9 +154,8 @@ class LabelMemory:
         self._inputs, self._labels = inputs, labels
         self._log = FeedbackLog.open(Path(args.memory or ""), is_writable=False)
         try:
-            if open_lookup is None:
-                open_lookup = load_lookup(args.lookup(), Context(device=device), task=task)
-            self._lookup = open_lookup(self._log)
+            load = open_lookup or load_lookup(args.lookup(), Context(device=device), task=task)
+            self._lookup = load(self._log)
             entries = list(self._log.entries())
             own = [entry for entry in entries if entry.task == task]
             for entry in own:

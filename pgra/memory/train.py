@@ -312,13 +312,12 @@ def train_encoder(
         )
     kinds = [pair.kind for pair in pairs]
     by_type = arguments.target == "type"
-    if by_type and "" in kinds:
-        question = pairs[kinds.index("")].question
+    if by_type and ("" in kinds or len(set(kinds)) < 2):
+        found = ", ".join(f"'{kind}'" if kind else "none" for kind in dict.fromkeys(kinds))
         raise DataError(
-            f"the question '{question[:80]}' has no type: give each line one, or --target feedback"
+            f"the types of the {len(kinds)} questions are {found}: each needs one, and there must "
+            "be several; or give --target feedback"
         )
-    if by_type and len(set(kinds)) < 2:
-        raise DataError(f"all {len(kinds)} questions are of type '{kinds[0]}': give some of others")
     start = time.monotonic()
     encoder = Encoder.from_name(arguments.encoder, encoder_dtype="float32", device=context.device)
     if encoder.fingerprint["pooling"] == "pooler":

@@ -23,7 +23,6 @@ from pgra.memory.report import (
     compare_methods,
     compare_with,
     correlate,
-    group_results,
     judge_thresholds,
     measure,
     render_report,
@@ -248,7 +247,7 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
         result(four, "mem", (0, 0, 0, 1), tokens=15, seed=1),
         result(four, "mem", (1, 1, 1, 1), seed=2),  # the other has no such seed
     ]
-    (row,) = compare_methods(group_results(results))
+    (row,) = compare_methods(results)
     # 3/4 - 1/4 and 1/4 - 0; (0 + 1/2 + 2/3 + 3/4 - 1/3 - 1/4) / 4 and (1/4) / 4.
     # Two steps, then one: the p-values 0.5 and 1 say nothing.
     gaps = ["+0.375 ± 0.177", "+0.198 ± 0.192", "1", "1.50"]
@@ -262,7 +261,7 @@ def test_gaps_areas_and_costs_are_those_of_the_same_seeds(four):
 def test_what_the_paper_compares_is_compared(four):
     plan = [("no-mem", 0.0), ("grow", 0.5), ("grow", 1.0), ("mem", 0.5), ("mem", 1.0)]
     results = [result(four, system, (0, 1, 1, 1), p=p) for system, p in plan]
-    assert [row[0] for row in compare_methods(group_results(results))] == [
+    assert [row[0] for row in compare_methods(results)] == [
         "GROW-PROMPT, p = 0.5 - NO-MEM",
         "GROW-PROMPT, p = 1 - NO-MEM",
         "GROW-PROMPT, p = 1 - GROW-PROMPT, p = 0.5",

@@ -4,7 +4,6 @@ import json
 import signal
 from dataclasses import replace
 from itertools import islice, repeat
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -261,8 +260,8 @@ def test_gud_ir_finds_the_feedback_nearest_to_the_one_that_is_written(log):
     log.write("tom hated skating because he had no balance", "practicing to improve your skills")
     log.write("jordyn hated soccer", "saying what you like")
     asked, rough = "jordyn was trying to improve her soccer", "practising to improve skills"
-    table = SimpleNamespace(write=lambda question: rough if question == asked else "")
-    lookup = GeneratingLookup(table, EditLookup(log, of_feedback=True))
+    nearest = EditLookup(log, form="feedback")
+    lookup = GeneratingLookup(lambda text: rough if text == asked else "", "a table", nearest)
     assert found(lookup, asked) == "practicing to improve your skills"
     assert found(EditLookup(log), asked) == "saying what you like"  # by the key
     assert lookup.find("another") == []  # nothing is written for it
@@ -373,8 +372,8 @@ def test_pairs_come_from_streams_memories_and_exports(tmp_path, log):
     ("pairs", "message"),
     [
         (PAIRS[:1], "there are 1 questions to learn from"),
-        ([Step("", "", "q", "f")] * 4, "the question 'q' has no type"),
-        (PAIRS[:2] * 2, "all 4 questions are of type 'syn'"),
+        ([Step("", "", "q", "f")] * 4, "the types of the 4 questions are none: each needs one"),
+        (PAIRS[:2] * 2, "the types of the 4 questions are 'syn'"),
     ],
 )
 def test_what_cannot_be_learned_from_is_refused(tmp_path, pairs, message):
