@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pgra.config import RerankArguments
-from pgra.core import Json
+from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
 from pgra.lm.batching import BackOff, RowLayout
@@ -317,13 +319,17 @@ class PromptedEncoder:
             ModelError: If a state is not finite; the text is named.
         """
         fields = [self.prompt.template.passage_fields(text) for text in texts]
-        return self.encode_fields(fields, advance=advance)
-
-    def encode_fields(
-        self, fields: Sequence[Mapping[str, str]], *, advance: Callable[[int], object] = int
-    ) -> Tensor:
-        """Give the states of a task's examples, by their fields; see `encode`."""
         return self.encode_prompts(self.tokenize(fields), advance=advance)
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """All that an example's state depends on: it is what `fingerprint` says."""
+        return self.fingerprint
+
+    def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
+        """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""
+        prompts = self.tokenize([example.fields for example in examples])
+        return np.asarray(self.encode_prompts(prompts).float().numpy(), np.float32)
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
         """Write and tokenise prompts; the LM is not asked, so another thread may do it ahead."""

@@ -83,7 +83,7 @@ def test_both_fields_search_and_are_compared_with_each_passage_alone(pair_args):
     assert (retriever.retrieve(firsts, 6).rows != rows).any()  # the control: one field alone
 
     encoder = PromptedEncoder(CausalLM.from_name(pair_args.rerank.lm), found.prompt)
-    queries = encoder.encode_fields([example.fields for example in examples]).numpy()
+    queries = encoder.encode_examples(examples)
     passages = encoder.encode(SENTENCES).numpy()
     best = found.evidence["test"].candidates
     expected = np.take_along_axis(queries @ passages.T, best.rows, axis=1)
