@@ -139,7 +139,7 @@ def replay(events: Iterable[Event]) -> list[Event]:
     return list(slots.values())
 
 
-class FeedbackLog:
+class FeedbackLog(contextlib.AbstractContextManager["FeedbackLog"]):
     """The log and what is in the memory now; several processes may have it open, and write.
 
     Attributes:
@@ -165,9 +165,6 @@ class FeedbackLog:
         if is_writable:
             db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         return cls(path, db)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

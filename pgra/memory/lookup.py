@@ -51,7 +51,6 @@ _DROPPED = str.maketrans("", "", string.punctuation)
 _FORMS = {"slotless": {}, "whole": {"key_form": "whole"}, "feedback": {"of": "feedback"}}
 _FIRST_ASKED = 8
 _DEEPER = 8  # times as many are asked for, where those found were forgotten or of other tasks
-_MANY = 100_000  # keys that are worth a second thread
 _MOST_WRITTEN = 65_536  # generated feedback kept by question
 _COMPARED = 10_000  # entries; of larger memories `pgra memory list --collisions` tells
 
@@ -312,21 +311,9 @@ class EditLookup(_KeyLookup):
     def find(self, question: str, k: int = 1) -> list[Match]:
         """Return the nearest k keys' newest entries; see `Lookup`."""
         self._follow()
-        names = list(self._ids)
-        (distances,) = process.cdist(
-            [self._normalize(question)],
-            names,
-            scorer=self._scorer,
-            dtype=np.float64,
-            workers=2 if len(names) > _MANY else 1,
-        )
-        # All that tie with the k-th stay: of these the first written counts.
-        bar = np.partition(distances, k - 1)[k - 1] if len(names) > k else np.inf
-        nearest = np.flatnonzero(distances <= bar)
-        nearest = nearest[np.argsort(distances[nearest], kind="stable")][:k]
-        scores = {
-            max(self._ids[names[i]].values()): self._equal - float(distances[i]) for i in nearest
-        }
+        key, names = self._normalize(question), list(self._ids)
+        nearest = process.extract(key, names, scorer=self._scorer, limit=k)  # ties in their order
+        scores = {max(self._ids[name].values()): self._equal - d for name, d, _ in nearest}
         return [Match(entry, scores[entry.id]) for entry in self._log.get(list(scores))]
 
     def _follow(self) -> None:

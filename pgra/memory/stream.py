@@ -405,20 +405,6 @@ class BuiltPrompt:
 
 
 @dataclass(frozen=True)
-class NoMemory:
-    """NO-MEM: the few-shot prompt and the question."""
-
-    few_shot: FewShot
-
-    def ask(self, step: Step) -> BuiltPrompt:
-        """Build the prompt."""
-        return BuiltPrompt(self.few_shot.write(step.question))
-
-    def learn(self, step: Step) -> None:
-        """Forget what the user says of a question that was misunderstood."""
-
-
-@dataclass(frozen=True)
 class GrowPrompt:
     """GROW-PROMPT: the newest corrections as further examples, as many as fit (section 4).
 
@@ -426,7 +412,8 @@ class GrowPrompt:
 
     Attributes:
         lm: Its prompt, its tokens and their budget.
-        max_added: Most corrections shown (the release: 20); None for no limit but the tokens.
+        max_added: Most corrections shown (the release: 20); None for no limit but the tokens. With
+            0 it is NO-MEM: the few-shot prompt and the question.
         added: The corrections, the newest last.
     """
 
@@ -498,7 +485,7 @@ class MemPrompt:
         self.kinds[step.question] = step.kind
 
 
-System = NoMemory | GrowPrompt | MemPrompt
+System = GrowPrompt | MemPrompt
 
 
 @dataclass(frozen=True)

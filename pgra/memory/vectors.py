@@ -157,13 +157,8 @@ class KeyVectors:
             Cosines by the events' ids, the nearest first, of equals the newest.
         """
         query = self._encode([question], is_query=True)  # (1, D)
-        scores = self._tail @ query[0]
-        # All that tie with the k-th stay, so that the newest of them can win.
-        bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
-        rows = np.flatnonzero(scores >= bar)
-        scores = scores[rows]
         indexed = self._state.indexed
-        rows = rows + indexed
+        rows, scores = np.arange(indexed, self._state.rows), self._tail @ query[0]
         if indexed:
             first = np.arange(indexed)
             if 4 * k <= indexed:
@@ -172,7 +167,9 @@ class KeyVectors:
             blocks = [first[start : start + _BLOCK] for start in range(0, len(first), _BLOCK)]
             exact = [self._vectors[block].astype(np.float32) @ query[0] for block in blocks]
             rows, scores = np.concatenate([first, rows]), np.concatenate([*exact, scores])
-        ids = self._ids[rows]
+        # All that tie with the k-th stay, so that the newest of them can win.
+        bar = np.partition(scores, -k)[-k] if k < len(scores) else -np.inf
+        ids, scores = self._ids[rows[scores >= bar]], scores[scores >= bar]
         best = np.lexsort((-ids, -scores))[:k]
         return dict(zip(ids[best].tolist(), scores[best].tolist(), strict=True))
 

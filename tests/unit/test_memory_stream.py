@@ -29,8 +29,8 @@ from pgra.memory.report import (
     score_file,
 )
 from pgra.memory.stream import (
+    GrowPrompt,
     MemPrompt,
-    NoMemory,
     PromptedLM,
     Simulation,
     Step,
@@ -83,7 +83,7 @@ def test_only_what_was_clarified_is_written_and_then_understood(log, tmp_path, p
     with FeedbackLog.open(tmp_path / "other.sqlite") as other:
         assert play(alone, steps, remembering(other, 0.0), p) == outcomes
     assert len(ahead.lm.completer.calls) < len(alone.lm.completer.calls) / 2
-    bare = play(simulation(), steps, NoMemory(FEW_SHOT), p)
+    bare = play(simulation(), steps, GrowPrompt(simulation().lm, max_added=0), p)
     assert p or bare == outcomes
 
 
@@ -130,7 +130,7 @@ def test_wrong_answers_are_recalled_with_the_right_one_and_prompts_keep_their_le
 
 @pytest.fixture(scope="module")
 def four():
-    return play(simulation(), stream(4), NoMemory(FEW_SHOT))
+    return play(simulation(), stream(4), GrowPrompt(simulation().lm, max_added=0))
 
 
 def test_measures_are_those_worked_out_by_hand(four):
