@@ -123,31 +123,26 @@ class SearchArguments(RetrieverArguments):
 class AddArguments(Arguments):
     """Which index grows, and by what."""
 
-    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
     corpus: list[str] = arg(
-        [], "Files whose passages are appended, read by the rules of the index's."
+        [],
+        "Files whose passages are appended, read by the rules of the index's.",
+        must_be_given=True,
     )
-
-    def check(self) -> None:
-        """Refuse to add nothing, or to nothing."""
-        if self.index_dir is None or not self.corpus:
-            what = "no index is named" if self.index_dir is None else "there is nothing to add"
-            raise ConfigError(f"{what}: pgra index add DIR --corpus MORE")
 
 
 @dataclass(kw_only=True)
 class RemoveArguments(Arguments):
     """Which rows of which index."""
 
-    index_dir: str | None = arg(None, "The index; it may also stand first, bare.")
+    index_dir: str = arg("", "The index; it may also stand first, bare.", must_be_given=True)
     rows: list[int] = arg([], "Rows to remove, as pgra index search shows them.")
     rows_file: str | None = arg(None, "A text file with one row a line, beside or for --rows.")
 
     def check(self) -> None:
-        """Refuse to remove nothing, or from nothing."""
-        if self.index_dir is None or (not self.rows and self.rows_file is None):
-            what = "no index is named" if self.index_dir is None else "no rows are named"
-            raise ConfigError(f"{what}: pgra index remove DIR --rows 5 9")
+        """Refuse to remove nothing."""
+        if not self.rows and self.rows_file is None:
+            raise ConfigError("no rows are named: pgra index remove DIR --rows 5 9")
 
 
 _FIND = (RuntimeArguments, CorpusArguments, RetrieverArguments)
@@ -319,7 +314,7 @@ def _add(runtime: RuntimeArguments, args: AddArguments) -> int:
     from pgra.retrieval.dense import add_passages
 
     quiet_libraries()
-    folder = Path(str(args.index_dir))
+    folder = Path(args.index_dir)
     was = load_manifest(folder).counts["rows"]
     grown = add_passages(folder, args.corpus, _context(runtime))
     more = grown.manifest.counts["rows"] - was
@@ -343,7 +338,7 @@ def _remove(args: RemoveArguments) -> int:
                     "line"
                 )
             rows += [int(text)] if text else []
-    counts = remove_rows(Path(str(args.index_dir)), rows).counts
+    counts = remove_rows(Path(args.index_dir), rows).counts
     gone, whole = counts["removed"], counts["rows"]
     say(f"index: {args.index_dir}\n  {gone:,} of {whole:,} rows are removed, {whole - gone:,} left")
     return 0

@@ -109,7 +109,9 @@ From Python, with evidence of your own:
 class PredictArguments(KernelArguments):
     """Which run, on what, and how much is shown."""
 
-    run: str | None = arg(None, "Folder of a finished run; of a trained reader also its reader/.")
+    run: str = arg(
+        "", "Folder of a finished run; of a trained reader also its reader/.", must_be_given=True
+    )
     file: str | None = arg(
         None, "A text a line (.txt), or an object with the task's inputs a line (.jsonl)."
     )
@@ -124,14 +126,9 @@ class PredictArguments(KernelArguments):
         MEMORY_WEIGHT,
         "With --memory, of a trained reader: the corrections' weight w in (1 - w) p_reader + w "
         "p_memory; above 0.5 they decide where they pass and agree.",
+        least=0,
+        most=1,
     )
-
-    def check(self) -> None:
-        """Refuse to do nothing."""
-        if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run")
-        if not 0 <= self.memory_weight <= 1:
-            raise ConfigError(f"memory_weight is {self.memory_weight}: it must be from 0 to 1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pgra.commands.common import quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-from pgra.errors import ConfigError
 
 EXAMPLE = """example:
   pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
@@ -19,7 +18,7 @@ The reader's folder is uploaded with its model card (README.md); checkpoints are
 class PushArguments(Arguments):
     """Which run, and where to."""
 
-    run: str | None = arg(None, "Folder of a finished run of train.py.")
+    run: str = arg("", "Folder of a finished run of train.py.", must_be_given=True)
     hub_model_id: str | None = arg(
         None, "OWNER/NAME; a name alone is your own; default: the folder's name."
     )
@@ -37,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Put a finished run's reader on the hub, with its model card.",
         epilog=EXAMPLE,
     )
-    if args.run is None:
-        raise ConfigError("--run is missing: give the folder of a finished run of train.py")
     quiet_libraries()
     from pgra.publish import HubTarget, open_target, push_run, write_card
 

@@ -35,7 +35,9 @@ _NO_REFERENCE = "none"
 class ReportArguments(Arguments):
     """Which runs, against what, and how it is told."""
 
-    paths: list[str] = arg([], "Runs, folders of runs, grids; they may also stand first, bare.")
+    paths: list[str] = arg(
+        [], "Runs, folders of runs, grids; they may also stand first, bare.", must_be_given=True
+    )
     baseline: str | None = arg(
         None, "Row to compare with; default: the grid's, else fid, else plain."
     )
@@ -56,9 +58,7 @@ class ReportArguments(Arguments):
     )
 
     def check(self) -> None:
-        """Refuse to report nothing, and files of no known kind."""
-        if not self.paths:
-            raise ConfigError("no runs are named: pgra report RUN_OR_FOLDER ...")
+        """Refuse files of no known kind."""
         suffix = Path(self.output or "report.txt").suffix.lower()
         if self.format is None and suffix not in _FORMAT_OF:
             raise ConfigError(

@@ -67,8 +67,8 @@ class ShowArguments(Arguments):
 class EvidenceArguments(Arguments):
     """Who labels the evidence, and how much of it is looked at."""
 
-    labeler: str | None = arg(None, "A finished run of --num_evidence 0 on this task.")
-    output_dir: str | None = arg(None, "Where labels and tables go.")
+    labeler: str = arg("", "A finished run of --num_evidence 0 on this task.", must_be_given=True)
+    output_dir: str = arg("", "Where labels and tables go.", must_be_given=True)
     depths: list[int] = arg(
         [], "Look at each query's best so many evidence; default: --num_evidence."
     )
@@ -77,13 +77,6 @@ class EvidenceArguments(Arguments):
         "Centre the labeler at its medians over 1,000 passages of the corpus, so that it does not "
         "call nearly all of it one label; --no_centre: the paper's labels.",
     )
-
-    def check(self) -> None:
-        """Refuse to do nothing."""
-        if self.labeler is None:
-            raise ConfigError("--labeler is missing: give a finished run of --num_evidence 0")
-        if self.output_dir is None:
-            raise ConfigError("--output_dir is missing: say where labels and tables go")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

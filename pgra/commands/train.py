@@ -166,22 +166,25 @@ def _take_target(
 
 
 def _show_search(found: "SearchResult") -> str:
-    lines = [f"learning rate  batch  dev {found.metric}  step"]
-    for trial in sorted(found.tried, key=lambda trial: trial.point):
-        mark = "  <- kept" if trial.point == found.winner.point else ""
-        lines.append(
-            f"{trial.point.learning_rate:>13g}  {trial.point.batch_size:>5}  "
-            f"{trial.dev_value:>{len(found.metric) + 4}.4f}  {trial.step:>4}{mark}"
-        )
+    from pgra.report.tables import Cell, Table
+
+    rows = {}
+    for trial in found.record["tried"]:
+        rate, size, value, step, folder = trial.values()
+        texts = (f"{rate:g}", str(size), f"{value:.4f}", str(step))
+        kept = "<- kept" if folder == found.record["winner"] else ""
+        rows[rate, size] = [Cell(text) for text in (*texts, kept)]
+    head = ["learning rate", "batch", found.record["metric"], "step", ""]
+    table = Table("", head, [rows[point] for point in sorted(rows)])
     shown = show_metrics(found.outcome) if found.seeds is None else show_summary(found.seeds)
-    return "\n".join([*dict.fromkeys(lines), shown])
+    return f"{table.to_text().strip()}\n{shown}"
 
 
 @dataclass(kw_only=True)
 class EvaluateArguments(KernelArguments):
     """Which run, and on what."""
 
-    run: str | None = arg(None, "Folder of a finished run.")
+    run: str = arg("", "Folder of a finished run.", must_be_given=True)
     split: str = arg(
         "test",
         "test, or dev (the part a checkpoint was chosen on).",
@@ -200,8 +203,6 @@ class EvaluateArguments(KernelArguments):
 
     def check(self) -> None:
         """Refuse contradictions."""
-        if self.run is None:
-            raise ConfigError("--run is missing: give the folder of a finished run of train.py")
         elsewhere = self.test_file or self.decode or self.split == "dev"
         if elsewhere and self.output_dir is None:
             raise ConfigError(

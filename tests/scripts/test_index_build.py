@@ -118,7 +118,7 @@ def test_output_dir_is_where_it_goes_and_what_is_there_is_left_alone(flags, tmp_
         ("build FLAGS --retriever random", "retriever 'random' has no index: there is nothing"),
         ("inof", "unknown word after pgra index 'inof'. Did you mean 'info'"),
         ("add DIR", "there is nothing to add: pgra index add DIR --corpus MORE"),
-        ("remove --rows 3", "no index is named: pgra index remove DIR"),
+        ("remove --rows 3", "--index_dir is missing: give it (The index"),
         ("remove DIR --rows_file rows.txt", "rows.txt, line 2: '-4' is no row: one number a line"),
     ],
 )
