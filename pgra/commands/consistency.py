@@ -4,20 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-
-EXAMPLE = """examples:
-  python train.py --task sst2 --method plain --output_dir runs/plain
-  python train.py --task sst2 --method fid --output_dir runs/fid
-  python train.py --task sst2 --output_dir runs/pgra
-  pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
-  pgra ablate label_consistency --output_dir runs/grid
-  pgra consistency --runs runs/grid --output_dir runs/grid/consistency
-
-The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
-whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
-"""
 
 
 @dataclass(kw_only=True)
@@ -49,14 +37,20 @@ class ConsistencyArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, write and show."""
-    (args,) = parse_arguments(
-        [ConsistencyArguments],
-        argv,
-        prog="pgra consistency",
-        description="Measure how often evidence has the label of its query.",
-        epilog=EXAMPLE,
-    )
+    """Measure how often evidence has the label of its query.
+
+    Examples:
+      python train.py --task sst2 --method plain --output_dir runs/plain
+      python train.py --task sst2 --method fid --output_dir runs/fid
+      python train.py --task sst2 --output_dir runs/pgra
+      pgra consistency --labeler runs/plain --runs runs/pgra runs/fid --output_dir runs/consistency
+      pgra ablate label_consistency --output_dir runs/grid
+      pgra consistency --runs runs/grid --output_dir runs/grid/consistency
+
+    The plain reader gives each evidence text its pseudo-label; evidence is consistent with a query
+    whose label that is. With --no_centre these are the paper's Table 10 and Figures 2 and 4.
+    """
+    (args,) = parse_arguments([ConsistencyArguments], argv, prog="pgra consistency", **about(main))
     quiet_libraries()
     from pgra.experiments.consistency import TABLES_FILE, report_consistency
 

@@ -4,14 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgra.commands.common import quiet_libraries, say
+from pgra.commands.common import about, quiet_libraries, say
 from pgra.config import Arguments, arg, parse_arguments
-
-EXAMPLE = """example:
-  pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
-
-The reader's folder is uploaded with its model card (README.md); checkpoints are not.
-"""
 
 
 @dataclass(kw_only=True)
@@ -28,14 +22,14 @@ class PushArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Push a run."""
-    (args,) = parse_arguments(
-        [PushArguments],
-        argv,
-        prog="pgra push",
-        description="Put a finished run's reader on the hub, with its model card.",
-        epilog=EXAMPLE,
-    )
+    """Put a finished run's reader on the hub, with its model card.
+
+    Example:
+      pgra push --run runs/sst2-pgra-seed42 --hub_model_id me/sst2-pgra
+
+    The reader's folder is uploaded with its model card (README.md); checkpoints are not.
+    """
+    (args,) = parse_arguments([PushArguments], argv, prog="pgra push", **about(main))
     quiet_libraries()
     from pgra.publish import HubTarget, open_target, push_run, write_card
 
