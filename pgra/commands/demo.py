@@ -82,13 +82,11 @@ def _introduce(args: "PgraArguments") -> str:
 def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool) -> str:
     """Write the report and the plot, and return the report."""
     from pgra.artifacts import write_text
-    from pgra.report.compare import compare_runs, detail_table
-    from pgra.report.page import case_study, choose_case, plot_study
+    from pgra.report.compare import compare_runs
+    from pgra.report.page import case_study, choose_case, demo_table, plot_study
     from pgra.report.results import Group
 
     first, place = runs[0].metrics, choose_case(runs)
-    group = Group("Three readers", runs, points={run.name: {} for run in runs})
-    study = compare_runs(group, baseline=runs[0].name)
     notes = "\n".join(f"- {note}" for note in runs[-1].metrics["notes"])
     timing = (
         f"All of it was there already and was reused; {seconds:.0f} s."
@@ -98,14 +96,15 @@ def _report(runs: Sequence[Any], base: Path, seconds: float, *, all_reused: bool
     report = (
         "# Three readers, alike but for their evidence\n\n"
         f"{first['metric']} on {first['n']} held-out sentences of {first['task']}, seed "
-        f"{first['seed']}, one run a reader:\n\n{detail_table(study).to_markdown()}\n\n"
+        f"{first['seed']}, one run a reader:\n\n{demo_table(runs).to_markdown()}\n\n"
         "![metric with interval](results.png)\n\n"
-        "One seed and small models: a difference whose interval holds 0 is none.\n\n## An example"
+        "Intervals are bootstrap intervals over the test sentences; differences are paired. One "
+        "seed and small models:\na difference whose interval holds 0 is none.\n\n## An example"
         f"\n\nThe first test sentence on which the readers disagree (number {place + 1}):\n\n"
         f"```\n{case_study(runs, place)}\n```\n\n## What to know\n\n{notes}\n\n{timing}\n"
     )
     write_text(base / "report.md", report)
-    plot_study(study, base / "results.png")
+    plot_study(compare_runs(Group("Three readers", runs)), base / "results.png")
     return report
 
 

@@ -20,8 +20,9 @@ from pgra.artifacts import write_aside
 from pgra.core import Json
 from pgra.errors import ArtifactError, ConfigError
 from pgra.report.compare import Study, summarise
+from pgra.report.metrics import compare_methods
 from pgra.report.results import PREDICTIONS_FILE, TASK_AXIS, Group, Run, row_names
-from pgra.report.tables import Cell
+from pgra.report.tables import Cell, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -362,7 +363,22 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return float(f"{value:.{digits}g}")
 
 
-# One example, as the demo's report shows it.
+# The demo's report: its runs in one table with differences, and one example.
+
+
+def demo_table(runs: Sequence[Run]) -> Table:
+    """Return each run's metric with its interval, and its difference to the first."""
+    rows = []
+    for run in runs:
+        low, high = run.metrics["interval_95"]
+        cells = [run.name, f"{run.value:.3f}", f"{low:.3f} to {high:.3f}", "", ""]
+        if run is not runs[0]:
+            gap = compare_methods([run.outcomes], [runs[0].outcomes], seed=0)
+            cells[3] = f"{gap.difference:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})"
+            cells[4] = f"{gap.p:.2f}"
+        rows.append([Cell(text) for text in cells])
+    columns = ["reader", runs[0].metric, "95 % interval", "difference to the first", "p"]
+    return Table("", columns, rows)
 
 
 def choose_case(runs: Sequence[Run]) -> int:

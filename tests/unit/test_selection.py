@@ -122,8 +122,8 @@ def test_a_pool_without_enough_examples_is_refused_and_none_may_be_asked_for(way
     twice = [*POOL[:2], Example("train-9", {"text": TEXTS[0]}, "x")]
     message = "num_exemplars is 3, but the pool holds only 2 examples and 1 copies of them"
     with pytest.raises(ConfigError, match=message):
-        select(NEW, twice, **{**way, "num_exemplars": 3})
-    assert select(NEW, twice, **{**way, "num_exemplars": 0}).rows.shape == (len(NEW), 0)
+        select(NEW, twice, **way, num_exemplars=3)
+    assert select(NEW, twice, **way, num_exemplars=0).rows.shape == (len(NEW), 0)
 
 
 def test_a_class_from_outside_may_not_show_a_copy():
@@ -166,14 +166,13 @@ def test_the_nearest_come_first_with_their_similarity():
     far = select(NEW[:2], num_exemplars=3, farthest=True)
     assert far.rows.tolist() == [[9, 8, 7]] * 2
     assert far.similarity.tolist() == [[-256, -128, -64], [-249, -121, -57]]
-    few = select([Example("test-0", {"text": TEXTS[0]})], POOL[:2], num_exemplars=2)
+    few = select([OWN[0]], POOL[:2], num_exemplars=2)
     assert few.rows.tolist() == [[1, MISSING_ROW]]
 
 
 @pytest.mark.parametrize("redraw", [False, True])
 def test_balanced_takes_the_labels_in_turn(redraw):
-    own = [Example("test-0", {"text": text}) for text in TEXTS]  # what is left out is replaced
-    for line in rows_of([*NEW, *own], exemplars="balanced", num_exemplars=6, redraw=redraw):
+    for line in rows_of([*NEW, *OWN], exemplars="balanced", num_exemplars=6, redraw=redraw):
         assert sorted(Counter(POOL[row].label for row in line).values()) == [2, 2, 2]
     with pytest.raises(ConfigError, match="'balanced' counts labels, and this task has none"):
         select(NEW, [Example(e.id, e.fields) for e in POOL], exemplars="balanced")
@@ -194,14 +193,9 @@ def test_fixed_rows_are_the_first_or_those_that_a_file_names(tmp_path):
     fixed = {"exemplars": "fixed", "num_exemplars": 2, "exemplar_file": str(file)}
     file.write_text("7\ntrain-3\n1\n")
     assert rows_of(NEW[:1], **fixed) == [[7, 3]]
-    for text, message in (
-        ("7", "names 1 exemplars, and num_exemplars is 2"),
-        ("7\n99", "line 2: '99' is no example of the pool: give a row from 0 to 9"),
-        ("7\ntrain-7", "line 2: 'train-7' stands there twice"),
-    ):
-        file.write_text(text)
-        with pytest.raises(DataError, match=message):
-            rows_of(NEW[:1], **fixed)
+    file.write_text("7\n99")
+    with pytest.raises(DataError, match="line 2: '99' is no example of the pool: give a row from"):
+        rows_of(NEW[:1], **fixed)
 
 
 @given(
