@@ -83,9 +83,9 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     assert found.prompt.prefix == ""
     assert len(found.data.train) == len(Stages.read(args, ALONE).data.train) + 4  # none is left out
     (query,) = found.data.test[:1]
-    ranked = found.search([query])
-    assert (ranked.best.rows >= 0).all()
-    assert sorted(ranked.best.rows[0]) == sorted(ranked.first.rows[0])
+    first, best = found.search([query])
+    assert (best.rows >= 0).all()
+    assert sorted(best.rows[0]) == sorted(first.rows[0])
     selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
     pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
     chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
@@ -110,6 +110,6 @@ def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, tmp_path, kind, 
     write_record(folder / "reader", replace(record, arguments=arguments))
     stages = open_run(folder / "reader", Context(device="cpu")).stages
     assert stages.args.retriever.encoder_dtype == expected
-    (found,) = stages.lines(stages.search([Example("test-0", {"text": line["text"]})]))
+    (found,) = stages.new_lines([Example("test-0", {"text": line["text"]})])
     told = [(evidence["row"], evidence["score"]) for evidence in line["evidence"]]
     assert [(evidence.row, evidence.score) for evidence in found] == told

@@ -37,15 +37,11 @@ class OnALine:
     def __init__(self, places=PLACES):
         self.searches, self.fingerprint, self.places = 0, {"metric": "line"}, places
 
-    def nearest(self, queries, rows, depth):
+    def nearest(self, queries, rows, depth, *, sign=1):
         self.searches += 1
         at = np.array([float(query.text.split()[-1]) for query in queries])
-        scores = -np.abs(at[:, None] - self.places[rows][None, :]).astype(np.float32)
+        scores = -sign * np.abs(at[:, None] - self.places[rows][None, :]).astype(np.float32)
         return Candidates.best(np.broadcast_to(rows, scores.shape), scores, depth)
-
-    def farthest(self, queries, rows, depth):
-        found = self.nearest(queries, rows, len(rows))
-        return Candidates.best(found.rows, -found.scores, depth)
 
     def among(self, rows):
         return -np.abs(self.places[rows][:, None] - self.places[rows][None, :])
@@ -111,10 +107,10 @@ def test_no_copy_is_shown_and_an_equal_text_of_another_label_is(way):
     other, copy = Example("train-10", {"text": TEXTS[3].upper()}, "y"), POOL[3]  # POOL[3] is an "x"
     similarity = OnALine(np.append(PLACES, [3, 3]))
     every = {**way, "num_exemplars": 11, "similarity": similarity}
-    chosen = select(NEW[:1], [*POOL, other, copy], **every)
-    assert (sorted(chosen.of(0)), chosen.num_copies) == ([*range(11)], 1)
+    assert sorted(select(NEW[:1], [*POOL, other, copy], **every).of(0)) == [*range(11)]
     same = replace(other, label="x")  # the control: two copies
-    assert select(NEW[:1], [*POOL, same, copy], **{**every, "num_exemplars": 10}).num_copies == 2
+    with pytest.raises(ConfigError, match="holds only 10 examples and 2 copies of them"):
+        select(NEW[:1], [*POOL, same, copy], **every)
 
 
 @every_way
