@@ -291,7 +291,7 @@ class CausalLM:
         ids = self._tokenize(prompts)
         self._check_room(prompts, ids, max_new_tokens)
         how = write if self.reader.fault is None else write_alone
-        with self._packer.packed(self.reader.count_unread(ids)), in_blocks(self.whole):
+        with self._packer.packed(sum(map(len, ids))), in_blocks(self.whole):
             written = how(
                 self.reader, ids, max_new_tokens=max_new_tokens, is_done=is_done, advance=advance
             )

@@ -376,15 +376,6 @@ class PromptReader:
 
         return self._back_off.run(batch.rows, size, run)
 
-    def count_unread(self, prompts: Sequence[Tokens]) -> int:
-        """Count the tokens that reading these prompts now would take."""
-        if self.fault is not None:
-            return sum(map(len, prompts))
-        batches = self.batches(prompts)
-        own = sum(len(prompts[row]) - len(batch.shared) for batch in batches for row in batch.rows)
-        shared = {batch.shared for batch in batches if batch.shared}
-        return own + sum(len(ids) - self._count_known(ids) for ids in shared)
-
     def _read_shared(self, shared: tuple[int, ...]) -> KVCache | None:
         if not shared:
             return None
