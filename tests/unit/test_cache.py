@@ -94,7 +94,6 @@ def test_a_write_that_was_torn_is_rolled_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("PRAGMA user_version = 7", "7"),
         ("PRAGMA application_id = 0", "answers.sqlite .*move it away"),
         ("UPDATE answers SET answer = '{\"other\": 1}'", "damaged .*its answers are asked again"),
         (b"this is no database, and longer than its header " * 40, "is damaged .*: move it away"),
@@ -168,8 +167,7 @@ def test_another_word_lm_or_parameter_is_asked_and_equal_prompts_once(answers):
     assert other.asked == ["a"]
 
 
-def all_ask(lms, caches, prompts=PROMPTS, told=None):
-    told = [] if told is None else told
+def all_ask(lms, caches, prompts, told):
     barrier = Barrier(len(lms), timeout=20)
 
     def ask(rank):
@@ -196,4 +194,4 @@ def test_processes_share_the_prompts_out_and_all_get_all_answers(answers):
 def test_processes_that_do_not_see_one_folder_are_told(tmp_path):
     caches = [AnswersCache(tmp_path / name) for name in ("one", "two")]
     with pytest.raises(ArtifactError, match="lacks 100 answers that other processes were given"):
-        all_ask([Counted(), Counted()], caches)
+        all_ask([Counted(), Counted()], caches, PROMPTS, [])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import SENTENCES
 from safetensors.torch import load_file, save_file
-from tiny_models import build_encoder, build_t5
+from tiny_models import build_encoder
 from transformers import AutoModel
 
 from pgra.errors import ConfigError, ModelError
@@ -40,9 +40,6 @@ def test_states_are_those_of_a_plain_load_under_any_device_map(folder):
         spread = open_lm(folder, device_map=device_map)
         assert torch.equal(spread.states_of(IDS), lm.states_of(IDS))
         assert spread.fingerprint == lm.fingerprint
-    lm = open_lm(folder, dtype="bfloat16")
-    found = {(p.dtype, p.device.type, p.requires_grad) for p in lm.model.parameters()}
-    assert (found, lm.model.training) == ({(torch.bfloat16, "cpu", False)}, False)
 
 
 def test_layers_that_wait_elsewhere_give_the_same_states(folder, tmp_path):
@@ -93,20 +90,11 @@ def test_weights_that_do_not_fit_name_the_ways_out(lm_dirs, monkeypatch):
         with pytest.raises(ModelError, match=told):
             open_lm(lm_dirs["opt"], device_map="auto", quantization=bits).states_of(IDS)
 
-    def too_large(*args, **kwargs):
-        raise torch.OutOfMemoryError("too small")
-
-    monkeypatch.setattr(AutoModel, "from_pretrained", too_large)
-    with pytest.raises(ModelError, match=r"do not fit cpu: use --lm_device_map auto"):
-        open_lm(lm_dirs["opt"]).states_of(IDS)
-
 
 def test_what_is_no_causal_lm_or_damaged_is_refused(lm_dirs, tmp_path):
     bert = str(build_encoder(tmp_path / "bert", "bert"))
     with pytest.raises(ModelError, match="is a bert, not a causal LM"):
         open_lm(bert)
-    with pytest.raises(ModelError, match="is an encoder-decoder"):
-        open_lm(build_t5(tmp_path / "t5"))
     source = find_model(bert)
     parts = (load_config(source), load_tokenizer(source), torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="is not a causal LM: a later token changes"):

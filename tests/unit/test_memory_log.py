@@ -39,11 +39,9 @@ def told(log):
 def test_a_change_is_whole_or_not_at_all_and_of_one_task(log):
     first, second = log.write("a", "one"), log.write("b", "two")
     log.write("a", "of another task", task="t")
-    corrected = log.correct(first.id, "better", source="me")
-    assert (corrected.key, corrected.source, len(log)) == ("a", "me", 3)
-    for change in (lambda: log.correct(first.id, "x"), lambda: log.forget(second.id, first.id)):
-        with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
-            change()
+    log.forget(first.id)
+    with pytest.raises(DataError, match="no entry 1 now: pgra memory list shows"):
+        log.forget(second.id, first.id)
 
     def events():
         yield event()
@@ -52,7 +50,7 @@ def test_a_change_is_whole_or_not_at_all_and_of_one_task(log):
     with pytest.raises(KeyboardInterrupt):
         log.extend(events())
     with FeedbackLog.open(log.path) as other:  # another process's view
-        assert (len(other), other.last_id) == (3, 4)
+        assert told(other) == {"b": "two", "a": "of another task"}
 
 
 LETTERS = st.characters(exclude_categories=["Cs", "Cc"])
@@ -96,8 +94,6 @@ def test_whatever_is_done_the_entries_are_what_the_log_replays_to(tmp_path_facto
             assert 0 < import_events(other, read) <= len(events)
             assert told(other) == now
             assert import_events(other, read) == 0
-        record = events[0].pack()
-        assert unpack(record.replace(b'"id"', b'"ID"')) is None
     log.close()
 
 
@@ -113,9 +109,7 @@ def test_the_longest_event_fits_a_page_so_that_its_record_is_in_one_piece(log):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"key": None}, "'key' is missing"),
         ({"label": "x"}, "unknown key 'label'"),
-        ({"feedback": " \n"}, "the feedback is empty: say what was meant"),
         ({"feedback": "x" * 2_001}, "has 2,001 characters, and may have 2,000"),
         ({"feedback": "red \x1b[31m"}, r"the control character '\\x1b': give plain text"),
     ],
@@ -124,9 +118,8 @@ def test_a_file_with_a_line_that_cannot_be_kept_is_refused_with_its_place(
     tmp_path, changes, message
 ):
     good = {"key": "a", "feedback": "one"}
-    bad = {name: text for name, text in (good | changes).items() if text is not None}
     with pytest.raises(DataError, match=f"line 2: .*{message}"):
-        read_events(write_jsonl(tmp_path / "log.jsonl", [good, bad]))
+        read_events(write_jsonl(tmp_path / "log.jsonl", [good, good | changes]))
 
 
 WRITER = """
@@ -190,7 +183,7 @@ def test_a_damaged_letter_or_page_is_told_and_the_rest_is_salvaged(log, tmp_path
     assert found.kept + len(found.lost) == 601
     assert 50 < len(found.lost) < 200
     assert bytes(data) == path.read_bytes()  # the damaged one stays
-    # The first event is left out of the memory again, for its forgetting was salvaged.
+    # The first is left out again, for its forgetting was salvaged.
     kept = {f"key {i - 1}" for i in range(2, 601) if i not in found.lost}
     assert {entry.key for entry in told_by(tmp_path / "new.sqlite")} == kept
     assert sorted(p.name for p in tmp_path.iterdir()) == ["memory.sqlite", "new.sqlite"]
@@ -210,7 +203,6 @@ def test_salvage_refuses_what_it_cannot_do(tmp_path):
     nothing = tmp_path / "nothing"
     nothing.write_bytes(b"nothing of ours" * 100)
     for damaged, output, message in (
-        (tmp_path / "none", tmp_path / "new", "does not exist: name the damaged memory"),
         (nothing, tmp_path / "new", "nothing can be read from"),
         (nothing, nothing, "is there already: name a new file"),
     ):
