@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_index import flip_byte
 
 from pgra.artifacts import (
     artifact_dir,
@@ -25,16 +24,12 @@ from pgra.artifacts import (
     read_manifest,
     write_array,
     write_aside,
-    write_json,
     write_manifest,
     write_text,
 )
-from pgra.core import Candidates
 from pgra.errors import ArtifactError
-from pgra.retrieval.base import store_candidates
 
 FIELDS = {"pooling": "mean", "rows": 3}
-FOUND = Candidates(np.array([[4, 2], [1, -1]]), np.array([[2.0, 1.0], [0.5, -np.inf]], np.float32))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -96,7 +91,6 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
     message = r'made was made with pooling "mean", this run asks for "cls": use another folder'
     with pytest.raises(ArtifactError, match=message):
         read_manifest(folder, stage="index", fingerprint={**FIELDS, "pooling": "cls", "rows": 4})
-    check_fingerprint(folder, made={"a": [1, 2]}, asked={"a": (1, 2)})
     made, asked = "a" * 3000 + "b" + "c" * 3000, "a" * 3000 + "d"  # shown where they differ
     with pytest.raises(ArtifactError, match="…a{50}bc{49}…, this run asks for …a{98}d"):
         check_fingerprint(folder, made={"prefix": made}, asked={"prefix": asked})
@@ -104,8 +98,6 @@ def test_the_first_field_that_differs_is_named_with_both_values(folder):
 
 def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
     path, read = folder / "deep" / "note.txt", partial(read_manifest, folder, stage="index")
-    with pytest.raises(ArtifactError, match="was made by stage 'index', not by 'bank'"):
-        read_manifest(folder, stage="bank")
     with pytest.raises(ArtifactError, match="none does not exist: .*: run the 'index' stage"):
         read_manifest(tmp_path / "none", stage="index")
     (tmp_path / "begun").mkdir()
@@ -120,7 +112,7 @@ def test_an_artifact_that_is_not_whole_or_another_is_refused(folder, tmp_path):
         with pytest.raises(ArtifactError, match=message):
             read(verify=verify)
     values = json.loads((folder / "manifest.json").read_text())
-    write_json(folder / "manifest.json", {**values, "format": 9, "tiers": ["new"]})
+    (folder / "manifest.json").write_text(json.dumps({**values, "format": 9, "tiers": ["new"]}))
     with pytest.raises(ArtifactError, match="has format 9, this pgra reads 1: build it again"):
         read()
 
@@ -185,21 +177,3 @@ def test_what_two_jobs_ask_for_is_built_once(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thing-1"]
     assert [list(manifest.files) for manifest in seen] == [["a.txt"]] * 4
     assert build_once(tmp_path / "thing-1", stage="s", fingerprint=FIELDS, build=build).reused
-    with pytest.raises(ArtifactError, match="was made with pooling"):
-        build_once(tmp_path / "thing-1", stage="s", fingerprint={"rows": 4}, build=build)
-
-
-def store(root, make=lambda: FOUND, fields=FIELDS):
-    return store_candidates(root, "test", fields, make, stage="candidates")
-
-
-def test_candidates_are_made_once_and_damaged_ones_are_refused(tmp_path):
-    first, again = store(tmp_path), store(tmp_path, pytest.fail)
-    assert (first.reused, again.reused) == (False, True)
-    for stored in (first, again):
-        np.testing.assert_array_equal(stored.candidates.rows, FOUND.rows)
-        np.testing.assert_array_equal(stored.candidates.scores, FOUND.scores)
-    assert store(tmp_path, fields={**FIELDS, "k": 3}).folder != first.folder
-    flip_byte(first.folder / "rows.npy")
-    with pytest.raises(ArtifactError, match="rows.npy is damaged .*: delete"):
-        store(tmp_path)

@@ -6,9 +6,6 @@ Several processes ask each prompt once among them; here they are threads, each w
 import contextlib
 import math
 import sqlite3
-import subprocess
-import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
@@ -19,7 +16,7 @@ from pgra.core import Context, Worker
 from pgra.errors import ArtifactError
 from pgra.lm import cache as answers_cache
 from pgra.lm.base import Completion
-from pgra.lm.cache import ANSWERS, FILE, Answer, AnswersCache, CachedLM
+from pgra.lm.cache import ANSWERS, Answer, AnswersCache, CachedLM
 
 PARIS = Answer(" Paris", 12, 2)
 PROMPTS = [f"prompt {i}" for i in range(100)]
@@ -38,57 +35,6 @@ def test_what_was_kept_is_found_again_and_nothing_else(answers):
     answers.keep(kept, model="m")
     answers.keep({"a": Answer(" Rome")}, model="m")  # the first answer of a key stands
     assert AnswersCache(answers.path.parent).find(["none", *kept]) == kept
-
-
-WRITER = """
-    import sys
-    from pathlib import Path
-    from pgra.lm.cache import Answer, AnswersCache
-    cache, name = AnswersCache(Path(sys.argv[1])), sys.argv[2]
-    for i in range(int(sys.argv[3])):
-        cache.keep({f"{name}{i}": Answer(f"{name} {i}")}, model="m")
-        print(i, flush=True)
-"""
-
-
-def start_writer(folder, name, count):
-    words = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder), name, str(count)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-
-
-def test_two_processes_share_the_file_and_a_killed_one_leaves_whole_answers(tmp_path):
-    killed, other = start_writer(tmp_path, "a", 100_000), start_writer(tmp_path, "b", 30)
-    with killed, other:
-        seen = [int(killed.stdout.readline()) for _ in range(20)]
-        killed.kill()
-        seen += [int(line) for line in killed.stdout.read().split()]
-        other.stdout.read()
-    assert (killed.returncode, other.returncode) == (-9, 0)
-    names = [f"a{i}" for i in range(len(seen) + 9)] + [f"b{i}" for i in range(30)]
-    kept = AnswersCache(tmp_path).find(names)
-    assert kept["b29"] == Answer("b 29")
-    # All that was told to be kept is there, and at most the one that was not yet told.
-    assert len(kept) - len(seen) - 30 in (0, 1)
-
-
-def test_a_write_that_was_torn_is_rolled_back(tmp_path):
-    """As a power cut leaves it: pages half written, the journal beside them."""
-    AnswersCache(tmp_path).keep({"a": PARIS}, model="m")
-    torn = """
-        import os, sqlite3, sys
-        db = sqlite3.connect(sys.argv[1])
-        db.execute("PRAGMA cache_size = 1")  # spill into the file before the commit
-        db.execute("BEGIN IMMEDIATE")
-        for i in range(2000):
-            db.execute("INSERT INTO answers VALUES (?, 'm', ?)", (f"torn{i}", "x" * 200))
-        os._exit(9)
-    """
-    before = (tmp_path / FILE).stat().st_size
-    words = [sys.executable, "-c", textwrap.dedent(torn), str(tmp_path / FILE)]
-    assert subprocess.run(words, check=False).returncode == 9
-    assert (tmp_path / f"{FILE}-journal").exists()
-    assert (tmp_path / FILE).stat().st_size > before  # the control: something was torn
-    assert AnswersCache(tmp_path).find(["a", *(f"torn{i}" for i in range(2000))]) == {"a": PARIS}
 
 
 @pytest.mark.parametrize(

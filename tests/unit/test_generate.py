@@ -7,7 +7,7 @@ from tiny_models import build_lm, build_odd_lm
 
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.generate import KVBuffer, PromptReader, join, next_logits, write, write_alone
+from pgra.lm.generate import PromptReader, next_logits, write, write_alone
 from pgra.lm.kernels import LastLayer
 
 SHARED = f"Q: {SENTENCES[0]}\nA: sea\n\nQ: {SENTENCES[1]}\nA: actors\n\n"
@@ -148,21 +148,6 @@ def test_a_prompt_that_is_done_leaves_the_batch(lm_dirs, monkeypatch):
     assert seen[-1] < len(ids)
 
 
-def test_room_and_buffers_save_copies_and_change_nothing(lm_dirs):
-    lm = open_lm(lm_dirs["llama"])
-    reader, ids, buffer = lm.reader, tokenize(lm, PROMPTS[:4]), KVBuffer()
-    first = [reader.read_batch(ids[:2]), reader.read_batch([ids[2]])]
-    buffer.num_tokens = 4 * (max(map(len, ids)) + 6)
-    laid, plain, places = join(first, room=2, buffer=buffer), join(first), []
-    for tokens in ([3, 4, 5], [6, 7, 8], [9, 3, 4]):
-        laid, plain = (reader.step(cache, tokens) for cache in (laid, plain))
-        torch.testing.assert_close(laid.logits, plain.logits, atol=1e-5, rtol=1e-5)
-        places.append(laid.layers[0][0].data_ptr())
-    assert places[0] == places[1] != places[2]  # the third has no room
-    laid = join([reader.read_batch([ids[3]]), laid.keep([0, 2])], room=3, buffer=buffer)
-    assert laid.layers[0][0].data_ptr() == places[0]  # in the same memory again
-
-
 def test_an_lm_whose_last_layer_looks_at_other_tokens_is_read_whole(lm_dirs, monkeypatch, caplog):
     right = LastLayer.only_at
     monkeypatch.setattr(
@@ -191,9 +176,8 @@ def test_prompts_that_cannot_be_answered_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="prompt 1 is empty"):
         lm.complete([""], max_new_tokens=1, stop="\n")
     assert lm.complete([], max_new_tokens=1, stop="\n") == []
-    for prompt, word in (("The a", "nswer is"), ("The", "")):
-        with pytest.raises(ModelError, match=f"joins '{word}' to the prompt before it"):
-            lm.score([prompt], [word])
+    with pytest.raises(ModelError, match="joins 'nswer is' to the prompt before it"):
+        lm.score(["The a"], ["nswer is"])
     lm.model.wte.weight.data[:] = float("inf")
     with pytest.raises(ModelError, match="gives no finite number in torch.float32"):
         lm.complete(PROMPTS[5:6], max_new_tokens=1, stop="\n")

@@ -16,7 +16,6 @@ from pgra.lm.kernels import (
     Cascade,
     Packer,
     attend,
-    attend_in_blocks,
     find_fault,
     in_blocks,
     packed_for,
@@ -115,17 +114,6 @@ def lengths(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("tokens", "scaling"), [(128, 0.7), (200, None)])
-def test_blocks_are_the_whole(tokens, scaling, lengths):
-    query, key, value = draw_all(3, tokens)
-    for values in (value, value[..., :5]):  # which may be narrower than keys
-        whole = STOCK(LAYER, query, key, values, None, scaling=scaling)[0]
-        lengths.clear()
-        found = attend_in_blocks(query, key, values, scaling)
-        assert (sum(lengths), max(lengths)) == (tokens, 64)
-        torch.testing.assert_close(found, whole)
-
-
 def read(lm, ids):
     with torch.inference_mode(), in_blocks(lm.model):
         return lm.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -193,14 +181,6 @@ def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(modul
     assert module[2].weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("spare", "holds"), [(-4, False), (0, True)])
-def test_layers_are_packed_where_memory_holds_the_copies(module, monkeypatch, spare, holds):
-    size = 4 * (16 * 24 + 24 * 8)
-    monkeypatch.setattr("pgra.lm.kernels.machine_memory", lambda: 4 * size + spare)
-    with packed_for(module):
-        assert is_packed(module[0]) == holds
-
-
 def llama(act, bias):
     size = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**size, vocab_size=50, num_hidden_layers=2, hidden_act=act, mlp_bias=bias)
@@ -237,18 +217,6 @@ def test_models_give_the_same_with_packed_weights(kind, block, is_fused, encoder
         packed = model(**how).last_hidden_state
     torch.testing.assert_close(packed, plain, atol=1e-4, rtol=1e-4)
     assert not is_packed(model.get_submodule(block))
-
-
-def test_what_only_looks_like_a_known_layer_is_not_packed(module):
-    class Scaled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    for layer in (Scaled(4, 4), nn.Linear(4, 4, dtype=torch.bfloat16)):
-        with packed_for(layer):
-            assert not is_packed(layer)
-    with torch.autocast("cpu", torch.bfloat16), packed_for(module):
-        assert not is_packed(module[0])
 
 
 # The switch, and what happens where a kernel is wrong, missing or raises. That cross-attention to

@@ -39,11 +39,6 @@ def test_a_near_text_and_the_very_same_recall_a_correction_and_a_far_one_does_no
     assert recalled(filled, FAR, task="mr") == [("memory-2", 1)]
 
 
-def test_a_memory_without_entries_of_the_task_is_a_warning(filled, caplog):
-    assert recalled(filled, GOOD, task="cr") == []
-    assert "holds 0 corrections of task 'cr'; not used: 1 of 'mr', 1 of 'sst2'" in caplog.text
-
-
 def test_a_label_that_the_task_does_not_have_is_refused_by_name(filled):
     filled.write(NEAR, "positiv", task="sst2")
     told = r"entry 3: unknown label 'positiv'\. Did you mean 'positive'\?.* correct 3"

@@ -1,10 +1,8 @@
 """The memory's log: nothing acknowledged is lost, and what is damaged is told."""
 
-import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import write_jsonl
@@ -24,8 +22,6 @@ from pgra.memory.log import (
     salvage,
     unpack,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def event(key="what is like", feedback="a synonym"):
@@ -133,30 +129,22 @@ with FeedbackLog.open(Path(sys.argv[1])) as log:
 """
 
 
-@pytest.mark.slow
 def test_what_two_processes_were_told_is_written_is_there_after_they_are_killed(tmp_path):
     path, acknowledged = tmp_path / "memory.sqlite", []
-    for turn in range(3):  # both make the file; killed where they happen to be, and opened again
-        writers = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(path), f"{name} in turn {turn}"],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
-            for name in ("one", "two")
-        ]
-        for writer in writers:
-            acknowledged += [writer.stdout.readline() for _ in range(40)]
-        for writer in writers:
-            writer.kill()
-            acknowledged += [line for line in writer.stdout if line.endswith("\n")]
-            writer.stdout.close()
-            assert writer.wait() == -signal.SIGKILL
+    # Both make the file, and are killed where they happen to be.
+    words = [[sys.executable, "-c", WRITER, str(path), name] for name in ("one", "two")]
+    writers = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in words]
+    for writer in writers:
+        acknowledged += [writer.stdout.readline() for _ in range(40)]
+    for writer in writers:
+        writer.kill()
+        acknowledged += [line for line in writer.stdout if line.endswith("\n")]
+        writer.stdout.close()
+        assert writer.wait() == -signal.SIGKILL
     with FeedbackLog.open(path) as log:
         log.verify()
         written = [f"{one.id} {one.key}\n" for one in log.events()]
-    assert len(acknowledged) >= 240
+    assert len(acknowledged) >= 80
     assert set(acknowledged) <= set(written)
     assert [int(line.split()[0]) for line in written] == list(range(1, len(written) + 1))
 
@@ -202,10 +190,8 @@ def test_what_was_not_written_back_yet_is_salvaged_too(log, tmp_path):
 def test_salvage_refuses_what_it_cannot_do(tmp_path):
     nothing = tmp_path / "nothing"
     nothing.write_bytes(b"nothing of ours" * 100)
-    for damaged, output, message in (
-        (nothing, tmp_path / "new", "nothing can be read from"),
-        (nothing, nothing, "is there already: name a new file"),
-    ):
-        with pytest.raises(PgraError, match=message):
-            salvage(damaged, output)
+    with pytest.raises(PgraError, match="is there already: name a new file"):
+        salvage(nothing, nothing)
+    with pytest.raises(PgraError, match="nothing can be read from"):
+        salvage(nothing, tmp_path / "new")
     assert list(tmp_path.iterdir()) == [nothing]

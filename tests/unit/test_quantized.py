@@ -1,6 +1,5 @@
 """LMs in 8 and 4 bits: near the states of the plain weights, smaller, and never mixed with them."""
 
-import subprocess
 import sys
 
 import pytest
@@ -137,13 +136,3 @@ def test_a_missing_library_is_named_before_anything_runs(folders, monkeypatch, b
     told = rf"'{bits}' needs {library} .*pip install 'pgra\[int8\]'"
     with pytest.raises(ModelError, match=told):
         load(folders["opt"], bits)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_quiet", [True, False])
-def test_what_the_libraries_lack_is_not_said_by_a_command(is_quiet):
-    quiet = "from pgra.commands.common import quiet_libraries; quiet_libraries()\n"
-    imports = "import transformers.modeling_utils, torchao.quantization, bitsandbytes"
-    words = [sys.executable, "-c", quiet * is_quiet + imports]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stderr
-    assert (told == "") == is_quiet
