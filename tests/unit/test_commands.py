@@ -1,6 +1,6 @@
 """What `pgra models`, `data`, `search` and `rerank` say, and how light a light command is."""
 
-import resource
+import os
 import subprocess
 import sys
 
@@ -46,12 +46,12 @@ def run_fresh(*words):
         "import sys\nfrom pgra.cli import main\ncode = main(sys.argv[1:])\n"
         "print('LOADED', *sorted(sys.modules))\nsys.exit(code)"
     )
-    start = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
     )
-    end = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+    end = os.times()
+    seconds = sum(end[2:4]) - sum(start[2:4])  # of children
     return set(done.stdout.partition("LOADED")[2].split()), seconds
 
 

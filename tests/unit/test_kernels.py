@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import AttentionInterface, AutoModel, LlamaConfig
+from transformers import AttentionInterface, AutoModel
 
 from pgra.lm import kernels
 from pgra.lm.causal_lm import CausalLM
@@ -91,8 +91,6 @@ def test_two_parts_are_softmax_over_all_keys(rows, tokens, scale):
     key[:, :, -1] += 9  # a later token moves nothing before it
     found = in_two_parts(query, key, value)[:, :-1]
     torch.testing.assert_close(found, truth[:, :-1], rtol=1e-4, atol=1e-4)
-    moved = (PREFIX[0] + 1, PREFIX[1] * 2)  # the control
-    assert not torch.allclose(in_two_parts(query, key, value, moved), truth, atol=1e-3)
     for name in ("sliding_window", "softcap", "s_aux"):
         with pytest.raises(ValueError, match=f"with {name} cannot be taken in two parts"):
             in_two_parts(query, key, value, **{name: 4})
@@ -169,45 +167,32 @@ def test_packed_layers_read_a_copy_of_their_weights_for_many_tokens_in_all(modul
     with packer.packed(MANY_TOKENS - 1):
         assert not is_packed(module[0])
     with packer.packed(1):
-        forward = vars(module[0])["forward"]
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
         with torch.no_grad():
             module[0].weight.zero_()  # the control: were they not packed, it would show
         torch.testing.assert_close(module(x), plain, atol=1e-6, rtol=1e-5)
     assert (module(x) - plain).abs().max() > 1e-2
-    with packer.packed(1):
-        assert vars(module[0])["forward"] is forward
     module(x).sum().backward()  # plain layers, which learn
     assert module[2].weight.grad.abs().sum() > 0
-
-
-def llama(act, bias):
-    size = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(**size, vocab_size=50, num_hidden_layers=2, hidden_act=act, mlp_bias=bias)
-    model = AutoModel.from_config(config).eval()
-    for part in model.parameters():  # biases begin at 0, and weights so small nothing bends
-        torch.nn.init.normal_(part, std=0.5)
-    return model
 
 
 @pytest.mark.parametrize(
     ("kind", "block", "is_fused"),
     [
-        (("silu", False), "layers.0.mlp", True),
-        (("gelu", True), "layers.0.mlp", True),
-        (("relu", False), "layers.0.mlp", False),
+        ("llama", "layers.0.mlp", True),
+        ("opt", "decoder.layers.0", False),
         ("bert", "encoder.layer.0.intermediate", True),
-        *((kind, "block.0.layer.1", kind != "t5") for kind in ("t5", "t5-v1.1")),
+        ("t5", "block.0.layer.1", False),
+        ("t5-v1.1", "block.0.layer.1", True),
     ],
 )
-def test_models_give_the_same_with_packed_weights(kind, block, is_fused, encoder_dirs, t5_dirs):
-    torch.manual_seed(3)
+def test_models_give_the_same_with_packed_weights(
+    kind, block, is_fused, lm_dirs, encoder_dirs, t5_dirs
+):
     if kind in t5_dirs:
         model = FusionReader.from_name(str(t5_dirs[kind])).model.get_encoder()
-    elif kind in encoder_dirs:
-        model = AutoModel.from_pretrained(encoder_dirs[kind]).eval()
     else:
-        model = llama(*kind)
+        model = AutoModel.from_pretrained({**lm_dirs, **encoder_dirs}[kind]).eval()
     how = {"input_ids": torch.arange(3, 27).view(3, 8), "attention_mask": torch.ones(3, 8).long()}
     how["attention_mask"][1, 5:] = 0
     with torch.inference_mode():
