@@ -36,7 +36,7 @@ _SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def config_root() -> Path:
-    """Give the folder of shipped YAMLs: the checkout's `configs/`, or the installed copy."""
+    """Return the folder of shipped YAMLs: the checkout's `configs/`, or the installed copy."""
     inside = Path(__file__).parent / "configs"
     return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
 
@@ -968,7 +968,7 @@ class SeriesArguments(Arguments):
                     raise ConfigError(f"{name} needs a search: add --search grid, or leave it out")
 
     def seed_list(self) -> list[int]:
-        """Give the seeds; none if one training is asked for.
+        """Return the seeds; none if one training is asked for.
 
         Raises:
             ConfigError: If one is no seed, or stands twice.
@@ -980,7 +980,7 @@ class SeriesArguments(Arguments):
         return seeds
 
     def learning_rates(self) -> list[float]:
-        """Give the learning rates to try.
+        """Return the learning rates to try.
 
         Raises:
             ConfigError: If one is not above 0, or stands twice.
@@ -993,7 +993,7 @@ class SeriesArguments(Arguments):
         return rates
 
     def batch_sizes(self) -> list[int]:
-        """Give the batch sizes to try.
+        """Return the batch sizes to try.
 
         Raises:
             ConfigError: If one is below 1, or stands twice.
@@ -1020,11 +1020,8 @@ def _numbers(name: str, given: Sequence[object], kind: Callable[[str], _Number])
     return found
 
 
-# Reads argument dataclasses from a command line, with `--profile` and `--config` underneath.
-#
-# A value comes from, in rising order: the dataclass, `--profile`, `--config FILE.yaml`, the command
-# line. One YAML may serve several programs: a key that belongs to another program of ours is passed
-# over, one that belongs to none is refused.
+# One YAML may serve several programs: a key that belongs to another program of ours is passed over,
+# one that belongs to none is refused.
 
 
 _T = TypeVar("_T")
@@ -1086,8 +1083,11 @@ def parse_arguments(
     first.add_argument("--config", help="YAML of defaults; the command line wins.")
     first.add_argument("--profile", help=f"Named defaults under --config: {', '.join(PROFILES)}.")
     known, rest = first.parse_known_args(words)
-    files = [_read(path) for path in _default_files(known.profile, known.config)]
-    layers = (*under, *files, *over)
+    files = [] if known.config is None else [Path(known.config)]
+    if known.profile is not None:
+        choose("profile", known.profile, PROFILES)
+        files.insert(0, config_root() / "profiles" / f"{known.profile}.yaml")
+    layers = (*under, *(Defaults(str(path), read_yaml(path)) for path in files), *over)
     if callable(classes):
         classes = classes(_chosen(layers, rest))
     parser = HfArgumentParser(
@@ -1108,7 +1108,8 @@ def parse_arguments(
         args=rest, return_remaining_strings=True
     )
     if remaining:
-        raise ConfigError(_unknown_argument(remaining[0], sorted(fields)))
+        name = remaining[0].lstrip("-").split("=")[0]
+        raise ConfigError(_unknown("argument", f"--{name}", [f"--{n}" for n in sorted(fields)]))
     for group in parsed:
         if hasattr(group, "fast_kernels"):  # worker processes see it too
             os.environ[KERNEL_SWITCH] = group.fast_kernels
@@ -1172,7 +1173,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
 
 
 def _field_types(classes: Sequence[type]) -> dict[str, Any]:
-    """Give types by field name, from the annotations: HfArgumentParser edits its fields' types."""
+    """Return types by field name, from the annotations: the parser edits its fields' types."""
     return {
         f.name: hints[f.name]
         for cls in classes
@@ -1193,28 +1194,9 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}. See --help.")
 
 
-def _unknown_argument(text: str, names: Sequence[str]) -> str:
-    name = text.lstrip("-").split("=")[0]
-    return _unknown("argument", f"--{name}", [f"--{n}" for n in names])
-
-
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Word it without the list of two hundred names."""
     return unknown_name(kind, name, known).split(" Known:")[0] + " See --help."
-
-
-def _default_files(profile: str | None, config: str | None) -> list[Path]:
-    files = []
-    if profile is not None:
-        choose("profile", profile, PROFILES)
-        files.append(config_root() / "profiles" / f"{profile}.yaml")
-    if config is not None:
-        files.append(Path(config))
-    return files
-
-
-def _read(path: Path) -> Defaults:
-    return Defaults(str(path), read_yaml(path))
 
 
 def check_defaults(
@@ -1242,16 +1224,7 @@ def check_defaults(
     for name, value in values.items():
         if value == []:
             raise ConfigError(f"{path}: {name} is empty: give at least one")
-        if not _fits(value, fields[name]):
-            hint = (
-                " (write it as 1.0e-4: YAML reads 1e-4 as text)"
-                if isinstance(value, str) and _is_number(value)
-                else ""
-            )
-            raise ConfigError(
-                f"{path}: {name} is {value!r}, a {type(value).__name__}; "
-                f"it must be {_spell(fields[name])}{hint}"
-            )
+        _refuse_misfit(f"{path}: {name}", value, fields[name])
     return values
 
 
@@ -1276,18 +1249,6 @@ def _fits(value: object, kind: Any) -> bool:
         if kind is type(None)
         else not isinstance(kind, type) or isinstance(value, kind)
     )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _spell(kind: Any) -> str:
-    return str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -1373,10 +1334,18 @@ def typed_value(name: str, value: Any, kind: Any) -> Any:
         }
     if kind is Path and isinstance(value, str):
         return Path(value)
-    if not _fits(value, kind) or value == "":
-        hints = {str: " (in quotes, where YAML reads yes, no, true or a number)"}
-        if isinstance(value, str) and _is_number(value):
-            hints[kind] = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
-        wanted = _KINDS.get(kind, _spell(kind))
-        raise ConfigError(f"{name} is {value!r}; it must be {wanted}{hints.get(kind, '')}")
+    _refuse_misfit(name, value, kind, may_be_empty=False)
     return value
+
+
+def _refuse_misfit(name: str, value: Any, kind: Any, *, may_be_empty: bool = True) -> None:
+    """Refuse a value of a YAML that is not of a type."""
+    if _fits(value, kind) and (may_be_empty or value != ""):
+        return
+    hint = ""
+    if kind is str:
+        hint = " (in quotes, where YAML reads yes, no, true or a number)"
+    elif isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value):
+        hint = " (write it as 1.0e-4: YAML reads 1e-4 as text)"
+    wanted = _KINDS.get(kind) or str(getattr(kind, "__name__", kind)).replace("NoneType", "null")
+    raise ConfigError(f"{name} is {value!r}; it must be {wanted}{hint}")

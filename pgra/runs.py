@@ -538,13 +538,10 @@ def read_arguments(folder: Path, changes: Mapping[str, Mapping[str, Any]]) -> Ru
         ArtifactError: If there are none, or they are damaged or of another version.
         ConfigError: If they contradict each other.
     """
-    path = folder / ARGUMENTS_FILE
-    if not path.is_file():
-        path = folder / READER_FOLDER / RECORD_FILE
-        if not path.is_file():
-            path = folder / RECORD_FILE
-        if not path.is_file():
-            raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
+    names = (ARGUMENTS_FILE, f"{READER_FOLDER}/{RECORD_FILE}", RECORD_FILE)
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise ArtifactError(f"{folder} is no run: give the folder of a finished run")
     values = read_object(path)
     values = values.get("arguments", values)
     try:

@@ -180,17 +180,17 @@ def _show_texts(
         Example(f"text-{number}", prompt.template.passage_fields(text))
         for number, text in enumerate(texts)
     ]
-    ranked = search.search(queries, depth=num_shown)
+    first, best = search.search(queries, depth=num_shown)
     models = find_reranker(args.rerank.reranker).models(args.rerank, args.rerank_options)
     if args.rerank.reranker == "prompted":
         models.append(args.rerank.similarity)
     how = ", ".join(models) or args.rerank.reranker
     if args.is_exhaustive:
-        columns = [(f"exhaustive, {len(search.corpus):,} passages: {how}", ranked.best)]
+        columns = [(f"exhaustive, {len(search.corpus):,} passages: {how}", best)]
     else:
         columns = [
-            (f"first stage: {args.retriever.retriever}", ranked.first),
-            (f"second stage: {how}", ranked.best),
+            (f"first stage: {args.retriever.retriever}", first),
+            (f"second stage: {how}", best),
         ]
     lines = []
     for index, text in enumerate(texts):

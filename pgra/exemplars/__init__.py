@@ -79,7 +79,10 @@ class SelectionArguments(EncoderArguments):
         needs={"exemplars": "fixed"},
     )
     mmr_lambda: float = arg(
-        0.5, "With knn-mmr: weight of nearness against being unlike the others; 1 is knn."
+        0.5,
+        "With knn-mmr: weight of nearness against being unlike the others; 1 is knn.",
+        least=0,
+        most=1,
     )
     mmr_candidates: int = arg(100, "With knn-mmr: among how many nearest it chooses.")
     encoder: str = arg(
@@ -107,8 +110,6 @@ class SelectionArguments(EncoderArguments):
 
     def check(self) -> None:
         """Refuse contradictions."""
-        if not 0 <= self.mmr_lambda <= 1:
-            raise ConfigError(f"mmr_lambda is {self.mmr_lambda}: it must lie between 0 and 1")
         if self.exemplars == "knn-mmr" and self.mmr_candidates < self.count:
             raise ConfigError(
                 f"mmr_candidates is {self.mmr_candidates}, and {self.count} exemplars are chosen "

@@ -45,13 +45,11 @@ class Chosen:
         rows: Of the pool, (B, m) int64, `MISSING_ROW` where there are fewer.
         similarity: To the query, (B, m) float32; NaN where nothing was compared.
         num_dropped: What the leak guard left out of each query's, (B,).
-        num_copies: Examples of the pool that nobody is shown, being copies of an earlier one.
     """
 
     rows: Rows
     similarity: Scores
     num_dropped: Counts
-    num_copies: int = 0
 
     def of(self, query: int) -> list[int]:
         """Return one query's rows."""
@@ -155,8 +153,7 @@ class Selector:
             none = np.zeros((len(queries), 0))
             dropped = np.zeros(len(queries), np.int64)
             return Chosen(none.astype(np.int64), none.astype(np.float32), dropped)
-        chosen = self._choose(queries, self.count)
-        return replace(chosen, num_copies=self.pool.guard.num_copies)
+        return self._choose(queries, self.count)
 
     def _choose(self, queries: Sequence[Example], count: int) -> Chosen:
         """Return the first `count` of each query's ranking that may be shown with it."""
@@ -187,8 +184,8 @@ class Nearest(Selector):
     def rank(self, queries: Sequence[Example], depth: int) -> Candidates:
         """Return each query's nearest of the pool; they are stored."""
         rows, farthest = self.pool.guard.distinct, self.args.farthest
-        search = self.similarity.farthest if farthest else self.similarity.nearest
-        find = partial(search, queries, rows, depth)
+        sign = -1 if farthest else 1
+        find = partial(self.similarity.nearest, queries, rows, depth, sign=sign)
         if self.pool.root is None:
             found, is_reused = find(), False
         else:

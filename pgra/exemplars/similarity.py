@@ -6,7 +6,6 @@ plain RoBERTa, and by cosine where it is trained on sentence pairs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar, cast
@@ -19,7 +18,6 @@ from pgra.core import Candidates, Example, Json, Rows
 from pgra.encoders.encoder import load_encoder
 from pgra.errors import ConfigError
 from pgra.exemplars import BM25, SIMILARITIES, SelectionArguments
-from pgra.lm.prefix import PromptedEncoder
 from pgra.retrieval.bm25 import BM25Retriever
 from pgra.retrieval.faiss import Vectors, nearest
 from pgra.retrieval.neighbors import ExampleEncoder, Neighbors
@@ -61,17 +59,15 @@ class Similarity(ABC):
     def nearest(
         self, queries: Sequence[Example], rows: Rows, depth: int, *, sign: int = 1
     ) -> Candidates:
-        """Return each query's most alike among some rows of the pool, (B, depth), ties by row."""
-        compared = queries if self._key is None else self._key(queries)
-        return self._search(compared, rows, depth, sign)
+        """Return each query's most alike among some rows of the pool, (B, depth), ties by row.
 
-    def farthest(self, queries: Sequence[Example], rows: Rows, depth: int) -> Candidates:
-        """Return each query's least alike, the least first; scores are negative similarities.
+        With sign -1 the least alike, the least first; scores are negative similarities.
 
         Raises:
             ConfigError: If there is no such thing.
         """
-        return self.nearest(queries, rows, depth, sign=-1)
+        compared = queries if self._key is None else self._key(queries)
+        return self._search(compared, rows, depth, sign)
 
     @abstractmethod
     def _search(
@@ -222,34 +218,3 @@ def open_similarity(
     neighbors = Neighbors(load, examples if key is None else key(examples), root)
     name = BM25 if args.encoder == BM25 else args.likeness
     return cast(Similarity, find_class("similarity", name, SIMILARITIES)(neighbors, key=key))
-
-
-@dataclass(frozen=True)
-class PromptedStates:
-    """Encodes examples as an LM's states under a task's prompt: h*(x) of PGRA.
-
-    Guo et al. 2023, eq. 2, compare queries with corpus passages by these; here they compare queries
-    with the examples that KATE chooses from.
-
-    Attributes:
-        encoder: The LM under the task's prompt.
-        advance: Called with how many more are done, for a bar.
-    """
-
-    encoder: PromptedEncoder
-    advance: Callable[[int], object] = int
-
-    @property
-    def query_fingerprint(self) -> Mapping[str, Json]:
-        """Everything that determines a state, besides the example."""
-        return self.encoder.fingerprint
-
-    def encode_examples(self, examples: Sequence[Example]) -> Vectors:
-        """Return the states of examples, (B, H) float32.
-
-        Raises:
-            ModelError: If one is not finite.
-        """
-        fields = [example.fields for example in examples]
-        states = self.encoder.encode_fields(fields, advance=self.advance)
-        return np.asarray(states.float().numpy(), np.float32)

@@ -9,20 +9,24 @@ few texts, and not in the results.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pgra.core import Json
+from pgra.config import RerankArguments
+from pgra.core import Example, Json
 from pgra.errors import ConfigError, ModelError
 from pgra.lm import batching, kernels
+from pgra.lm.base import Advance
 from pgra.lm.batching import BackOff, RowLayout
-from pgra.lm.causal_lm import CausalLM, recall_budget, remember_budget
+from pgra.lm.causal_lm import CausalLM
 from pgra.lm.generate import kept_layers, stock_cache
 from pgra.lm.load import batch_budget
 from pgra.prompts.fewshot import FewShotPrompt
@@ -192,14 +196,29 @@ class PromptedEncoder:
 
     def __post_init__(self) -> None:
         self._found: list[str] = []  # the way, by this encoder or one `under` it
-        name, sharing = self.lm.source.name, self.sharing
         most = batch_budget(self.batch_tokens, self.lm.device)
-        self._back_off = BackOff(
-            min(most, recall_budget(self.lm, sharing) or most),
-            f"{self.lm.device} with '{name}': use a smaller LM or --lm_dtype",
-            lambda tokens: remember_budget(self.lm, sharing, tokens),
-        )
+        advice = f"{self.lm.device} with '{self.lm.source.name}': use a smaller LM or --lm_dtype"
+        self._back_off = BackOff(most, advice)
         self._check_room()
+
+    @classmethod
+    def open(
+        cls, args: RerankArguments, prompt: FewShotPrompt, device: str, *, with_head: bool = False
+    ) -> Self:
+        """Open an LM under a prompt; its weights are loaded when they are first needed.
+
+        Args:
+            args: Which LM.
+            prompt: The task's prompt.
+            device: Where it runs.
+            with_head: Whether it shall write words too.
+
+        Raises:
+            ConfigError: If the prompt leaves no room for a text.
+            ModelError: If the LM cannot be used.
+        """
+        lm, batch_tokens = CausalLM.open(args, device, with_head=with_head), args.lm_batch_tokens
+        return cls(lm, prompt, args.prefix_sharing, batch_tokens, args.max_prompt_tokens)
 
     def under(self, prompt: FewShotPrompt) -> "PromptedEncoder":
         """Return the same LM under another prompt.
@@ -278,7 +297,7 @@ class PromptedEncoder:
                 "use fewer or shorter exemplars (--num_exemplars), or an LM with a longer window"
             )
 
-    def encode(self, texts: Sequence[str], *, advance: Callable[[int], object] = int) -> Tensor:
+    def encode(self, texts: Sequence[str], *, advance: Advance = int) -> Tensor:
         """Give the states of passages.
 
         Args:
@@ -292,13 +311,17 @@ class PromptedEncoder:
             ModelError: If a state is not finite; the text is named.
         """
         fields = [self.prompt.template.passage_fields(text) for text in texts]
-        return self.encode_fields(fields, advance=advance)
-
-    def encode_fields(
-        self, fields: Sequence[Mapping[str, str]], *, advance: Callable[[int], object] = int
-    ) -> Tensor:
-        """Give the states of a task's examples, by their fields; see `encode`."""
         return self.encode_prompts(self.tokenize(fields), advance=advance)
+
+    @property
+    def query_fingerprint(self) -> Mapping[str, Json]:
+        """All that an example's state depends on: it is what `fingerprint` says."""
+        return self.fingerprint
+
+    def encode_examples(self, examples: Sequence[Example]) -> npt.NDArray[np.float32]:
+        """Return the states of a task's examples, (B, H), as KATE compares them; see `encode`."""
+        prompts = self.tokenize([example.fields for example in examples])
+        return np.asarray(self.encode_prompts(prompts).float().numpy(), np.float32)
 
     def tokenize(self, fields: Sequence[Mapping[str, str]]) -> Prompts:
         """Write and tokenise prompts; the LM is not asked, so another thread may do it ahead."""
@@ -309,7 +332,7 @@ class PromptedEncoder:
                 self.num_cut += 1
         return Prompts(fields, ids)
 
-    def encode_prompts(self, prompts: Prompts, *, advance: Callable[[int], object] = int) -> Tensor:
+    def encode_prompts(self, prompts: Prompts, *, advance: Advance = int) -> Tensor:
         """Return the states of tokenised prompts; see `encode`."""
         ids, skip = prompts.ids, len(self.shared_ids)
         are_alike = [self.sharing != "none" and i[:skip] == self.shared_ids for i in ids]

@@ -49,7 +49,7 @@ from pgra.memory.prompts import load_few_shot
 from pgra.memory.stream import Step
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.causal import CausalModule, pad
-from pgra.reader.module import ReaderModule
+from pgra.reader.module import ReaderModule, Trainable
 from pgra.reader.train import TrainResult, fit, replace_folder
 
 LM_FOLDER = "lm"
@@ -68,11 +68,9 @@ class FeedbackModule(ReaderModule):
 
 
 @dataclass(frozen=True)
-class _Trainable:
+class _Trainable(Trainable):
     """What `fit` trains; `record` is written beside the weights, as (file, content)."""
 
-    module: ReaderModule
-    tokenizer: Any
     collate: Callable[[Sequence[Any]], dict[str, Any]]
     record: tuple[str, Json]
 
@@ -80,8 +78,7 @@ class _Trainable:
         return self.collate
 
     def save(self, folder: Path) -> None:
-        self.module.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        super().save(folder)
         name, content = self.record
         write_json(folder / name, content)
 
@@ -146,7 +143,7 @@ def train_lm(courses: Sequence[Lessons], args: FinetuneArguments) -> Seen:
         )
         trainable = _Trainable(module, lm.tokenizer, pad, (SEEN_FILE, seen.as_json()))
         rows = [asdict(pack) for pack in packs]
-        fit(trainable, rows, arguments, folder=folder / LM_FOLDER, title="finetune")
+        fit(trainable, rows, arguments, folder=folder / LM_FOLDER)
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path)
     return seen
@@ -280,7 +277,6 @@ def train_generator(
             use_cpu=choose_device(context.device).type == "cpu",
         ),
         folder=folder,
-        title="training",
     )
     shutil.rmtree(work, ignore_errors=True)
     return done

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pgra.artifacts import digest
 from pgra.config import (
+    CHOOSING,
     Arguments,
     DataArguments,
     FolderArguments,
@@ -83,6 +84,12 @@ class TaskData:
     def labels(self) -> tuple[str, ...]:
         """The task's labels; none where answers are written."""
         return self.task.labels if isinstance(self.task, Task) else ()
+
+    @property
+    def choice(self) -> Task:
+        """The task, where its labels are chosen."""
+        assert isinstance(self.task, Task)
+        return self.task
 
     @property
     def metric(self) -> str:
@@ -359,8 +366,9 @@ def arguments_from(
         KeyError: If a section is missing.
         TypeError: If there is one that this version does not know.
     """
-    chosen = {**values["runtime"]}
-    chosen |= {name: (values.get(section) or {}).get(name) for section, name in _CHOOSING}
+    made = [section for section in values.values() if section is not None]
+    chosen = {name: value for own in made for name, value in own.items() if name in CHOOSING}
+    chosen["method"] = values["runtime"]["method"]
     sections = {}
     for name, cls in find_sections(chosen).items():
         if values.get(name) is None and name not in changes:
@@ -376,9 +384,6 @@ def arguments_from(
             own = {key: value for key, value in own.items() if key in known}
         sections[name] = cls(**own)
     return RunArguments(sections)
-
-
-_CHOOSING = (("retriever", "retriever"), ("rerank", "reranker"), ("reader", "lora_rank"))
 
 
 def open_method(args: RunArguments, context: Context) -> Method:

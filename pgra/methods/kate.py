@@ -11,10 +11,9 @@ was stopped goes on where it was.
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -38,9 +37,10 @@ from pgra.errors import ConfigError
 from pgra.exemplars import PROMPTED, SELECTORS, SelectionArguments
 from pgra.exemplars.prompt import build_prompt
 from pgra.exemplars.selection import Chosen, ExemplarPool, Selector, arrange, vote
-from pgra.exemplars.similarity import PromptedStates, Similarity, open_similarity
+from pgra.exemplars.similarity import Similarity, open_similarity
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
 from pgra.lm.cache import CachedLM
+from pgra.lm.prefix import PromptedEncoder
 from pgra.memory.labels import Correction, LabelMemory, PromptMemoryArguments
 from pgra.memory.prompts import as_data, clarify
 from pgra.methods.answers import CONTENT_FREE, Answer, Answerer, TextWriter, WordScorer
@@ -52,7 +52,6 @@ from pgra.prompts.template import PromptTemplate
 from pgra.report import metrics as measures
 from pgra.report.metrics import RIGHT, WRONG
 from pgra.report.text_metrics import Written, measure_written, normalize_answer
-from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.neighbors import LEAK_RULE, text_key
 
 logger = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ class Kate(Method):
     """Lets a frozen LM decide queries behind labelled examples.
 
     Attributes:
-        selection: Which exemplars; the task has filled in their number.
+        selection: Which exemplars; the task has filled in their number, the run its seed.
         icl: How answers are taken; the task has filled in what it decides.
     """
 
@@ -217,7 +216,9 @@ class Kate(Method):
             self.data.train, jaccard=self.selection.leak_jaccard, root=root, context=self.context
         )
         self.similarity = self._open_similarity(root)
-        self.selector = self._open_selector()  # refuses what the pool does not have
+        self.selector: Selector = self.selection.selector(  # refuses what the pool does not have
+            self.selection, self.pool, self.similarity
+        )
         self._known: dict[tuple[str, ...], Prompts] = {}
         self.fingerprints |= {split: self.data.fingerprint(split) for split in ("train", "test")}
         if self.data.references:
@@ -259,6 +260,8 @@ class Kate(Method):
         args = self.args.change("selection", num_exemplars=count)
         self.args = args.change("icl", decide_by=decide_by, prompt_format=format_)
         self.selection, self.icl = self.args["selection"], self.args["icl"]
+        if self.selection.exemplar_seed is None:
+            self.selection = replace(self.selection, exemplar_seed=self.seed)
         if decide_by == "vote" and not self.selection.compares:
             raise ConfigError(
                 f"decide_by 'vote' is the neighbors' vote, and exemplars "
@@ -271,18 +274,13 @@ class Kate(Method):
                 "out"
             )
 
-    def _open_selector(self) -> Selector:
-        args = replace(self.selection, exemplar_seed=self._draw_seed)
-        selector: Selector = args.selector(args, self.pool, self.similarity)
-        return selector
-
     def _open_similarity(self, root: Path) -> Similarity | None:
         """Open what compares queries with the pool; None where nothing is compared."""
         args, completer = self.selection, self.args["completer"]
         if not args.compares:
             return None
         kind, _, name = args.encoder.partition(":")
-        open_encoder = None
+        open_encoder: Callable[[], PromptedEncoder] | None = None
         if kind == PROMPTED:  # an LM under the task's prompt, whose states are compared
             if not name and completer.is_remote:
                 raise ConfigError(
@@ -292,7 +290,8 @@ class Kate(Method):
                 )
             lm = RerankArguments(lm=name or completer.lm, lm_dtype=completer.lm_dtype)
             prompt = self._encoder_prompt(args.prompt_exemplars)
-            open_encoder = partial(PromptedStates, open_prompted_encoder(lm, prompt, self.context))
+            encoder = PromptedEncoder.open(lm, prompt, self.context.device)
+            open_encoder = lambda: encoder  # noqa: E731
         device = self.context.device
         return open_similarity(
             args, self.data.train, root, device=device, open_encoder=open_encoder
@@ -347,11 +346,6 @@ class Kate(Method):
             progress=progress,
         )
 
-    @property
-    def _draw_seed(self) -> int:
-        seed = self.selection.exemplar_seed
-        return self.seed if seed is None else seed
-
     def identity(self) -> dict[str, Json]:
         """Return all that decides predictions, besides the examples."""
         named: dict[str, Json] = {
@@ -395,7 +389,7 @@ class Kate(Method):
         other = super().with_seed(args)
         other._known = {}
         other._settle()
-        other.selector = other._open_selector()
+        other.selector = other.selection.selector(other.selection, other.pool, other.similarity)
         return other
 
     def decide(self, examples: Sequence[Example]) -> Decisions:
@@ -437,11 +431,11 @@ class Kate(Method):
         ]
         if self.answerer is None:
             return Prompts(chosen, wanted, corrections)
-        answerer, order = self.answerer, self.selection.order
+        answerer, order, seed = self.answerer, self.selection.order, self.selection.exemplar_seed
         asked = [self._clarified(*pair) for pair in zip(examples, corrections, strict=True)]
 
         def shown(i: int, count: int) -> list[int]:
-            return arrange(wanted[i][:count], order, query=examples[i].text, seed=self._draw_seed)
+            return arrange(wanted[i][:count], order, query=examples[i].text, seed=seed or 0)
 
         def render(i: int, count: int) -> Sequence[str]:
             return answerer.prompts([self._example(row) for row in shown(i, count)], asked[i])
@@ -560,7 +554,7 @@ class Kate(Method):
             "exemplars": sum(map(len, prompts.rows)),
             "near_duplicates": int(dropped.sum()),
             "queries_with_near_duplicates": int((dropped > 0).sum()),
-            "copies_in_pool": chosen.num_copies,
+            "copies_in_pool": self.pool.guard.num_copies if self.selection.count else 0,
         }
         if fit is not None:
             counts |= {

@@ -36,7 +36,9 @@ from pgra.reader.inputs import (
     SegmentLayout,
     SeparateInputs,
     TokenizedInputs,
+    describe,
     fit_queries,
+    flatten,
     tokenize_parts,
 )
 from pgra.reader.train import check_batches
@@ -62,12 +64,8 @@ class LmBffArguments(Arguments):
         0.5,
         "Share of a label's examples, the nearest, that lm-bff takes demonstrations from.",
         above=0,
+        most=1,
     )
-
-    def check(self) -> None:
-        """Refuse more than all of them."""
-        if self.exemplar_share > 1:
-            raise ConfigError(f"exemplar_share is {self.exemplar_share}: it must be at most 1")
 
 
 class LmBff(Pgra):
@@ -75,12 +73,6 @@ class LmBff(Pgra):
 
     SECTIONS: ClassVar[Mapping[str, type]] = {**Pgra.SECTIONS, "shots": LmBffArguments}
     SEEDS = "seeds of the few-shot split, its demonstrations, and the reader (order, dropout)"
-
-    @property
-    def shots(self) -> LmBffArguments:
-        """Its own arguments."""
-        shots: LmBffArguments = self.args["shots"]
-        return shots
 
     def open(self) -> None:
         """Refuse labels that are one token; then as PGRA, without evidence."""
@@ -101,7 +93,7 @@ class LmBff(Pgra):
 
     def read_data(self) -> None:
         """Read the test set, and draw K and K examples a label of the training file."""
-        whole, count = TaskData.read(self.args), self.shots.num_shots
+        whole, count = TaskData.read(self.args), self.args["shots"].num_shots
         shots = draw_shots(
             whole_train(whole.train, whole.dev), whole.labels, count, self.training.seed
         )
@@ -109,7 +101,7 @@ class LmBff(Pgra):
         logger.info("%s: lm-bff takes %s (seed %d)", whole.task.name, rule, self.training.seed)
         notes = {**whole.notes, "rule": rule}
         self.data = TaskData(whole.task, shots.train, shots.dev, whole.test, notes)
-        prompt = FewShotPrompt(prompt_template(self.task))
+        prompt = FewShotPrompt(prompt_template(self.data.choice))
         self.stages = Stages(self.pgra, self.context, prompt, self.data)
         self.fingerprints |= {split: self.data.fingerprint(split) for split in SPLITS}
         self.fingerprints["demonstrations"] = self._demonstration_fields()
@@ -117,25 +109,24 @@ class LmBff(Pgra):
     def check(self) -> None:
         """Refuse batches that the few examples do not fill."""
         check_training(self.pgra, self.training)
-        check_batches(len(self.data.train) * self.shots.exemplar_sets, self.training)
+        check_batches(len(self.data.train) * self.args["shots"].exemplar_sets, self.training)
 
     def inputs(self, split: str) -> TokenizedInputs:
         """Return what the reader reads of a split: a set after the other, or all to average."""
         queries, support = self.data.examples(split), self.data.examples("train")
         vectors = None
-        if self.shots.exemplar_share < 1:  # else all of a label's examples are near enough
+        if self.args["shots"].exemplar_share < 1:  # else all of a label's examples are near enough
             vectors = self._vectors(split), self._vectors("train")
-        drawn = draw_demonstrations(
-            queries, support, vectors, self.data.labels, args=self.shots, seed=self.training.seed
-        )
+        labels, seed, shots = self.data.labels, self.training.seed, self.args["shots"]
+        drawn = draw_demonstrations(queries, support, vectors, labels, args=shots, seed=seed)
         if split == "train":  # each set is an example to train on, all examples' first sets first
             drawn = drawn.transpose(1, 0, 2).reshape(-1, 1, len(self.data.labels))
-            sets = range(self.shots.exemplar_sets)
+            sets = range(self.args["shots"].exemplar_sets)
             queries = [replace(query, id=f"{query.id}/{n}") for n in sets for query in queries]
         inputs = build_demonstrated(
             queries, drawn, support, self.tokenizer, self.verbalizer, layout=self.layout
         )
-        return inputs if split == "train" else SeparateInputs.over(inputs)
+        return inputs if split == "train" else SeparateInputs(**vars(inputs))
 
     @cached_property
     def _encoder(self) -> Encoder:
@@ -151,8 +142,8 @@ class LmBff(Pgra):
 
     def _demonstration_fields(self) -> dict[str, Json]:
         """Return what decides the demonstrations, besides examples and seed."""
-        retriever, share = self.pgra.retriever, self.shots.exemplar_share
-        fields: dict[str, Json] = {"sets": self.shots.exemplar_sets, "share": share}
+        retriever, share = self.pgra.retriever, self.args["shots"].exemplar_share
+        fields: dict[str, Json] = {"sets": self.args["shots"].exemplar_sets, "share": share}
         if share < 1:
             source = find_model(retriever.encoder)
             fields |= {
@@ -260,4 +251,4 @@ def build_demonstrated(
             tokenize_parts(texts, tokenizer, is_first=True), drawn.tolist(), strict=True
         )
     ]
-    return TokenizedInputs.of(queries, segments, tokenizer, verbalizer)
+    return TokenizedInputs(*describe(queries, tokenizer, verbalizer), *flatten(segments))

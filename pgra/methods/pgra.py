@@ -31,7 +31,7 @@ from pgra.config import (
 )
 from pgra.core import Context, Example, Json, Scores
 from pgra.data.tasks import METRICS, Task
-from pgra.errors import ArtifactError, ConfigError
+from pgra.errors import ArtifactError, ConfigError, DataError
 from pgra.lm.load import (
     ModelSource,
     choose_device,
@@ -57,7 +57,7 @@ from pgra.reader.calibrate import Calibration, decide, fit_temperature
 from pgra.reader.fid import FusionReader
 from pgra.reader.fields import NOT_DECIDING
 from pgra.reader.inputs import SegmentLayout, TokenizedInputs, build_inputs, describe, store_inputs
-from pgra.reader.module import check_adapters
+from pgra.reader.module import Classifier, check_adapters
 from pgra.reader.predict import Decision, T5Classifier
 from pgra.reader.record import (
     READER_FOLDER,
@@ -68,13 +68,7 @@ from pgra.reader.record import (
     read_record,
     write_record,
 )
-from pgra.reader.train import (
-    Classifier,
-    TrainResult,
-    check_batches,
-    check_classes,
-    train_reader,
-)
+from pgra.reader.train import check_batches, train_reader
 from pgra.report.metrics import BINS, measure, measure_reliability
 from pgra.report.results import PREDICTIONS_FILE, EvidenceLine, add_attention
 from pgra.rerank import Reference, find_reranker
@@ -150,18 +144,19 @@ class Pgra(Method):
             return
         check_training(self.pgra, self.training)
         check_batches(len(self.data.train), self.training)
-        check_classes([str(example.label) for example in self.data.train], self.data.labels)
-
-    @property
-    def task(self) -> Task:
-        """The task, which has labels."""
-        assert isinstance(self.data.task, Task)
-        return self.data.task
+        present = {example.label for example in self.data.train}
+        if absent := [label for label in self.data.labels if label not in present]:
+            raise DataError(
+                f"no training example has label {', '.join(map(repr, absent))} (of "
+                f"{len(self.data.train)} examples): add some, raise max_train_samples or lower "
+                "num_exemplars, or take the label out of the task's verbalizer"
+            )
 
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The reader's words and template."""
-        return Verbalizer(self.task.verbalizer, reader_template(self.task, self.pgra.reader))
+        task = self.data.choice
+        return Verbalizer(task.verbalizer, reader_template(task, self.pgra.reader))
 
     @cached_property
     def layout(self) -> SegmentLayout:
@@ -258,7 +253,15 @@ class Pgra(Method):
         )
         self.end(folder)
         self._describe(folder)
-        return training_record(result, self.training)
+        return {
+            "metric": str(self.training.metric_for_best_model).removeprefix("eval_"),
+            "greater_is_better": bool(self.training.greater_is_better),
+            "value": result.best_metric,
+            "step": result.best_step,
+            "steps": result.steps,
+            "train_loss": result.train_loss,
+            "seconds": round(result.seconds, 3),
+        }
 
     def end(self, folder: Path) -> None:
         """Take up the reader that is trained."""
@@ -471,8 +474,7 @@ def _open_recorded(
     home: Path, record: ReaderRecord, data: TaskData, args: PgraArguments, context: Context
 ) -> Stages:
     """Open the stages; refuse what is not the run's before anything long is begun."""
-    assert isinstance(data.task, Task)
-    prompt = record.prompt or FewShotPrompt(prompt_template(data.task))
+    prompt = record.prompt or FewShotPrompt(prompt_template(data.choice))
     if not record.num_evidence:  # nothing is searched
         return Stages(args, context, prompt, data)
     if not args.artifacts.is_dir():
@@ -537,19 +539,6 @@ def check_training(args: PgraArguments, training: ReaderTrainingArguments) -> No
             "push_to_hub would have the Trainer upload every checkpoint: take it out with "
             "pgra.publish.take_target, and push the finished run with push_run"
         )
-
-
-def training_record(result: TrainResult, training: ReaderTrainingArguments) -> dict[str, Json]:
-    """Return what a training says of itself in `training.json`."""
-    return {
-        "metric": str(training.metric_for_best_model).removeprefix("eval_"),
-        "greater_is_better": bool(training.greater_is_better),
-        "value": result.best_metric,
-        "step": result.best_step,
-        "steps": result.steps,
-        "train_loss": result.train_loss,
-        "seconds": round(result.seconds, 3),
-    }
 
 
 def training_identity(training: ReaderTrainingArguments, metric: str) -> dict[str, Json]:

@@ -331,7 +331,7 @@ def choose_evidence(reader: RagReader, inputs: PooledInputs) -> tuple[SeparateIn
     passages = np.take_along_axis(inputs.pools, chosen, axis=1)
     rows = np.where(passages == MISSING_ROW, MISSING_ROW, inputs.rows[passages])
     evidence = Candidates(rows, np.where(rows == MISSING_ROW, -np.inf, weights).astype(np.float32))
-    return SeparateInputs.over(joined, weights.ravel()), evidence
+    return SeparateInputs(**vars(joined), log_weights=weights.ravel()), evidence
 
 
 class RagClassifier(T5Classifier):
@@ -399,7 +399,7 @@ class Rag(Pgra):
         """Score examples, and return the evidence that the reader chose."""
         assert split is not None  # other examples have no candidates
         chosen, best = choose_evidence(self.reader.module, inputs)
-        lines = self.stages.lines(replace(self.stages.ranked(split), best=best))
+        lines = self.stages.lines(self.stages.candidates[split].candidates, best)
         return self.reader.score(chosen, self.context), lines
 
     @cached_property

@@ -22,7 +22,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import AutoModelForCausalLM
 
-from pgra.config import LoraArguments, RerankArguments, RunArguments, arg
+from pgra.config import LoraArguments, RunArguments, arg
 from pgra.core import ALONE, Context, Example, Json, Scores
 from pgra.errors import ConfigError
 from pgra.lm.base import CompleterArguments, LanguageModel, open_lm
@@ -39,6 +39,7 @@ from pgra.prompts.verbalizer import Verbalizer
 from pgra.reader.calibrate import Calibration, decide
 from pgra.reader.causal import CausalModule, answer_row, pad
 from pgra.reader.inputs import SegmentLayout
+from pgra.reader.module import Classifier
 from pgra.reader.predict import Decision
 from pgra.reader.record import READER_FOLDER, RECORD_FILE
 from pgra.report.metrics import measure
@@ -180,12 +181,6 @@ class Ralm(Pgra):
         """Whether adapters are trained."""
         return args.trains
 
-    @property
-    def asked(self) -> RalmArguments:
-        """The reader's arguments."""
-        asked: RalmArguments = self.args["reader"]
-        return asked
-
     def open(self) -> None:
         """Read task and models' names, and refuse what cannot work."""
         if self.pgra.retriever.neighbor_encoder == "reader":
@@ -203,14 +198,14 @@ class Ralm(Pgra):
     @cached_property
     def verbalizer(self) -> Verbalizer:
         """The words that answer, and how the LM sees a query."""
-        return Verbalizer(self.task.prompt_words, f"{self.task.prompt}\n{self.task.answer}")
+        task = self.data.choice
+        return Verbalizer(task.prompt_words, f"{task.prompt}\n{task.answer}")
 
     @cached_property
     def layout(self) -> SegmentLayout:
         """What the reader's record says of its prompts."""
-        return SegmentLayout(
-            self.verbalizer.template, "evidence_first", self.asked.max_reader_tokens
-        )
+        most: int = self.args["reader"].max_reader_tokens
+        return SegmentLayout(self.verbalizer.template, "evidence_first", most)
 
     @property
     def decision(self) -> Decision:
@@ -223,9 +218,18 @@ class Ralm(Pgra):
         return False
 
     def _open_reader(self, name: str, *, is_trained: bool = False) -> PromptReader:
-        lm = open_reader_lm(name, self.pgra.rerank, self.context, is_trained=is_trained)
+        """Open the LM that reads, whose answers are kept; one that was trained here in float32."""
+        rerank = self.pgra.rerank
+        asked = CompleterArguments(
+            lm=name,
+            lm_dtype="float32" if is_trained else rerank.lm_dtype,
+            lm_quantization="none" if is_trained else rerank.lm_quantization,
+            lm_device_map=rerank.lm_device_map,
+            lm_batch_tokens=rerank.lm_batch_tokens,
+        )
         template = PromptTemplate(self.verbalizer.template, "", self.data.task.inputs)
-        return PromptReader(lm, template, self.verbalizer.words, self.asked)
+        lm = open_lm(asked, self.context)
+        return PromptReader(lm, template, self.verbalizer.words, self.args["reader"])
 
     def identity(self) -> dict[str, Json]:
         """Return what decides the weights and predictions, besides the examples."""
@@ -260,10 +264,11 @@ class Ralm(Pgra):
 
     def begin(self) -> "LMClassifier":
         """Return the LM that training starts from."""
-        module = CausalModule.from_name(self.asked.reader_lm)
-        module.add_adapters(self.asked, seed=self.seed)
-        lm = CausalLM.from_name(self.asked.reader_lm, device="cpu")  # its tokens alone are used
-        return LMClassifier(module, lm, self.verbalizer.words)
+        asked: RalmArguments = self.args["reader"]
+        module = CausalModule.from_name(asked.reader_lm)
+        module.add_adapters(asked, seed=self.seed)
+        lm = CausalLM.from_name(asked.reader_lm, device="cpu")  # its tokens alone are used
+        return LMClassifier(module, lm.tokenizer, lm, self.verbalizer.words)
 
     def end(self, folder: Path) -> None:
         """Let go of what was trained, and open what was written."""
@@ -295,30 +300,12 @@ class Ralm(Pgra):
         return super().restore(folder, args, context)
 
 
-def open_reader_lm(
-    name: str, rerank: RerankArguments, context: Context, *, is_trained: bool = False
-) -> LanguageModel:
-    """Open the LM that reads, whose answers are kept; one that was trained here in float32.
-
-    Raises:
-        PgraError: As `pgra.lm.base.open_lm`.
-    """
-    args = CompleterArguments(
-        lm=name,
-        lm_dtype="float32" if is_trained else rerank.lm_dtype,
-        lm_quantization="none" if is_trained else rerank.lm_quantization,
-        lm_device_map=rerank.lm_device_map,
-        lm_batch_tokens=rerank.lm_batch_tokens,
-    )
-    return open_lm(args, context)
-
-
 # What is trained.
 
 
 @dataclass(frozen=True)
-class LMClassifier:
-    """A causal LM while it is trained; see `pgra.reader.train.Classifier`.
+class LMClassifier(Classifier):
+    """A causal LM while it is trained.
 
     Attributes:
         module: What is trained.
@@ -331,11 +318,6 @@ class LMClassifier:
     lm: CausalLM
     words: Mapping[str, str]
     batch_tokens: int = 2048
-
-    @property
-    def tokenizer(self) -> Any:
-        """Saved with each checkpoint."""
-        return self.lm.tokenizer
 
     @property
     def labels(self) -> Sequence[str]:
@@ -384,11 +366,6 @@ class LMClassifier:
         for example, column, value in found:
             scores[example, column] = value
         return scores
-
-    def save(self, folder: Path) -> None:
-        """Write a plain LM folder with its tokenizer."""
-        self.module.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
 
 
 def collate(

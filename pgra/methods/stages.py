@@ -11,7 +11,7 @@ and is made once.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Self
 
@@ -45,18 +45,8 @@ from pgra.retrieval.survey import Survey
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Ranked:
-    """What the stages find for B queries.
-
-    Attributes:
-        first: The first stage's candidates, (B, K); where there is none, the same as `best`.
-        best: The second stage's order of them, (B, K); of the exhaustive search, the best N.
-    """
-
-    first: Candidates
-    best: Candidates
+Found = tuple[Candidates, Candidates]
+"""Of B queries: what the first stage found, and the second stage's order of it."""
 
 
 class Stages(Timed):
@@ -96,7 +86,7 @@ class Stages(Timed):
         super().__init__()
         context = replace(context, artifacts=args.artifacts, device=args.runtime.device)
         self.args, self.context, self.prompt, self.exemplars = args, context, prompt, exemplars
-        self.data, self._reference = data, reference
+        self.data, self.reference = data, reference
         self.candidates: dict[str, Stored] = {}
         self.evidence: dict[str, Stored] = {}
 
@@ -145,18 +135,10 @@ class Stages(Timed):
                 context=self.context,
                 options=self.args.rerank_options,
                 exemplars=self.exemplars,
-                reference=self.reference,
+                reference=self.reference
+                or Reference(self.data.train, self.data.choice.prompt_words),
             )
         )
-
-    @property
-    def reference(self) -> Reference:
-        """What a similarity is fitted to."""
-        if self._reference is not None:
-            return self._reference
-        task = self.data.task
-        assert isinstance(task, Task)
-        return Reference(self.data.train, task.prompt_words)
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -261,12 +243,16 @@ class Stages(Timed):
                     partial(self.reranker.rerank, self.data.examples(split), first.candidates),
                 )
 
-    def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Ranked:
+    def search(self, queries: Sequence[Example], *, depth: int | None = None) -> Found:
         """Take any queries through both stages; states that the LM read are kept in its banks.
 
         Args:
             queries: Any; ids are not looked at.
             depth: Evidence a query of the exhaustive search; None is the run's d.
+
+        Returns:
+            The first stage's candidates, (B, K), and the second's order of them; of the exhaustive
+            search twice the best N.
 
         Raises:
             PgraError: As each stage says.
@@ -276,31 +262,27 @@ class Stages(Timed):
             search.prepare(queries)
             most = min(self.depth if depth is None else depth, search.num_rows)
             best = search.search(queries, most)
-            return Ranked(best, best)
+            return best, best
         texts = [query.text for query in queries]
         first = self.retriever.retrieve(texts, self.args.retriever.num_candidates)
         self.reranker.prepare(queries, first.rows)
-        return Ranked(first, self.reranker.rerank(queries, first))
+        return first, self.reranker.rerank(queries, first)
 
-    def ranked(self, split: str) -> Ranked:
-        """Return what was found for a split."""
-        return Ranked(self.candidates[split].candidates, self.evidence[split].candidates)
-
-    def lines(self, ranked: Ranked) -> list[list[EvidenceLine]]:
+    def lines(self, first: Candidates, best: Candidates) -> list[list[EvidenceLine]]:
         """Return each query's top d with its text and its standing in both stages."""
-        return evidence_lines(self.corpus, ranked.first, ranked.best.top(self.depth))
+        return evidence_lines(self.corpus, first, best.top(self.depth))
 
     def evidence_lines(self, split: str) -> list[list[EvidenceLine]]:
         """Return the evidence of a split's examples; none where none is read."""
         if not self.depth:
             return [[] for _ in self.data.examples(split)]
-        return self.lines(self.ranked(split))
+        return self.lines(self.candidates[split].candidates, self.evidence[split].candidates)
 
     def new_lines(self, examples: Sequence[Example]) -> list[list[EvidenceLine]]:
         """Find the evidence of new examples; none where none is read."""
         if not self.depth or not examples:
             return [[] for _ in examples]
-        return self.lines(self.search(examples))
+        return self.lines(*self.search(examples))
 
     def _store(
         self,
@@ -365,8 +347,7 @@ def _write_prompt(
     data: TaskData, args: PgraArguments, context: Context
 ) -> tuple[FewShotPrompt, NearestExemplars | None]:
     """Write the prompt; a bare one where each query has its own, and what chooses these."""
-    task = data.task
-    assert isinstance(task, Task)
+    task = data.choice
     template = prompt_template(task)
     if args.rerank.per_query:
         exemplars = NearestExemplars(

@@ -14,15 +14,16 @@ from accelerate.utils import DynamoBackend
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_reporting_integration_callbacks,
+)
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from pgra.config import Rule, arg, at_least, choose, rules
 from pgra.errors import ConfigError
 from pgra.lm.load import ready_device
 
-_PACKAGES = {"azure_ml": "azureml", "comet_ml": "comet-ml", "tensorboard": "tensorboardX"}
-"""A tracker's package, where it is not named like the tracker."""
-_UNSEEN = ("flyte", "kubeflow")  # not among what transformers can tell the presence of
 _A_WEEK = 7 * 24 * 3600
 _REASONS: dict[str, tuple[str, ...]] = {
     "the reader does not support it. Leave it out": (
@@ -150,10 +151,15 @@ class ReaderTrainingArguments(TrainingArguments):  # type: ignore[misc]  # not f
         if not torch.accelerator.is_available():  # nothing to pin for, and torch would say so
             self.dataloader_pin_memory = False
             self.use_cpu = True  # or accelerate takes each process for the only one
-        self.report_to = check_trackers(self.report_to) or ["none"]
+        named = [self.report_to] if isinstance(self.report_to, str) else self.report_to or ["none"]
+        self.report_to = [name for word in named for name in word.split(",") if name]
         try:
+            for name in self.report_to:
+                choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "all", "none"])
             super().__post_init__()
-        except (ValueError, TypeError, OSError, ImportError) as error:
+            for tracker in get_reporting_integration_callbacks(self.report_to):
+                tracker()  # which refuses where its package is not installed
+        except (ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
             raise ConfigError(f"training arguments: {error}") from None
         if self.mixed_precision != ("bf16" if self.bf16 else "no"):  # set by `accelerate launch`
             raise ConfigError(
@@ -277,37 +283,6 @@ def check_trainer(arguments: ReaderTrainingArguments) -> None:
             shown = ", ".join(f"{name} {getattr(v, 'value', v)}" for name, v in values)
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(f"{shown} cannot be used: {reason}") from None
-
-
-def check_trackers(report_to: str | Sequence[str] | None) -> list[str]:
-    """Read the trackers to report to, and refuse what could not be reported to.
-
-    Args:
-        report_to: Names, one or several in a word; "none" and "all" (that are installed) stand
-            alone.
-
-    Returns:
-        The names; empty for none.
-
-    Raises:
-        ConfigError: If one is unknown, or its package is not installed.
-    """
-    from transformers.integrations import get_available_reporting_integrations
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    given = [report_to] if isinstance(report_to, str) else report_to or ()
-    names = [name for word in given for name in word.split(",") if name]
-    available = list(get_available_reporting_integrations())
-    if names in ([], ["none"], ["all"]):
-        return available if names == ["all"] else []
-    for name in names:
-        choose("tracker", name, [*INTEGRATION_TO_CALLBACK, "none"])
-        if name not in (*available, *_UNSEEN):
-            raise ConfigError(
-                f"report_to {name} needs a package that is not installed: pip install "
-                f"{_PACKAGES.get(name, name)}, or leave it out"
-            )
-    return names
 
 
 def finish_trackers(names: Sequence[str] | None) -> None:

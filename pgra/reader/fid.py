@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from pgra.errors import ConfigError, ModelError
+from pgra.errors import ModelError
 from pgra.lm.batching import Group, PackedSegments
 from pgra.lm.kernels import read_encoded_tokens
-from pgra.lm.load import dtype_name, find_model, load_config, load_pretrained
+from pgra.lm.load import find_model, load_config, load_pretrained
 from pgra.reader.module import ReaderModule
 
 IGNORED = -100
@@ -38,21 +38,12 @@ class FusionReader(ReaderModule):
         read_encoded_tokens(t5.get_decoder())
 
     @classmethod
-    def from_name(cls, name: str, *, dtype: torch.dtype = torch.float32) -> Self:
-        """Load a reader: hub id, folder or `bundled:NAME`.
-
-        Args:
-            name: Any T5.
-            dtype: float32 or bfloat16.
+    def from_name(cls, name: str) -> Self:
+        """Load a T5 in float32: hub id, folder or `bundled:NAME`.
 
         Raises:
-            ConfigError: If the dtype is float16.
             ModelError: If it cannot be loaded, or is no T5.
         """
-        if dtype is torch.float16:
-            raise ConfigError(
-                f"a T5 reader overflows to NaN in {dtype_name(dtype)}: use bfloat16 or float32"
-            )
         source = find_model(name)
         config = load_config(source)
         if config.model_type not in ARCHITECTURES:
@@ -63,7 +54,7 @@ class FusionReader(ReaderModule):
         if config.dense_act_fn == "gelu_new":  # the same function, in one kernel instead of eight
             config.dense_act_fn = "gelu_pytorch_tanh"
         load = AutoModelForSeq2SeqLM.from_pretrained
-        return cls(load_pretrained(load, source, dtype=dtype, config=config)).eval()
+        return cls(load_pretrained(load, source, dtype=torch.float32, config=config)).eval()
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

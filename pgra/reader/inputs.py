@@ -70,27 +70,6 @@ class TokenizedInputs:
     segment_ends: npt.NDArray[np.int64]
     example_ends: npt.NDArray[np.int64]
 
-    @classmethod
-    def of(
-        cls,
-        examples: Sequence[Example],
-        segments: Sequence[Sequence[TokenIds]],
-        tokenizer: Any,
-        verbalizer: Verbalizer,
-    ) -> "TokenizedInputs":
-        """Put segments into arrays.
-
-        Args:
-            examples: The examples, labelled or not.
-            segments: Token ids of each one's segments, at least one.
-            tokenizer: The reader's.
-            verbalizer: Gives each label its target.
-
-        Raises:
-            DataError: If an example has a label that the verbalizer does not know.
-        """
-        return cls(*describe(examples, tokenizer, verbalizer), *flatten(segments))
-
     def __len__(self) -> int:
         """Count the examples."""
         return len(self.example_ids)
@@ -128,30 +107,23 @@ def flatten(segments: Sequence[Sequence[TokenIds]]) -> tuple[npt.NDArray[Any], .
 def describe(
     examples: Sequence[Example], tokenizer: Any, verbalizer: Verbalizer
 ) -> tuple[list[str], list[str | None], dict[str, TokenIds]]:
-    """Return the examples' ids and labels, and the labels' targets."""
-    labelled = [example for example in examples if example.label is not None]
-    check_labels([e.id for e in labelled], [e.label for e in labelled], verbalizer.labels)
+    """Return the examples' ids and labels, and the labels' targets.
+
+    Raises:
+        DataError: If an example has a label that the verbalizer does not know.
+    """
+    for example in examples:
+        if example.label is not None and example.label not in verbalizer.labels:
+            raise DataError(
+                f"example '{example.id}' has label '{example.label}', the task knows: "
+                f"{', '.join(verbalizer.labels)}"
+            )
     targets = zip(verbalizer.labels, verbalizer.target_ids(tokenizer), strict=True)
     return (
         [example.id for example in examples],
         [example.label for example in examples],
         {label: np.array(target, dtype=np.int32) for label, target in targets},
     )
-
-
-def check_labels(
-    example_ids: Sequence[str], labels: Sequence[str | None], known: Sequence[str]
-) -> None:
-    """Refuse examples without a known label.
-
-    Raises:
-        DataError: If one has none, or one that the task does not know.
-    """
-    for name, label in zip(example_ids, labels, strict=True):
-        if label not in known:
-            raise DataError(
-                f"example '{name}' has label {label!r}, the task knows: {', '.join(known)}"
-            )
 
 
 @dataclass(frozen=True)
@@ -168,13 +140,6 @@ class SeparateInputs(TokenizedInputs):
     """
 
     log_weights: npt.NDArray[np.float64] | None = None
-
-    @classmethod
-    def over(
-        cls, inputs: TokenizedInputs, log_weights: npt.NDArray[np.float64] | None = None
-    ) -> "SeparateInputs":
-        """Take inputs that would be read together."""
-        return cls(**vars(inputs), log_weights=log_weights)
 
     def alone(self) -> TokenizedInputs:
         """Return each segment as an example of its own, under its example's name."""
@@ -303,7 +268,7 @@ def build_inputs(
             join.num_cut,
             sum(map(len, evidence)),
         )
-    return TokenizedInputs.of(examples, segments, tokenizer, verbalizer)
+    return TokenizedInputs(*describe(examples, tokenizer, verbalizer), *flatten(segments))
 
 
 class Join:
@@ -399,7 +364,7 @@ def collate(
     packed = pack_segments([row.segments for row in rows], pad_token_id=pad_token_id, cost=cost)
     targets = [row.target for row in rows if row.target is not None]
     ids = tuple(row.example_id for row in rows)
-    return {**packed.as_inputs(), "labels": pad_targets(targets), "example_ids": ids}
+    return {**vars(packed), "labels": pad_targets(targets), "example_ids": ids}
 
 
 def pad_targets(targets: Sequence[Sequence[int] | npt.NDArray[np.int32]]) -> Tensor:

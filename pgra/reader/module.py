@@ -7,14 +7,19 @@ these are trained and saved; a finished model has them merged in and is a plain 
 
 import importlib.util
 import warnings
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForSeq2SeqLM
+from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
 
 from pgra.config import LoraArguments
+from pgra.core import Context, Scores
 from pgra.errors import ConfigError, ModelError
 from pgra.lm.load import ModelSource, load_config
 
@@ -155,13 +160,50 @@ class ReaderModule(nn.Module):
         self.model.gradient_checkpointing_enable(*args, **kwargs)
 
 
-def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -> None:
+@dataclass(frozen=True)
+class Trainable(ABC):
+    """What training needs.
+
+    Attributes:
+        module: What is trained, in place; `module(**batch)` has a `.loss`.
+        tokenizer: Saved with each checkpoint.
+    """
+
+    module: ReaderModule
+    tokenizer: Any
+
+    @abstractmethod
+    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
+        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
+
+    def save(self, folder: Path) -> None:
+        """Write a plain model folder with its tokenizer."""
+        self.module.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+class Classifier(Trainable):
+    """A model that is trained to decide labels."""
+
+    @property
+    @abstractmethod
+    def labels(self) -> Sequence[str]:
+        """The task's labels, in order."""
+
+    @abstractmethod
+    def score(self, inputs: Any, context: Context) -> Scores:
+        """Return each label's log-probability, (B, C), in every process, the work shared."""
+
+
+def check_adapters(
+    args: LoraArguments, source: ModelSource, auto: Any = AutoModelForSeq2SeqLM
+) -> None:
     """Refuse adapters that could not be made, before the long stages.
 
     Args:
         args: Which adapters.
         source: The model.
-        auto: The class of `transformers` that builds it; None is `AutoModelForSeq2SeqLM`.
+        auto: The class of `transformers` that builds it.
 
     Raises:
         ConfigError: If `peft` is not installed.
@@ -173,12 +215,9 @@ def check_adapters(args: LoraArguments, source: ModelSource, auto: Any = None) -
         raise ConfigError("lora_rank needs peft: pip install 'pgra[lora]', or leave it out")
     if args.lora_target_modules is None:
         return
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layers
-
     try:
         with torch.device("meta"):  # names and shapes, without the weights
-            model = (auto or AutoModelForSeq2SeqLM).from_config(load_config(source))
+            model = auto.from_config(load_config(source))
     except ValueError:
         return  # another kind of model: that is refused where the reader is loaded
     layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | Conv1D)]

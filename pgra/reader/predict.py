@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +19,7 @@ from pgra.prompts.verbalizer import SLOT, Verbalizer
 from pgra.reader.calibrate import decide
 from pgra.reader.fid import IGNORED, Fused, FusionReader
 from pgra.reader.inputs import SeparateInputs, TokenizedInputs, collate, pad_targets
+from pgra.reader.module import Classifier
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class T5Classifier:
-    """A fused T5 that decides a task's labels; what `pgra.reader.train` asks of a reader.
+class T5Classifier(Classifier):
+    """A fused T5 that decides a task's labels.
 
     All work is shared by the context's processes, and every one gets all results, in the order
     given, whatever the batches were.
@@ -62,20 +62,12 @@ class T5Classifier:
         verbalizer: Gives each label its words.
         decision: How labels are decided.
         batch_tokens: Most tokens in a batch; None is what suits the device.
-
-    Raises:
-        ConfigError: If the verbalizer does not suit the tokenizer.
     """
 
     module: FusionReader
-    tokenizer: Any
     verbalizer: Verbalizer
     decision: Decision = Decision()
     batch_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse words that the tokenizer cannot write."""
-        self.verbalizer.audit(self.tokenizer, decode=self.decision.decode)
 
     @property
     def labels(self) -> Sequence[str]:
@@ -86,11 +78,6 @@ class T5Classifier:
         """Return what makes training batches for the module, on a device, of tokenised inputs."""
         cost = GroupCost.on(device, is_training=True)
         return partial(collate, pad_token_id=self.tokenizer.pad_token_id, cost=cost)
-
-    def save(self, folder: Path) -> None:
-        """Write a plain T5 folder with its tokenizer."""
-        self.module.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
 
     def predict(self, inputs: TokenizedInputs, context: Context = ALONE) -> list[Prediction]:
         """Decide each example; their labels are not looked at.

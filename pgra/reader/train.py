@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -40,12 +40,11 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from pgra.artifacts import sync_folder, write_text
-from pgra.core import Context, Scores, Worker
-from pgra.errors import ConfigError, DataError, ModelError, Stopped
+from pgra.core import Context, Worker
+from pgra.errors import ConfigError, ModelError, Stopped
 from pgra.reader.arguments import ReaderTrainingArguments, finish_trackers
 from pgra.reader.calibrate import decide
-from pgra.reader.inputs import check_labels
-from pgra.reader.module import ReaderModule
+from pgra.reader.module import Classifier, ReaderModule, Trainable
 from pgra.reader.record import READER_FOLDER
 from pgra.reader.resume import (
     EarlyStopping,
@@ -63,41 +62,6 @@ logger = logging.getLogger(__name__)
 LOSSES_FILE = "losses.jsonl"
 _CHUNK = 50  # steps copied from the device at once, and at most lost after a loss that is none
 _NAMED = 16  # examples of a broken batch that a message names
-
-
-class Trainable(Protocol):
-    """What training needs of a model."""
-
-    @property
-    def module(self) -> ReaderModule:
-        """What is trained, in place; `module(**batch)` has a `.loss`."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """Saved with each checkpoint."""
-        ...
-
-    def collator(self, device: torch.device) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Return what makes a batch of rows; it may be pickled for the workers that read data."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write a folder from which the finished model can be loaded."""
-        ...
-
-
-class Classifier(Trainable, Protocol):
-    """A model that is trained to decide labels."""
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The task's labels, in order."""
-        ...
-
-    def score(self, inputs: Any, context: Context) -> Scores:
-        """Return each label's log-probability, (B, C), in every process, the work shared."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -137,8 +101,9 @@ def train_reader(
 
     Args:
         classifier: Trained in place; holds the best weights afterwards.
-        train: Examples to learn from, rows for the collator, with `example_ids` and `labels`.
-        dev: Likewise, examples to choose a checkpoint on; never the test set.
+        train: Labelled examples to learn from, rows for the collator.
+        dev: Likewise, with `example_ids` and `labels`, to choose a checkpoint on; never the test
+            set.
         measure: Turns true labels and predictions into metrics; `metric` must be among them.
         metric: The metric that chooses the checkpoint, unless `metric_for_best_model` names one.
         arguments: The Trainer's.
@@ -148,14 +113,8 @@ def train_reader(
         As `fit`; the folder is `reader` in the output folder.
 
     Raises:
-        DataError: If an example has no known label, or a label no training example.
         PgraError: As `fit`.
     """
-    for inputs in (train, dev):
-        check_labels(inputs.example_ids, inputs.labels, classifier.labels)
-    check_classes([str(label) for label in train.labels], classifier.labels)
-    if not len(dev):
-        raise DataError("there is no dev example to choose a checkpoint on")
     arguments.choose_metric(metric)
 
     def evaluate(context: Context) -> Mapping[str, float]:
@@ -174,7 +133,6 @@ def fit(
     *,
     folder: Path,
     evaluate: Callable[[Context], Mapping[str, float]] | None = None,
-    title: str = "train",
     callbacks: Sequence[TrainerCallback] = (),
 ) -> TrainResult:
     """Train a model, going on where an earlier call was stopped, and write it.
@@ -189,7 +147,6 @@ def fit(
         folder: Where the finished model goes; written aside and renamed.
         evaluate: Measures the model as it is, each example once whatever the number of processes;
             None where `eval_strategy` is "no".
-        title: Stands before the bar.
         callbacks: Further ones for the Trainer.
 
     Returns:
@@ -224,7 +181,7 @@ def fit(
     )
     with trainer.stopper.listening():
         with compiled_blocks(trainable.module, arguments, trainer.accelerator):
-            _go_on(trainer, trainable.module, resume, title)
+            _go_on(trainer, trainable.module, resume)
         if trainer.is_world_process_zero():
             replace_folder(folder, trainable.save)
         trainer.accelerator.wait_for_everyone()
@@ -242,9 +199,7 @@ def fit(
     )
 
 
-def _go_on(
-    trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None, title: str
-) -> None:
+def _go_on(trainer: "MeasuredTrainer", module: ReaderModule, resume: Path | None) -> None:
     """Train from a checkpoint or the start; one of the last step only gives its best weights."""
     arguments = trainer.args
     source = None if resume is None else resume.parent / LOSSES_FILE
@@ -258,7 +213,7 @@ def _go_on(
         patience, threshold = arguments.early_stopping_patience, arguments.early_stopping_threshold
         trainer.add_callback(EarlyStopping(patience, threshold))
     trainer.add_callback(Steps(trainer, module, source))
-    bar = TrainingBar(title)
+    bar = TrainingBar()
     if not arguments.disable_tqdm:
         trainer.add_callback(bar)
     try:
@@ -288,25 +243,6 @@ def _last_good(arguments: ReaderTrainingArguments) -> str:
     last = last_checkpoint(Path(str(arguments.output_dir)))
     found = "there is no checkpoint yet." if last is None else f"the last good one is {last}."
     return f"{found} Lower the learning rate ({arguments.learning_rate})"
-
-
-def check_classes(present: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse to train on a task one of whose labels no example shows.
-
-    Args:
-        present: Each training example's label.
-        known: The task's labels.
-
-    Raises:
-        DataError: If a label is absent, with its name.
-    """
-    absent = [label for label in known if label not in set(present)]
-    if absent:
-        raise DataError(
-            f"no training example has label {', '.join(map(repr, absent))} (of {len(present)} "
-            "examples): add some, raise max_train_samples or lower num_exemplars, or take the "
-            "label out of the task's verbalizer"
-        )
 
 
 def check_batches(num_train: int, arguments: ReaderTrainingArguments) -> None:
@@ -619,16 +555,11 @@ class Steps(TrainerCallback):  # type: ignore[misc]
 class TrainingBar(ProgressCallback):  # type: ignore[misc]
     """The Trainer's bar, with the loss on its line; the stock one prints its log between."""
 
-    def __init__(self, title: str) -> None:
-        """Take what stands before the bar."""
-        super().__init__()
-        self._title = title
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open it, in the main process."""
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
-            self.training_bar.set_description(self._title)
+            self.training_bar.set_description("train")
 
     def on_log(self, *_: Any, logs: dict[str, Any], **__: Any) -> None:
         """Show the mean loss since the last time."""

@@ -480,7 +480,12 @@ class Bank:
         self._slots = np.concatenate([self._slots, new])[order]
 
 
-# Keys of queries' states.
+# What banks are called, and keys of queries' states.
+
+
+def bank_name(model: str) -> str:
+    """Return how the folders of a model's banks begin."""
+    return model.removeprefix("bundled:").rstrip("/").split("/")[-1]
 
 
 def query_key(example: Example) -> int:

@@ -22,7 +22,6 @@ from pgra.lm.prefix import PromptedEncoder, Prompts
 from pgra.rerank.bank import Advance, query_key
 from pgra.rerank.base import RerankRequest, draw_texts
 from pgra.rerank.pairs import PairReranker, Pairs
-from pgra.rerank.states import open_prompted_encoder
 from pgra.retrieval.survey import FirstStage
 
 KEPT = ("dot", "cosine")
@@ -62,7 +61,7 @@ class NeighborReranker(PairReranker):
                 f"exemplars '{args.exemplars}' are chosen from training examples: give the request "
                 "a NearestExemplars, or use other exemplars"
             )
-        encoder = open_prompted_encoder(args, exemplars.prompt(()), request.context)
+        encoder = PromptedEncoder.open(args, exemplars.prompt(()), request.context.device)
         fields = {**encoder.fingerprint, "kept of a pair": list(KEPT)}
         super().__init__(request, args.lm, encoder.lm.device, fields)
         self.encoder = self.counter = encoder

@@ -20,9 +20,8 @@ from pgra.artifacts import artifact_dir, canonical_json
 from pgra.core import MISSING_ROW, Example, Json, Rows, Scores
 from pgra.lm.cost import Reading, Trial
 from pgra.lm.load import batch_budget
-from pgra.rerank.bank import Advance, Bank, query_key
+from pgra.rerank.bank import Advance, Bank, bank_name, query_key
 from pgra.rerank.base import MOST_PAIRS, PAIRS, Cost, RerankRequest, ScoringReranker
-from pgra.rerank.states import bank_name
 from pgra.retrieval.survey import FirstStage
 
 _KEY_BYTES = 12  # a key and a norm

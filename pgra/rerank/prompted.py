@@ -22,7 +22,7 @@ from pgra.data.corpus import Corpus
 from pgra.lm.cost import LmShape, foresee_prompts
 from pgra.lm.load import batch_budget, dtype_name
 from pgra.lm.prefix import PromptedEncoder
-from pgra.rerank.bank import Bank, query_key
+from pgra.rerank.bank import Bank, bank_name, query_key
 from pgra.rerank.base import (
     Cost,
     Reference,
@@ -34,7 +34,6 @@ from pgra.rerank.base import (
 )
 from pgra.rerank.neighbors import NeighborReranker
 from pgra.rerank.similarity import Fitting, find_similarity, score_candidates
-from pgra.rerank.states import bank_name, open_prompted_encoder
 from pgra.retrieval.survey import WHOLE, FirstStage
 
 logger = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class PromptedReranker(ScoringReranker):
         if args.per_query:
             return NeighborReranker(request)
         with_head = find_similarity(args.similarity).reads_words
-        first = open_prompted_encoder(args, request.prompt, context, with_head=with_head)
+        first = PromptedEncoder.open(args, request.prompt, context.device, with_head=with_head)
         encoders = [first, *(first.under(other) for other in request.prompt.others)]
         members = [
             cls(

@@ -111,9 +111,12 @@ class Survey:
         finished = [folder for folder in folders if is_finished(folder)]
         is_built = len(finished) == len(folders)
         is_encoded = encoder is None or any(map(is_finished, folders[:1]))
+        # What independent draws would give; real candidates repeat more.
+        num_queries = sum(map(len, self.splits.values()))
+        missed = (1 - min(1.0, args.num_candidates / len(corpus))) ** num_queries
         base = FirstStage(
             rows=np.arange(len(corpus)),
-            num_texts=self._guess(),
+            num_texts=round(len(corpus) * (1 - missed)),
             basis=GUESSED,
             num_candidates=args.num_candidates,
             is_full=args.retriever != "bm25",  # words may find fewer
@@ -208,12 +211,6 @@ class Survey:
             basis=SEARCHED if is_whole and request.args.index_factory == EXACT else TRIAL,
             seconds=num_rows / rate + (found.seconds or 0.0),
         )
-
-    def _guess(self) -> int:
-        """Expect what independent draws would give; real candidates repeat more."""
-        num_rows, num_queries = len(self.request.corpus), sum(map(len, self.splits.values()))
-        kept = (1 - min(1.0, self.request.args.num_candidates / num_rows)) ** num_queries
-        return round(num_rows * (1 - kept))
 
 
 def trial_size(num_rows: int, k: int, most: float) -> tuple[int, int]:

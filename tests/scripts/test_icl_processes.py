@@ -2,8 +2,7 @@
 
 import pytest
 import yaml
-from conftest import write_jsonl
-from scripted import review_rows, run_apart
+from scripted import Bench, run_apart
 
 from pgra.artifacts import lock_folder
 from pgra.report.results import read_lines
@@ -13,17 +12,11 @@ LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"
 
 @pytest.mark.slow
 def test_a_grid_in_two_processes_is_one_of_one_and_a_held_folder_ends_both(
-    tmp_path, lm_dirs, encoder_dir
+    tmp_path, lm_dirs, encoder_dir, t5_dir
 ):
-    base = {
-        "method": "kate",
-        "task": "sst2",
-        "train_file": str(write_jsonl(tmp_path / "train.jsonl", review_rows(40))),
-        "test_file": str(write_jsonl(tmp_path / "test.jsonl", review_rows(12, start=20))),
-        "lm": str(lm_dirs["gpt2"]),
-        "encoder": str(encoder_dir),
-        "num_exemplars": 3,
-    }
+    flags = Bench(tmp_path, lm_dirs["gpt2"], encoder_dir, t5_dir).flags
+    names = ("task", "train_file", "test_file", "lm", "encoder")
+    base = {"method": "kate", "num_exemplars": 3, **{name: str(flags[name]) for name in names}}
     points = [
         {"name": "many", "num_exemplars": 999},  # which all processes refuse
         {"name": "drawn", "exemplars": "random"},

@@ -87,8 +87,7 @@ def test_optuna_chooses_points_and_goes_on_with_the_same_study(bench):
     assert called.code == 0, called.err
     folder = bench.run("study")
     tried = read_json(folder / "search.json")["tried"]
-    assert points(folder) == sorted(one["folder"] for one in tried)
-    assert len({one["learning_rate"] for one in tried}) == 2
+    assert len({one["learning_rate"] for one in tried}) == len(points(folder)) == 2
     assert called.out.count("sst2 test accuracy") == 1
     assert bench.train("study", **{**OPTUNA, "num_trials": 3}).code == 0
     assert read_json(folder / "search.json")["tried"][:2] == tried
@@ -96,13 +95,10 @@ def test_optuna_chooses_points_and_goes_on_with_the_same_study(bench):
     assert "was made with search_batch_sizes [2,4], this run asks for [2]: choose" in told
 
 
-def test_what_cannot_be_searched_is_refused(bench, grid, monkeypatch):
+def test_what_cannot_be_searched_is_refused(bench, monkeypatch):
     quiet = {"eval_strategy": "no", "no_load_best_model_at_end": "", "save_steps": None}
     argv = [word for word in bench.argv("no", **GRID, **quiet) if word]
     assert "decides on the dev set, which eval_strategy 'no'" in call(main, argv).error
-    told = bench.train("grid", **{**GRID, "max_steps": 4}).error
-    assert "was made with" in told
-    assert "choose another --output_dir" in told
     told = bench.train("wide", **{**GRID, "search_batch_sizes": "2,400"}).error
     assert "per_device_train_batch_size (400) times 1 processes exceeds the 22 training" in told
     assert not bench.run("wide").exists()

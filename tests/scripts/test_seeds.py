@@ -1,13 +1,12 @@
-"""Several seeds in one command, trackers, and adapters, as a user gives them."""
+"""Several seeds in one command, and trackers, as a user gives them."""
 
 import shutil
 import statistics
 
 import pytest
-from scripted import Bench, contents, finish, read_json
+from scripted import Bench, contents, read_json
 
 STEPS = {"num_evidence": 0, "max_steps": 2, "learning_rate": 5e-3}
-LORA = {**STEPS, "max_steps": 4, "lora_rank": 2, "eval_steps": 2, "save_total_limit": 3}
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +21,6 @@ def three(bench):
     return called
 
 
-def values(bench, name, seeds):
-    return [read_json(bench.run(name) / f"seed-{s}" / "metrics.json")["value"] for s in seeds]
-
-
 def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(bench, three):
     summary = read_json(bench.run("three") / "summary.json")
     found = [read_json(bench.run("three") / f"seed-{s}/metrics.json")["value"] for s in range(3)]
@@ -33,8 +28,6 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
     assert [(run["seed"], run["value"]) for run in summary["runs"]] == list(enumerate(found))
     assert (summary["mean"], summary["sd"]) == pytest.approx((mean, sd))
     assert (summary["n"], summary["min"], summary["max"]) == (3, min(found), max(found))
-    assert summary["num_examples"] == 12
-    assert "order of examples, dropout" in summary["seeds_are"]
     last = three.out.splitlines()[-1]
     assert f"accuracy {mean:.4f} ± {sd:.4f} (mean ± sample sd of 3 seeds of the reader" in last
     pattern = bench.run("p-{seed}")
@@ -48,12 +41,11 @@ def test_each_seed_is_the_run_with_that_seed_alone_and_the_summary_is_theirs(ben
 
 def test_finished_seeds_are_taken_up_and_a_new_one_is_added(bench, three):
     before = contents(bench.run("three"))
-    again = bench.train("three", seed=None, seeds="0,1,2", **STEPS)
-    assert again.out.count("(reused)") == 3
-    assert contents(bench.run("three")) == before
     more = bench.train("three", seed=None, seeds="0,1,2,3", **STEPS)
     assert more.out.count("(reused)") == 3
     assert read_json(bench.run("three") / "summary.json")["n"] == 4
+    after = contents(bench.run("three"))
+    assert {name for name in before if after[name] != before[name]} == {"summary.json"}
 
 
 def test_a_seed_that_was_stopped_goes_on_and_one_that_was_measured_is_not_trained_again(
@@ -79,18 +71,13 @@ def test_a_seed_that_was_stopped_goes_on_and_one_that_was_measured_is_not_traine
 def test_what_several_seeds_cannot_do_is_refused(bench, three):
     bench.train("single", **STEPS)
     told = bench.train("single", seed=None, seeds="0,1", **STEPS).error
-    assert told.endswith("is a run itself, and several runs are asked for: choose another "
-                         "--output_dir")  # fmt: skip
+    assert "is a run itself, and several runs are asked for: choose another --output_dir" in told
     told = bench.train("x", seeds="0,1", resume_from_checkpoint="checkpoint-2", **STEPS).error
     assert "resume_from_checkpoint (checkpoint-2) is of one run" in told
-    told = bench.train("x", seeds="0,1", push_to_hub=True, **STEPS).error
-    assert "push_to_hub with several seeds: which reader is meant?" in told
     told = bench.train("three", seed=None, seeds="0,1", **{**STEPS, "max_steps": 5}).error
     assert "_steps 2, this run asks for 5: choose another --output_dir, or delete it" in told
     told = bench.train("x", report_to="wandbb").error
     assert "unknown tracker 'wandbb'. Did you mean 'wandb'?" in told
-    told = bench.train("x", **LORA, lora_target_modules="nothing").error
-    assert "lora_target_modules holds 'nothing'" in told
     assert not bench.run("x").exists()
 
 
@@ -101,26 +88,3 @@ def test_tensorboard_gets_the_loss_and_the_dev_metric(bench):
     (path,) = bench.run("watched").rglob("events.out.tfevents.*")  # none unless asked for
     events = path.read_bytes()
     assert (events.count(b"train/loss"), events.count(b"eval/accuracy")) == (4, 1)
-
-
-def test_a_stopped_run_with_adapters_goes_on_bit_for_bit(bench):
-    assert bench.train("lora", **LORA).code == 0
-    whole, broken = bench.run("lora"), bench.run("lora-broken")
-    shutil.copytree(whole, broken)
-    for name in ("checkpoint-4", "reader"):
-        shutil.rmtree(broken / name)
-    for name in ("metrics.json", "predictions.jsonl", "training.json"):
-        (broken / name).unlink()
-    called = bench.train("lora-broken", **LORA)
-    assert f"going on from {broken / 'checkpoint-2'}" in called.err
-    for name in ("reader/model.safetensors", "predictions.jsonl", "checkpoint-4/model.safetensors"):
-        assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_two_processes_train_seeds_as_one(bench, three):
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    argv = bench.argv("two", seed=None, seeds="0,1", **STEPS, per_device_train_batch_size=2)
-    told = finish([*launch, "train.py", *argv])
-    assert told.count("mean ± sample sd of 2 seeds") == 1
-    assert read_json(bench.run("two") / "summary.json")["n"] == 2

@@ -75,8 +75,8 @@ def test_defaults_then_profile_then_yaml_then_command_line(yaml, capsys):
     ("text", "message"),
     [
         ("kinds: pear\n", r"mine.yaml: unknown key 'kinds'. Did you mean 'kind'\? See --help"),
-        ("count: yes\n", "count is True, a bool; it must be int"),
-        ("price: 1e-4\n", "price is '1e-4', a str; it must be .*write it as 1.0e-4"),
+        ("count: yes\n", "count is True; it must be a whole number"),
+        ("price: 1e-4\n", "price is '1e-4'; it must be .*write it as 1.0e-4"),
         ("- a\n", "must be a mapping of names to values"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is true of any rows and scores (sorting, keeping, fusing), and of workers."""
+"""What is true of any rows and scores: sorting, keeping, fusing."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pgra.core import MISSING_ROW, Candidates, Worker
+from pgra.core import MISSING_ROW, Candidates
 from pgra.retrieval.hybrid import fuse_by_rank
 
 quick = settings(derandomize=True, deadline=None, max_examples=60)
@@ -78,14 +78,5 @@ def test_a_score_that_is_no_number_is_refused_unless_its_row_is_missing():
         Candidates.best(np.array([[1]]), np.array([[np.nan]]), 1)
     missing = Candidates.best(np.array([[MISSING_ROW]]), np.array([[np.nan]]), 1)
     assert missing.scores[0, 0] == -np.inf
-    for rows, scores in (((2, 3), (2, 4)), ((3,), (3,)), ((2, 3), (3, 2))):
-        with pytest.raises(ValueError, match="rows are .*, scores are"):
-            Candidates(np.zeros(rows, np.int64), np.zeros(scores, np.float32))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_workers_share_all_units_once(world):
-    shares = [Worker(rank, world).share(list("abcde")) for rank in range(world)]
-    assert sorted(unit for share in shares for unit in share) == list("abcde")
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert [Worker(rank, world).is_main for rank in range(world)] == [True] + [False] * (world - 1)
+    with pytest.raises(ValueError, match="rows are .*, scores are"):
+        Candidates(np.zeros((2, 3), np.int64), np.zeros((3, 2), np.float32))

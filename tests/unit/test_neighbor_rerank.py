@@ -189,8 +189,8 @@ def test_new_queries_rank_as_the_runs_do(args):
     few = with_rerank(with_retriever(few, retriever="random"), exemplars="knn")
     found = Stages.read(few, ALONE)
     found.find(["test"])
-    ranked = Stages.read(few, ALONE).search(found.data.test)
-    np.testing.assert_array_equal(ranked.best.rows, found.evidence["test"].candidates.rows)
+    _, best = Stages.read(few, ALONE).search(found.data.test)
+    np.testing.assert_array_equal(best.rows, found.evidence["test"].candidates.rows)
 
 
 def test_a_full_bank_needs_one_prompt_for_all():

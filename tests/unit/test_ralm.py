@@ -115,7 +115,8 @@ def classifier_of(lm_dir, rank=None):
     module = CausalModule.from_name(str(lm_dir))
     if rank is not None:
         module.add_adapters(RalmArguments(lora_rank=rank), seed=1)
-    return LMClassifier(module, CausalLM.from_name(str(lm_dir), device="cpu"), WORDS)
+    lm = CausalLM.from_name(str(lm_dir), device="cpu")
+    return LMClassifier(module, lm.tokenizer, lm, WORDS)
 
 
 def test_a_model_in_training_scores_and_learns_what_stock_calls_say(lm_dir):

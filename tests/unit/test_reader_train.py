@@ -17,7 +17,7 @@ from small_training import (
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from pgra.commands.common import quiet_libraries
-from pgra.errors import ConfigError, DataError, ModelError
+from pgra.errors import ConfigError, ModelError
 from pgra.reader.arguments import ReaderTrainingArguments
 from pgra.reader.fid import FusionReader
 from pgra.reader.predict import T5Classifier
@@ -94,8 +94,6 @@ def test_what_cannot_be_learnt_from_is_refused(t5_dir, tmp_path):
         ConfigError, match=r"batch_size \(4\) times 1 processes exceeds the 3 train"
     ):
         train(t5_dir, make_arguments(tmp_path), rows=make_inputs(3))
-    with pytest.raises(DataError, match="has label None"):
-        train(t5_dir, make_arguments(tmp_path), rows=[("x", ("y",), None)])
 
 
 def test_training_shows_steps_loss_and_the_dev_set_on_stderr_alone(t5_dir, tmp_path, capsys):

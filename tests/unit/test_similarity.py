@@ -6,11 +6,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pgra.config import RerankArguments
-from pgra.core import Context
+from pgra.lm.prefix import PromptedEncoder
 from pgra.prompts.fewshot import FewShotPrompt
 from pgra.prompts.template import PromptTemplate
 from pgra.rerank.similarity import column_stats, find_similarity, log_chances
-from pgra.rerank.states import open_prompted_encoder
 
 PASSAGES = np.array([[0, 0], [2, 20]], np.float32)
 QUERIES = np.array([[1, 7], [3, 7]], np.float32)
@@ -87,8 +86,8 @@ TEXTS = ["The film is warm and funny.", "A dull plot", "He was born in 1925."]
 
 
 def test_log_chances_are_those_of_the_lms_own_logits(lm_dir):
-    args, context = RerankArguments(lm=str(lm_dir)), Context(device="cpu")
-    encoder = open_prompted_encoder(args, PROMPT, context, with_head=True)
+    args = RerankArguments(lm=str(lm_dir))
+    encoder = PromptedEncoder.open(args, PROMPT, "cpu", with_head=True)
     tokens = encoder.first_tokens(WORDS.values())
     head = encoder.lm.head
     bias = torch.zeros(len(tokens)) if head.bias is None else head.bias[tokens]
