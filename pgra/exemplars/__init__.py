@@ -16,7 +16,7 @@ This module is light, for the command line reads it.
 from dataclasses import dataclass
 from typing import Any
 
-from pgra.config import LEAK_JACCARD, EncoderArguments, RetrieverArguments, arg, find_class
+from pgra.config import LEAK_JACCARD, EncoderArguments, arg, find_class
 from pgra.errors import ConfigError
 
 SELECTORS = {
